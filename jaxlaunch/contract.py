@@ -33,6 +33,7 @@ JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
 RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
+NOTIFY = "JAXLAUNCH_NOTIFY"  # jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody
 TRACKER = "JAXLAUNCH_TRACKER"  # jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none
 STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
 WHOLE_OUTPUT = "JAXLAUNCH_WHOLE_OUTPUT"  # run -> agent: 1 where no line may be dropped, since a plain file takes all
@@ -210,6 +211,7 @@ class Key:
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
     EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
+    BEST_STEP = "best_step"  # whose evaluation is the best so far; not written
     # Of a step; not written. All ranks together: the weight of the loss, its targets, and what it read of text.
     FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
 

@@ -9,6 +9,7 @@ import click
 from jaxlaunch.launcher.cli import completions, output
 from jaxlaunch.launcher.cli.report import write
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.here import found
 from jaxlaunch.launcher.local import run_folders
 
 _LOSSES = ("eval/loss", "loss")
@@ -25,13 +26,13 @@ def compare_command(
 ) -> None:
     """Compare RUNS: what differs in their jobs, and their curves.
 
-    Each of RUNS is the name of a run on this machine, or its folder. Hours are those in which a run had processes or
-    waited for them, not those between two starts.
+    Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for all of its runs.
+    Hours are those in which a run had processes or waited for them, not those between two starts.
     """
     from jaxlaunch.launcher.seen import compare, page, plot
     from jaxlaunch.launcher.seen.run import Followed
 
-    folders = [run_folders.folder(run) for run in runs]
+    folders = [folder for run in runs for folder in _folders(run)]
     if len(folders) < 2:
         raise UserError("compare needs two runs or more.", "name another run behind the first.")
     seen = [Followed(folder).read() for folder in folders]
@@ -50,6 +51,12 @@ def compare_command(
         shown = {metric: list(curves(compare.lines(seen, metric, at), at)) for metric in data["columns"]}
         title = " and ".join(run["name"] for run in data["runs"])
         output.show(*map(str, written(shown, title, pictures)))
+
+
+def _folders(name: str) -> list[Path]:
+    """The folder of a run, or of each run of a sweep that has begun."""
+    sweep = run_folders.find_sweep(name)
+    return [run_folders.folder(name)] if sweep is None else [run.folder for run in found.runs_in(sweep)]
 
 
 def _first(known: set[str]) -> tuple[str, ...]:

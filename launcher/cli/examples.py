@@ -106,6 +106,11 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher submit job.yaml --dry-run=server": "validated, not kept",
         "launcher submit job.yaml --replace": "after the same name has ended",
     },
+    "sweep": {
+        "launcher sweep job.yaml train.batch=64,128 train.seed=0..2": "six runs, here",
+        "launcher sweep job.yaml train.optimizer.lr=1e-4..1e-1 --random 9": "nine by chance",
+        "launcher sweep job.yaml train.seed=0..2 --cluster": "jobs in the job's queue",
+    },
     "tune": {
         "launcher tune job.yaml --write faster.yaml": "compiles for the job's accelerator",
         "launcher tune job.yaml --over mesh --most 16": "meshes alone, more of them",

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, status_of
+from jaxlaunch.launcher.sweep.table import Table
 
 HERE = "(here)"  # no namespace has such a name
 _NODES = 3  # shown in a wide row
@@ -33,10 +34,12 @@ def list_command(
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
-    The runs are those below FOLDER, by default runs/. With -n, -A, --context or --cluster only the cluster's jobs are
-    listed, with a FOLDER or --local only the runs.
+    The runs are those below FOLDER, by default runs/, or those of the sweep of that name. With -n, -A, --context or
+    --cluster only the cluster's jobs are listed, with a FOLDER or --local only the runs.
     """
-    is_given = folder != run_folders.HOME
+    if (sweep := run_folders.find_sweep(str(folder))) is not None and Table(sweep).of.get("cluster") is not None:
+        return _show_sweep(Table(sweep), form)
+    folder, is_given = sweep or folder, folder != run_folders.HOME
     asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (where == "local" or is_given):
         raise UserError("A folder and --local are of this machine; -n, -A, --context and --cluster are of a cluster.")
@@ -49,14 +52,27 @@ def list_command(
     listed = [*here, *jobs]
     if failed is not None and not listed:
         raise failed
-    if form in ("json", "yaml"):
-        output.data([job.to_json() for job in listed], form)
-    elif listed:
-        output.show(*table(listed, all_namespaces or bool(here and jobs), form == "wide"))
+    if listed or form in ("json", "yaml"):
+        _show(listed, form, with_namespace=all_namespaces or bool(here and jobs))
     else:
         output.say(nothing if asks_cluster else " and ".join(filter(None, (f"no runs in {folder}", nothing))))
     if failed is not None:
         raise failed
+
+
+def _show(listed: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False) -> None:
+    if form in ("json", "yaml"):
+        output.data([job.to_json() for job in listed], form)
+    else:
+        output.show(*table(listed, with_namespace, form == "wide"))
+
+
+def _show_sweep(sweep: Table, form: str | None) -> None:
+    """Shows the jobs of a sweep that are on its cluster."""
+    found, _, _ = _cluster_jobs(
+        sweep.of["cluster"]["namespace"], False, sweep.of["cluster"]["context"], is_required=True
+    )
+    _show([job for job in found if job.name in sweep.members], form)
 
 
 def _cluster_jobs(

@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Stop job JOB_NAME, or a run here, after it has saved.",
     ),
     "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
+    "sweep": ("jaxlaunch.launcher.cli.sweep:sweep_command", "Run JOB_FILE with several values of its keys."),
     "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit its devices."),
     "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
 }
@@ -82,7 +83,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 # How --help groups them, in the order in which they are first needed.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Write a job": ("init", "data", "validate", "plan", "tune", "prepare"),
-    "Run it on this machine": ("run",),
+    "Run it on this machine": ("run", "sweep"),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
     "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),
     "Use what it trained": ("eval", "sample", "export"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from datetime import UTC, datetime
 
 import click
 
 from jaxlaunch.launcher.cli import completions, options, output, whose
+from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.here import found
 from jaxlaunch.launcher.here import stop as stop_here
@@ -15,8 +17,10 @@ from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import terminal_state
 from jaxlaunch.launcher.lifecycle import ownership, record, stop
+from jaxlaunch.launcher.local import lock, run_folders
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.sweep.table import LOCK, Table
 from jaxlaunch.launcher.wording import duration, placed
 
 _MARGIN_S = 60.0  # after the pods' grace period
@@ -36,9 +40,12 @@ def stop_command(
 
     Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
     same file resumes it from that checkpoint, `launcher delete` removes it. A run, given by its name below runs/ or by
-    its folder, ends as by Ctrl-C in its own terminal; `launcher run` of the same file resumes it.
+    its folder, ends as by Ctrl-C in its own terminal; `launcher run` of the same file resumes it. The name of a sweep
+    stands for all of its runs, here or on the cluster.
     """
     limit_s = options.seconds("--timeout", timeout)
+    if where is None and (sweep := run_folders.find_sweep(name)) is not None:
+        return _stop_sweep(Table(sweep), limit_s, no_wait=no_wait)
     if (run := whose.run_here(name, namespace, context, where)) is not None:
         return _stop_run(run, None if no_wait else limit_s or (run.job.grace if run.job else _GRACE_S) + _MARGIN_S)
     cluster = whose.connect(name, context, where)
@@ -81,4 +88,45 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
     if ended.summary is not None and ended.summary.verdict is not None:
         output.say(ended.summary.verdict.message)
     output.show(f"run/{run.name} stopped")
+    return 0
+
+
+def _stop_sweep(sweep: Table, limit_s: float | None, *, no_wait: bool) -> int:
+    """Stops all runs of a sweep; the exit code. Who leads it stops them; without one each is asked."""
+    name = sweep.folder.name
+    if (place := sweep.of.get("cluster")) is not None:
+        return _stop_jobs(sweep, Cluster.connect(place["context"], output.say), place["namespace"])
+    lead = Run(name, sweep.folder, None, lock.holder(sweep.folder, LOCK))
+    held = [run for run in found.runs_in(sweep.folder) if run.holder is not None]
+    if lead.holder is not None:
+        stop_here.stop(lead, LOCK)
+    elif not held:
+        raise UserError(f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}.")
+    else:
+        for run in held:
+            stop_here.stop(run)
+    if no_wait:
+        output.show(f"sweep/{name} stopping")
+        return 0
+    grace_s = max((run.job.grace if run.job else _GRACE_S for run in held), default=_GRACE_S)
+    until = time.monotonic() + (limit_s or grace_s + _MARGIN_S)
+    is_over = stop_here.until_ended(lead, until - time.monotonic(), LOCK)
+    for run in held:
+        is_over = stop_here.until_ended(run, until - time.monotonic()) and is_over
+    if not is_over:
+        output.say(f"not all have ended; see `launcher list {name}`")
+        return options.WAITED_TOO_LONG
+    output.show(f"sweep/{name} stopped")
+    return 0
+
+
+def _stop_jobs(sweep: Table, cluster: Cluster, namespace: str | None) -> int:
+    """Suspends each job of a sweep that has not ended, without waiting; the exit code."""
+    for member in sweep.members:
+        jobset = cluster.get(JOBSETS, member, namespace or cluster.namespace)
+        if jobset is None or terminal_state(jobset) is not None:
+            continue
+        ownership.own(cluster, member, namespace or cluster.namespace)
+        stop.stop(cluster, jobset)
+        output.show(f"{JOBSETS.titled(member)} stopping")
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
+from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.kube.kinds import JOBSETS
 from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
@@ -103,6 +104,25 @@ def submit(
     with _said_to_run_on(done.jobset):
         _report(done, form)
         return _to_its_end(cluster, done.jobset, is_following, limit_s) if is_watching else 0
+
+
+def many(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
+    """Submits jobs one after the other, as the command does with one; the namespace. A rehearsal prints them alone."""
+    cluster = Cluster.connect(context, output.say)
+    where = files[0].spec.namespace or cluster.namespace
+    known = _found(cluster, where)
+    for each in files:
+        file = gang_secret.settled(each, cluster, where, output.say)
+        manifests = prepare(file, known, where).manifests
+        if is_rehearsal:
+            output.documents(manifests)
+            continue
+        if file.spec.gang_secret:
+            manifests.append(security.gang_secret(manifests[0]))
+        for note in precheck.check(cluster, manifests, replace=False, watch=False, force=False):
+            output.say(note)
+        _report(Submission(cluster, manifests, output.say).run(replace=False), "name")
+    return where
 
 
 def _seconds(timeout: str | None, is_watching: bool) -> float | None:

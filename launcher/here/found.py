@@ -84,7 +84,7 @@ def open_run(folder: Path) -> Run:
 
 
 def runs_in(folder: Path) -> Iterator[Run]:
-    """The runs below a folder, by name; those that this user may not read are left out."""
+    """The runs below a folder and in its sweeps, by name; those that this user may not read are left out."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder))
     except OSError:
@@ -95,6 +95,8 @@ def runs_in(folder: Path) -> Iterator[Run]:
                 yield open_run(folder / name)
             except UserError:
                 continue
+        elif run_folders.is_sweep(folder / name):
+            yield from runs_in(folder / name)
 
 
 def _owner(folder: Path) -> str | None:

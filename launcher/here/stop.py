@@ -18,14 +18,14 @@ from jaxlaunch.launcher.local.lock import Holder
 POLL_S = 0.1
 
 
-def stop(run: Run) -> None:
+def stop(run: Run, file: str = lock.FILE) -> None:
     """Has the run save and end, and returns when it knows. A run that already stops is not asked again: a second
-    signal would kill it.
+    signal would kill it. `file` is the lock that it holds in its folder.
 
     Raises UserError where nobody runs in the folder, or it is not for this user or this machine to stop.
     """
     with _alone(run):
-        holder = lock.holder(run.folder)
+        holder = lock.holder(run.folder, file)
         if holder is None:
             raise UserError(f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}.")
         if not holder.is_here:
@@ -34,18 +34,18 @@ def stop(run: Run) -> None:
                 "stop it there.",
             )
         if not holder.is_stopping:
-            _ask(run, holder)
+            _ask(run, holder, file)
 
 
-def until_ended(run: Run, limit_s: float) -> bool:
+def until_ended(run: Run, limit_s: float, file: str = lock.FILE) -> bool:
     """Waits until nobody runs in the folder any more; False where somebody still does after `limit_s`."""
     until = time.monotonic() + limit_s
-    while (goes_on := lock.holder(run.folder) is not None) and time.monotonic() < until:
+    while (goes_on := lock.holder(run.folder, file) is not None) and time.monotonic() < until:
         time.sleep(POLL_S)
     return not goes_on
 
 
-def _ask(run: Run, holder: Holder) -> None:
+def _ask(run: Run, holder: Holder, file: str) -> None:
     """Sends the launcher SIGTERM, and waits until it has said in the lock that it stops."""
     if holder.pid is None:
         raise UserError(f"Run {run.name} is just starting, and does not say who it is.", "try again.")
@@ -54,7 +54,7 @@ def _ask(run: Run, holder: Holder) -> None:
     except OSError:
         return  # it has ended
     try:
-        if lock.holder(run.folder) != holder:
+        if lock.holder(run.folder, file) != holder:
             return  # it ended before the descriptor was of it, and its number may be another's
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
@@ -64,7 +64,7 @@ def _ask(run: Run, holder: Holder) -> None:
         return
     finally:
         os.close(process)
-    while lock.holder(run.folder) == holder:
+    while lock.holder(run.folder, file) == holder:
         time.sleep(POLL_S)
 
 

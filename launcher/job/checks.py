@@ -281,6 +281,13 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
+    if job.notify is not None and job.notify.url not in job.secrets:
+        hint = (
+            f"write secrets: {{{job.notify.url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
+        )
+        yield Fault(("notify", "url"), f"notify.url = {job.notify.url} is not one of secrets.", hint)
+    if job.notify is not None and "best" in job.notify.on and (job.train is None or job.train.checkpoint.best is None):
+        yield Fault(("notify", "on"), "notify.on has best, which train.checkpoint.best has to define.", "set it.")
 
 
 def _labels(job: JobSpec) -> Iterator[Fault]:

@@ -309,6 +309,29 @@ class Code(Block):
     )
 
 
+class Notify(Block):
+    """Whom host 0's agent tells what becomes of the job: a webhook, which can neither hold up nor fail it.
+
+    ```yaml
+    secrets: {SLACK_URL: {name: slack, key: url}}
+    notify: {url: SLACK_URL, format: slack, on: [failure, stall, done, best]}
+    ```
+    """
+
+    url: Variable = Field(description="the variable, one of secrets, that holds the address")
+    format: Literal["json", "slack"] = Field(
+        "json", description="of the message: an object with every field, or Slack's"
+    )
+    on: list[Literal["failure", "stall", "done", "best"]] = Field(
+        ["failure", "stall", "done"],
+        description="what is told: an attempt that failed or was stopped, no progress for `stall`, the end of a job "
+        "that is done, an evaluation that is the best by train.checkpoint.best",
+    )
+    stall: Duration = Field(
+        "15m", validate_default=True, description="time in one step or phase that counts as a stall"
+    )
+
+
 def _hosts_of_a_slice(given: dict[str, Any]) -> int:
     """The hosts of a slice, where the job gives none: for a TPU by its topology."""
     accelerator: Accelerator = given["accelerator"]
@@ -385,6 +408,7 @@ class JobSpec(Block):
         None,
         description="where the metrics go besides the run folder: wandb, mlflow, trackio, tensorboard or module:Name",
     )
+    notify: Notify | None = Field(None, description="a webhook that is told how the job fares")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -515,8 +539,12 @@ class JobSpec(Block):
 
     @property
     def tracking(self) -> dict[str, str]:
-        """The variable that names the tracker to the trainer; empty without one."""
-        return {contract.TRACKER: json.dumps({"tracker": self.tracker, "name": self.name})} if self.tracker else {}
+        """The variables that name the tracker to the trainer and the webhook to the agent; empty without them."""
+        found: dict[str, dict[str, Any]]
+        found = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
+        if (told := self.notify) is not None:
+            found[contract.NOTIFY] = {"url": told.url, "format": told.format, "on": told.on, "stall_s": told.stall}
+        return {name: json.dumps(value) for name, value in found.items()}
 
     def agent_job(
         self,

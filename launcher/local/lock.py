@@ -52,37 +52,38 @@ class Holder:
     is_here: bool = True  # False: on another machine, or in a container whose processes cannot be seen from here
 
 
-def holder(folder: Path) -> Holder | None:
+def holder(folder: Path, name: str = FILE) -> Holder | None:
     """Who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
     try:
-        file = open(folder / FILE, errors="replace", opener=regular_files.opener)
+        file = open(folder / name, errors="replace", opener=regular_files.opener)
     except FileNotFoundError:
         return None
     with file:
         if _taken(file, fcntl.LOCK_SH):
             return None
-        name, _, more = file.read(LONGEST).partition("\n")
-    pid, _, born = name.partition(" ")
+        who, _, more = file.read(LONGEST).partition("\n")
+    pid, _, born = who.partition(" ")
     if not pid.isdecimal():  # it is about to write who it is
         return Holder(None, is_stopping=False)
-    if _lives(name):
+    if _lives(who):
         return Holder(int(pid), is_stopping=_STOPPING in more)
     is_here = not born or not _BOOT.exists() or born.endswith(_BOOT.read_text().strip())
     return Holder(None, is_stopping=is_here, is_here=is_here)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[Lock]:
-    """Holds the lock of a run folder. Raises UserError when another run holds it: both would write the same files."""
+def locked(folder: Path, name: str = FILE) -> Iterator[Lock]:
+    """Holds the lock of a run folder, `name`. Raises UserError when another run holds it: both would write the same
+    files."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _opened(folder / FILE) as file:
+    with _opened(folder / name) as file:
         began = time.monotonic()
         while not _taken(file, fcntl.LOCK_EX):
             file.seek(0)
-            name = file.readline(LONGEST).strip()
-            patience_s = LOOK_S if not name else 0.0 if _lives(name) else DYING_S
+            who = file.readline(LONGEST).strip()
+            patience_s = LOOK_S if not who else 0.0 if _lives(who) else DYING_S
             if time.monotonic() - began > patience_s:
-                raise _in_use(folder, name)
+                raise _in_use(folder, who)
             time.sleep(0.05)
         file.seek(0)
         file.truncate()

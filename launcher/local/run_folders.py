@@ -8,11 +8,26 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import lock
 
 HOME = Path("runs")
+SWEEP = "sweep.jsonl"  # in the folder of a sweep, whose runs are folders in it
 
 
 def find(run: str) -> Path | None:
     """The folder of a run, given by its name or by its folder; None if there is none."""
-    return next((found.absolute() for found in (Path(run), HOME / run) if is_run(found)), None)
+    of_sweep = HOME / run.rpartition("-")[0] / run
+    return next((found.absolute() for found in (Path(run), HOME / run, of_sweep) if is_run(found)), None)
+
+
+def find_sweep(name: str) -> Path | None:
+    """The folder of a sweep, given by its name or by its folder; None if there is none."""
+    return next((found.absolute() for found in (Path(name), HOME / name) if is_sweep(found)), None)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is a sweep's."""
+    try:
+        return (folder / SWEEP).is_file()
+    except OSError:
+        return False
 
 
 def is_run(folder: Path) -> bool:

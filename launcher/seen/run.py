@@ -106,7 +106,7 @@ class Seen:
             "name": visible(brief.name),
             "sentence": self.sentence(),
             "step": brief.step,
-            "steps": self._steps(),
+            "steps": self.steps(),
             "left_s": self._left_s(),
             "goodput": ratio(self.seconds),
             "seconds": {cause: round(spent, 3) for cause, spent in self.seconds.items()},
@@ -130,7 +130,7 @@ class Seen:
             "commands": self._commands(),
         }
 
-    def _steps(self) -> int | None:
+    def steps(self) -> int | None:
         """The steps that the job wants: given, or as far as the rate of epochs says."""
         if self.brief.steps is not None:
             return self.brief.steps
@@ -144,7 +144,7 @@ class Seen:
 
     def _left_s(self) -> float | None:
         """Seconds of stepping that are left, at the speed of the last tenth of the run."""
-        steps, loss = self._steps(), next(iter(self.metrics.curves.values()), None)
+        steps, loss = self.steps(), next(iter(self.metrics.curves.values()), None)
         if self.brief.state != "running" or steps is None or loss is None or len(loss.points) < 2:
             return None
         tail = loss.points[-max(2, len(loss.points) // 10) :]

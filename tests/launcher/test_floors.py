@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     ("jaxlaunch.launcher.entry",),
     ("jaxlaunch", "jaxlaunch.launcher.cli"),
+    ("jaxlaunch.launcher.sweep",),
     ("jaxlaunch.launcher.here", "jaxlaunch.launcher.plan"),
     ("jaxlaunch.launcher.local", "jaxlaunch.launcher.profile_requests"),
     (

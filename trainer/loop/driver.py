@@ -201,6 +201,8 @@ class Loop(Generic[S]):
                 if watch is not None and watched is not None:
                     # By what process 0 has of it, so that no rank decides otherwise.
                     watch.see(done, on_primary(partial(value_of, watched, means)))
+            if self.best is not None and self.best.steps[:1] == [done]:
+                self.metrics.found_best(done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
             samples = self.training.sample(state)
         if samples:

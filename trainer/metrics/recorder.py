@@ -63,6 +63,7 @@ class Metrics:
         self._trained: dict[str, float] = {}
         self._numbers: dict[str, float | None] = {}  # of the last interval, as they are written and reported
         self._evaluated: dict[str, float] = {}
+        self._best: dict[str, float] = {}
         self._speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
         self._skipped = self._empty = 0
         self._targets = self._tokens = 0.0  # of all steps
@@ -148,6 +149,12 @@ class Metrics:
         self._report_numbers(step)
         print(f"step {step}/{self._total}  eval  {_formatted(self._evaluated)}", flush=True)
 
+    def found_best(self, step: int) -> None:
+        """The evaluation after `step` steps, the newest, is the best so far."""
+        self._best = {Key.BEST_STEP: step}
+        if self._rank == 0:
+            self._report_numbers(step)
+
     def sampled(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Records what the model goes on with after some prompts, after `step` steps, on every process."""
         if self._rank != 0:
@@ -210,7 +217,7 @@ class Metrics:
 
     def _report_numbers(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._evaluated.items()}
-        self._report.metrics({Key.STEP: step, **self._numbers, **held_out})
+        self._report.metrics({Key.STEP: step, **self._numbers, **held_out, **self._best})
 
     def _try(self, lost: str, action: Callable[[], None], kind: type[Exception] = OSError) -> bool:
         """Whether `action` succeeded; an OSError (a full disk, a taken socket) is noted, and the run goes on."""

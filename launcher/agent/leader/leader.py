@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import os
 import secrets
 import time
 from collections import OrderedDict
@@ -29,6 +30,7 @@ from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
 from jaxlaunch.launcher.agent.leader.connections import Gate
 from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
+from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
@@ -87,6 +89,7 @@ class Leader:
         self._starts = Starts(run_folder, config.uid)
         self._summary_writer = LatestWriter[Summary](self._starts.write)
         self._annotator = jobset.writer(config, loop, say)
+        self._notifier = Notifier(config.job.name, os.environ, say)
         self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
         self._gate = Gate(config, loop, say=say, admitted=self._greet)
         most = limits.allow_connections(config.hosts)
@@ -399,6 +402,7 @@ class Leader:
         if self._stage is Stage.GATHER:
             self._number += 1  # it ended before its processes started, and counts as an attempt
         self._pod_log.judged(verdict, self._number)
+        self._notifier.judged(verdict, self._number)
         now = time.monotonic()
         if self._attempt.number == self._number:
             self._clock.restart.begin(*self._attempt.ending(now), now)
@@ -535,6 +539,7 @@ class Leader:
     def _end(self, verdict: Verdict) -> None:
         """Has every agent exit with this verdict's code."""
         self._verdict, self._stage = verdict, Stage.LEAVE
+        self._notifier.ended()
         self._summary_writer.finish()
         self._starts.write(self._summary(verdict))
         now = time.monotonic()
@@ -575,6 +580,7 @@ class Leader:
                 self._disconnected(peer.link, f"no message for {SILENCE_S:.0f} s")
         self._beat(now)
         self._pod_log.look(self._view, now)
+        self._notifier.look(self._view, now)
         self._consider()
         self._check_deadline(now)
         state = self._attempt.committed, self._stage
@@ -588,7 +594,9 @@ class Leader:
         return self._peers.keys() <= {self._config.host}
 
     def _may_leave(self, now: float) -> bool:
-        """Whether all others know the end, and so does the JobSet; neither is waited for without limit."""
+        """Whether all others know the end, the JobSet and the webhook too; none is waited for without limit."""
+        if self._notifier.is_busy(now):
+            return False
         is_writing = self._annotator is not None and self._annotator.is_busy
         return (self._have_left or now > self._until) and not (
             is_writing and now < self._annotated_at + ANNOTATE_WAIT_S

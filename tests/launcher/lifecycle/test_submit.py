@@ -942,3 +942,26 @@ def test_what_is_ours_bears_our_label_and_the_digest_of_its_spec(server: Server,
     metadata = server.objects[AT]["metadata"]
     assert metadata["labels"][OWN_LABEL] == "x"
     assert len(metadata["annotations"][SPEC_HASH]) == 64
+
+
+def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(server: Server, run: Run) -> None:
+    asked = ("sweep", "job.yaml", "env.SEED=0..2", "--cluster", "--name", "x-seeds")
+    printed = run(*asked, "--dry-run")
+    assert [one["metadata"]["name"] for one in yaml.safe_load_all(printed.out) if one["kind"] == "JobSet"] == [
+        f"x-seeds-00{seed}" for seed in range(3)
+    ]
+    assert not server.stored("/jobsets/") and not Path("runs").exists()
+    first, again = run(*asked), run(*asked)
+    assert (first.code, again.code) == (0, 0), first.err + again.err
+    assert first.out.count(" created\n") == 3 and again.out.count(" unchanged\n") == 3
+    for seed in range(3):
+        jobset = server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]
+        assert jobset["metadata"]["labels"]["sweep"] == "x-seeds"
+        assert f"'{seed}'" in str(jobset["spec"]).replace('"', "'")
+    listed = run("list", "x-seeds")
+    assert [row.split()[0] for row in listed.out.splitlines()[1:]] == [f"x-seeds-00{seed}" for seed in range(3)]
+    refused = run(*asked, "--halving")
+    assert refused.code == 2 and "nobody follows them" in refused.err
+    stopped = run("stop", "x-seeds")
+    assert stopped.code == 0 and stopped.out.count("stopping\n") == 3
+    assert all(server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]["spec"]["suspend"] for seed in range(3))

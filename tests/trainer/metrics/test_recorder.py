@@ -124,9 +124,11 @@ def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
     assert [line["step"] for line in loop.lines()] == [10, 20]
     assert 'jaxlaunch_task_metric{metric="loss",rank="0",split="eval"} 0.25' in loop.scrape()
     loop.metrics.evaluated(20, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
+    loop.metrics.found_best(20)
     last = loop.told()[-1]["metrics"]
     assert last["examples_per_s"] > 0
     assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
+    assert (last["best_step"], last["eval_loss"]) == (20, 0.25) and "best_step" not in loop.lines("eval")[-1]
     assert "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
 
 

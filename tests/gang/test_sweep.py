@@ -1,0 +1,142 @@
+"""A sweep as a person leads it: killed in the middle, continued, stopped early by its rule, stopped as one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxlaunch.launcher.local import lock
+from tests.gang.runs import alive, descendants, digits, job
+from tests.launcher.invoke import Left
+from tests.launcher.invoke import launcher as invoke
+
+# Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Goes on from the steps it has written.
+PROGRAM = """
+import json, os, signal, sys, time
+folder, target = os.environ["JAXLAUNCH_RUN_DIR"], float(sys.argv[1])
+def say(**message):
+    os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
+path = os.path.join(folder, "metrics.jsonl")
+done = len(open(path).readlines()) if os.path.exists(path) else 0
+def stop(*_):
+    say(stopped={"step": done, "saved": True, "note": ""})
+    os._exit(80)
+signal.signal(signal.SIGTERM, stop)
+say(hello="trainer")
+open(f"started-{os.path.basename(folder)}", "a").write(f"{done}\\n")
+while done < 3:
+    while not os.path.exists(f"go-{done}"): time.sleep(0.02)
+    done += 1
+    say(phase="step", step=done)
+    row = {"step": done, "time": time.time(), "loss": target / done}
+    with open(path, "a") as file: file.write(json.dumps(row) + "\\n")
+say(phase="done")
+"""
+DOCUMENT = job(
+    command=["python", "program.py", "1"], workdir=".", restarts={"in_place": 0, "crash": 0}, grace="20s", name="s"
+)
+GRID = ("sweep", "job.yaml", "command=[python, program.py, 4],[python, program.py, 1],[python, program.py, 3]")
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Left]:
+    """Runs a command in the folder of the job, where there is no cluster."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(DOCUMENT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return lambda *arguments: invoke(capsys, monkeypatch, *arguments)
+
+
+def until(happened: Callable[[], object]) -> None:
+    while not happened():
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def leading(*arguments: str):  # type: ignore[no-untyped-def]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        for pid in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def states(folder: Path) -> dict[str, str]:
+    rows = [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
+    return {row["run"]: row["state"] for row in rows if "run" in row}
+
+
+def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
+    tmp_path: Path, say: Callable[..., Left]
+) -> None:
+    folder, started = tmp_path / "runs" / "s-sweep", [tmp_path / f"started-s-sweep-00{at}" for at in range(3)]
+    for step in range(3):
+        (tmp_path / f"go-{step}").touch()
+    with leading(*GRID, "--parallel", "1", "--max", "1") as first:  # the first of them alone
+        assert first.wait() == 0
+    (tmp_path / "go-1").unlink()
+    with leading(*GRID, "--parallel", "1") as killed:
+        until(started[1].exists)
+        tree = [killed.pid, *descendants(killed.pid)]
+        assert say("list", "s-sweep").out.count("Running") == 1
+        for pid in tree:
+            os.kill(pid, signal.SIGKILL)
+        killed.wait()
+        until(lambda: not alive(tree))
+    with leading(*GRID, "--parallel", "1") as alone:  # its run outlives it
+        until(lambda: len(started[1].read_text().splitlines()) == 2)
+        until(lambda: lock.holder(folder / "s-sweep-001") is not None)
+        os.kill(alone.pid, signal.SIGKILL)
+        alone.wait()
+        with leading(*GRID, "--parallel", "1") as second:
+            until(lambda: lock.holder(folder, ".sweep") is not None)
+            refused = say(*GRID)
+            assert refused.code == 2 and "is in use" in refused.err
+            until(lambda: "an earlier command" in (folder / "sweep.jsonl").read_text())
+            stopped = say("stop", "s-sweep")
+            assert (stopped.code, stopped.out) == (0, "sweep/s-sweep stopped\n"), stopped.err
+            assert second.wait() == 80
+    assert states(folder) == {"s-sweep-000": "done", "s-sweep-001": "stopped", "s-sweep-002": "waiting"}
+    assert say("stop", "s-sweep").code == 2
+    (tmp_path / "go-1").touch()
+    with leading(*GRID) as last:
+        said = last.communicate()[0]
+        assert last.returncode == 0, said
+    assert set(states(folder).values()) == {"done"}
+    assert [len(file.read_text().splitlines()) for file in started] == [1, 3, 1]  # what was done began once
+    assert "best of 3 runs that are done: s-sweep-001, loss 0.3333\n" in said
+    shown = said.splitlines()[-1].removeprefix("  cat ")
+    assert yaml.safe_load((tmp_path / shown).read_text())["command"][-1] == "1"
+    other = say("sweep", "job.yaml", "command=[python, program.py, 9]", "--name", "s-sweep")
+    assert other.code == 2 and "began with other jobs" in other.err
+    compared = say("compare", "s-sweep")
+    assert compared.code == 0 and compared.out.count("done") == 3
+
+
+def test_halving_stops_the_worse_half_and_what_waits_for_the_others_makes_room(
+    tmp_path: Path, say: Callable[..., Left]
+) -> None:
+    train = digits(steps=60, log_every=10, checkpoint={"every": 20}, eval={"every": None})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(train, per_host=1, name="h")))
+    rates = "train.optimizer.lr=1e-2,1e-5"
+    left = say("sweep", "job.yaml", rates, "--parallel", "1", "--halving", "--rungs", "10", "--metric", "loss")
+    assert left.code == 0, left.err
+    found = states(tmp_path / "runs" / "h-sweep")
+    assert found["h-sweep-000"] == "done" and found["h-sweep-001"] in ("cut", "done")
+    assert "h-sweep-001: cut, loss" in left.err

@@ -1,0 +1,145 @@
+"""What host 0's agent tells a webhook, whatever the webhook does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.leader import notifier
+from jaxlaunch.launcher.agent.leader.notifier import Notifier
+from jaxlaunch.launcher.agent.leader.pod_log import View
+from jaxlaunch.records.verdict import of_code
+
+
+class Hook(ThreadingHTTPServer):
+    """Keeps what it is sent. `answers`: the codes of its answers, the last for ever; 0 answers never."""
+
+    daemon_threads = True
+
+    def __init__(self, *answers: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers, self.got, self.never = list(answers), list[dict[str, Any]](), threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hook
+
+    def do_POST(self) -> None:
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        answers = self.server.answers
+        code = answers.pop(0) if len(answers) > 1 else answers[0]
+        if not code:
+            self.server.never.wait()
+            return
+        self.send_response(code)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+Start = Callable[..., tuple[Hook, Notifier, list[str]]]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
+    monkeypatch.setattr(notifier, "LOOK_S", 0.0)
+    hooks: list[Hook] = []
+
+    def begin(*answers: int, **asked: Any) -> tuple[Hook, Notifier, list[str]]:
+        hook, said = Hook(*answers), list[str]()
+        hooks.append(hook)
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        block = {"url": "HOOK", "format": "json", "on": ["failure", "stall", "done", "best"], "stall_s": 60.0, **asked}
+        variables = {"HOOK": f"http://127.0.0.1:{hook.server_port}/canary", contract.NOTIFY: json.dumps(block)}
+        return hook, Notifier("digits", variables, said.append), said
+
+    yield begin
+    for hook in hooks:
+        hook.never.set()
+        hook.shutdown()
+        hook.server_close()
+
+
+def until(happened: Callable[[], object]) -> None:
+    while not happened():
+        time.sleep(0.01)
+
+
+def view(step: int, metrics: Mapping[str, Any] | None = None) -> View:
+    return View("run", 1, [], [], step, None, {}, None, {}, {}, None, metrics, {})
+
+
+CRASH = of_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)
+DONE = of_code(contract.DONE, "every process finished", step=9)
+
+
+def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
+    hook, told, said = start(200)
+    now = time.monotonic() + 1
+    told.judged(CRASH, 1)
+    for at, step, best in ((0, 3, None), (61, 3, None), (122, 3, None), (123, 4, 4), (124, 5, 4)):
+        metrics = {"loss": 1.0, "eval_loss": 0.5} | ({} if best is None else {"best_step": best})
+        told.look(lambda step=step, metrics=metrics: view(step, metrics), now + at)
+    told.judged(DONE, 2)
+    until(lambda: len(hook.got) == 4)
+    assert [one["event"] for one in hook.got] == ["failure", "stall", "best", "done"] and said == []
+    assert hook.got[0]["text"] == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
+    assert (hook.got[0]["code"], hook.got[0]["rank"], hook.got[0]["job"]) == (83, 3, "digits")
+    assert "without progress for 61 s" in hook.got[1]["text"] and hook.got[2]["metrics"] == {"eval_loss": 0.5}
+    assert hook.got[3]["text"] == "digits is done at step 9: every process finished (exit 0)"
+
+
+def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start) -> None:
+    hook, told, _ = start(200, format="slack", on=["failure"])
+    told.judged(DONE, 1)
+    told.judged(CRASH, 2)
+    until(lambda: not told.is_busy(time.monotonic()) and hook.got)
+    text = "digits ended attempt 2 at step 7: rank 3: &lt;ValueError&gt; &amp; more (exit 83)"
+    assert hook.got == [{"text": text}]
+
+
+def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_said(start: Start) -> None:
+    hook, told, said = start(500, 500, 500, 404, 200)
+    told.judged(CRASH, 1)
+    told.judged(CRASH, 2)
+    until(lambda: len(hook.got) == 5)
+    assert [one["attempt"] for one in hook.got] == [1, 1, 1, 2, 2]
+    assert said == ["notify: a message could not be sent: the server answers 500"]
+
+
+def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(start: Start) -> None:
+    hook, told, _ = start(0)
+    began = time.monotonic()
+    for attempt in range(10_000):
+        told.judged(CRASH, attempt)
+    assert told._waiting.qsize() <= notifier.MOST_WAITING
+    told.ended()
+    assert told.is_busy(began) and not told.is_busy(time.monotonic() + notifier.LAST_S)
+    until(lambda: hook.got)
+
+
+@pytest.mark.parametrize("address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"])
+def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
+    said = list[str]()
+    block = {"url": "HOOK", "format": "json", "on": ["failure"], "stall_s": 60.0}
+    told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
+    told.judged(CRASH, 1)
+    until(lambda: said)
+    assert said[0].startswith("notify: ") and (not address or address not in said[0])
+
+
+def test_a_job_without_notify_says_nothing_and_starts_no_thread() -> None:
+    before = threading.active_count()
+    told = Notifier("digits", {}, pytest.fail)
+    told.judged(CRASH, 1)
+    told.look(lambda: pytest.fail("looked"), time.monotonic() + 100)
+    assert threading.active_count() == before and not told.is_busy(time.monotonic())
