@@ -34,7 +34,9 @@ def packed(folder: Path) -> dict[str, Any]:
     parts = {name: {"weight": weight, "path": f"{folder}/{name}.jsonl"} for name, weight in (("code", 1), ("web", 2))}
     data = {"source": "mixture", "tokenizer": "bytes", "parts": parts, "trace": True}
     model = {"kind": "gpt2", "layers": 1, "width": 8, "heads": 2, "vocab": 256, "length": 32}
-    return digits(task="lm", model=model, data=data | {"data_dir": str(folder / "prepared")}, batch=BATCH)
+    optimizer = {"name": "adamw", "lr": 1e-3}  # low, since the rounding of another mesh grows with the steps taken
+    prepared = data | {"data_dir": str(folder / "prepared")}
+    return digits(task="lm", model=model, data=prepared, batch=BATCH, optimizer=optimizer)
 
 
 def gang(folder: Path, train: dict[str, Any], hosts: int, **fields: Any) -> Gang:
@@ -75,7 +77,7 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(tmp_path: Pat
     assert ids == shown
     assert sorted(losses) == sorted(wanted) == list(range(1, STEPS + 1))
     for step, loss in wanted.items():
-        assert losses[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
+        assert losses[step] == pytest.approx(loss, rel=1e-5, abs=1e-6), f"step {step}"
     if train is DIGITS:
         order = [example for _, of_step in sorted(ids.items()) for example in of_step]
         for start in range(0, len(order), EXAMPLES):

@@ -70,6 +70,15 @@ class Peer:
         self.excused_s = 0.0  # since its last message: time in which the leader could not receive
 
 
+def _prepare_for_many(config: Config, loop: Loop, say: Callable[[str], None]) -> None:
+    """Allows a connection of every host, and lets many messages come together."""
+    most = limits.allow_connections(config.hosts)
+    if most is not None:
+        say(f"warning: a limit of {most} open files (ulimit -Hn) is too low for {config.hosts} hosts")
+    if config.hosts >= MANY:
+        loop.pause_between(PAUSE_S)
+
+
 class Leader:
     """Calls `finish` once, after every other agent was sent the verdict. Raises OSError when its port is in use."""
 
@@ -92,11 +101,7 @@ class Leader:
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
         self._gate = Gate(config, loop, say=say, admitted=self._greet)
-        most = limits.allow_connections(config.hosts)
-        if most is not None:
-            say(f"warning: a limit of {most} open files (ulimit -Hn) is too low for {config.hosts} hosts")
-        if config.hosts >= MANY:
-            loop.pause_between(PAUSE_S)
+        _prepare_for_many(config, loop, say)
         self._epoch = secrets.token_hex(8)
         self._stage = Stage.GATHER
         self._peers: dict[int, Peer] = {}
