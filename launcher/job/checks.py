@@ -286,8 +286,14 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
             f"write secrets: {{{job.notify.url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
         )
         yield Fault(("notify", "url"), f"notify.url = {job.notify.url} is not one of secrets.", hint)
-    if job.notify is not None and "best" in job.notify.on and (job.train is None or job.train.checkpoint.best is None):
-        yield Fault(("notify", "on"), "notify.on has best, which train.checkpoint.best has to define.", "set it.")
+    if (
+        job.notify is not None
+        and "best" in job.notify.events
+        and (job.train is None or job.train.checkpoint.best is None)
+    ):
+        yield Fault(
+            ("notify", "events"), "notify.events has best, which train.checkpoint.best has to define.", "set it."
+        )
 
 
 def _labels(job: JobSpec) -> Iterator[Fault]:

@@ -45,10 +45,11 @@ Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an ind
 
 
 class HostRange(Block):
-    """Hosts of a job that may go on with fewer of them.
+    """The number of hosts of a job that can continue with fewer.
 
     ```yaml
     hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within timeouts.replace
+    train: {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind: mlp}, data: {source: synthetic}}
     ```
     """
 
@@ -314,7 +315,7 @@ class Notify(Block):
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
-    notify: {url: SLACK_URL, format: slack, on: [failure, stall, done, best]}
+    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # a message for each of these
     ```
     """
 
@@ -322,7 +323,7 @@ class Notify(Block):
     format: Literal["json", "slack"] = Field(
         "json", description="of the message: an object with every field, or Slack's"
     )
-    on: list[Literal["failure", "stall", "done", "best"]] = Field(
+    events: list[Literal["failure", "stall", "done", "best"]] = Field(
         ["failure", "stall", "done"],
         description="what is told: an attempt that failed or was stopped, no progress for `stall`, the end of a job "
         "that is done, an evaluation that is the best by train.checkpoint.best",
@@ -543,7 +544,12 @@ class JobSpec(Block):
         found: dict[str, dict[str, Any]]
         found = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
         if (told := self.notify) is not None:
-            found[contract.NOTIFY] = {"url": told.url, "format": told.format, "on": told.on, "stall_s": told.stall}
+            found[contract.NOTIFY] = {
+                "url": told.url,
+                "format": told.format,
+                "events": told.events,
+                "stall_s": told.stall,
+            }
         return {name: json.dumps(value) for name, value in found.items()}
 
     def agent_job(

@@ -67,10 +67,10 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(tmp_path: Pat
         elastic.until("fewer hosts", lambda: f"{few} processes on {few} hosts" in elastic.talk)
         elastic.start(lost[0])
         more = few + 1
-        elastic.until("more hosts", lambda: f"stopped to go on with {more} hosts in place of {few}" in elastic.talk)
+        elastic.until("more hosts", lambda: f"stopped to continue with {more} hosts instead of {few}" in elastic.talk)
         assert set(elastic.wait()) == {0}
     assert [one["cause"] for one in elastic.attempts] == ["lost", "preempted", "done"]
-    assert f"{more} hosts in place of {few}: saved at step" in elastic.attempts[1]["verdict"]["message"]
+    assert f"{more} hosts instead of {few}: saved at step" in elastic.attempts[1]["verdict"]["message"]
     assert len(json.loads((elastic.run_dir / "agents.json").read_text())) == more
     losses, ids = losses_and_ids(elastic)
     wanted, shown = losses_and_ids(fixed)

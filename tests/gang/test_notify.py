@@ -17,7 +17,7 @@ def test_a_webhook_that_hangs_changes_nothing_of_a_run(tmp_path: Path, start: St
     document = job(
         command=["python", "-c", PROGRAM],
         secrets={"HOOK": {"name": "hook", "key": "url"}},
-        notify={"url": "HOOK", "on": ["failure", "done"]},
+        notify={"url": "HOOK", "events": ["failure", "done"]},
     )
     address = f"http://127.0.0.1:{hook.server_port}/canary-3f9a77"
     with Running(tmp_path, document, env={"HOOK": address}) as running:

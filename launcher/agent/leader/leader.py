@@ -514,7 +514,7 @@ class Leader:
         """Once the ranks have saved: has them stop, so that the gang starts again with the hosts that have come."""
         size, least = self._size, len(self._members)
         if size > least and (self._attempt.last_committed or -1) > known:
-            words = f"stopped to go on with {size} hosts in place of {least}"
+            words = f"stopped to continue with {size} hosts instead of {least}"
             self._say(words)
             self._is_growing, self._least = True, least
             save_s = phase_timeouts(self._config.job.timeouts_s)["save"]  # nobody ends these pods

@@ -33,7 +33,7 @@ class Notifier:
     def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._name, self._say = name, say
         asked = json.loads(environ.get(contract.NOTIFY, "null")) or {}
-        self._events = frozenset(asked.get("on", ()))
+        self._events = frozenset(asked.get("events", ()))
         self._is_slack = asked.get("format") == "slack"
         self._stall_s = float(asked.get("stall_s") or 0.0)
         self._url = environ.get(asked.get("url", ""), "")

@@ -57,7 +57,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         hook, said = Hook(*answers), list[str]()
         hooks.append(hook)
         threading.Thread(target=hook.serve_forever, daemon=True).start()
-        block = {"url": "HOOK", "format": "json", "on": ["failure", "stall", "done", "best"], "stall_s": 60.0, **asked}
+        block = {
+            "url": "HOOK",
+            "format": "json",
+            "events": ["failure", "stall", "done", "best"],
+            "stall_s": 60.0,
+            **asked,
+        }
         variables = {"HOOK": f"http://127.0.0.1:{hook.server_port}/canary", contract.NOTIFY: json.dumps(block)}
         return hook, Notifier("digits", variables, said.append), said
 
@@ -69,7 +75,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
     while not happened():
+        assert time.monotonic() < end, "it did not happen in two minutes"
         time.sleep(0.01)
 
 
@@ -98,7 +106,7 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
 
 
 def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start) -> None:
-    hook, told, _ = start(200, format="slack", on=["failure"])
+    hook, told, _ = start(200, format="slack", events=["failure"])
     told.judged(DONE, 1)
     told.judged(CRASH, 2)
     until(lambda: not told.is_busy(time.monotonic()) and hook.got)
@@ -130,7 +138,7 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(s
 def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
     said = list[str]()
-    block = {"url": "HOOK", "format": "json", "on": ["failure"], "stall_s": 60.0}
+    block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
     told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
     told.judged(CRASH, 1)
     until(lambda: said)

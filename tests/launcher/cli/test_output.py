@@ -118,6 +118,7 @@ def test_only_the_output_module_writes() -> None:
     words = ("print(", "click.echo(", "json.dumps(", "launcher: {")
     found = {name: [word for word in words if word in text] for name, text in others.items()}
     assert {name: used for name, used in found.items() if used} == {
+        "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
         "main.py": ["click.echo("],  # errors, before all else
         "job_reference.py": ["json.dumps("],  # no command either: the text of launcher schema
         "reference.py": ["print("],  # no command: it writes a page of docs/

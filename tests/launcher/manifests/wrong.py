@@ -83,7 +83,7 @@ TABLE = (
     ),
     Wrong(
         "hosts: -1",
-        "hosts = -1 is not a whole number above 0.",
+        "hosts = -1 is not a whole number above 0, or a block with the keys min, max.",
         f"{JOB}.completions",
         -1,
         "spec.completions: Invalid value: -1: must be greater than or equal to 0",
