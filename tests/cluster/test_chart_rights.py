@@ -59,6 +59,7 @@ SUBMITTER = {
     "serviceaccounts": "get list",
     "localqueues": "get list",
     "workloads": "get list patch",
+    "secrets": "create",  # of a gang alone: the policy that comes with the role sees to it
 }
 VIEWER = {
     "jobsets": "get list watch",

@@ -108,7 +108,13 @@ def put_on_node(store: Path) -> str:
         whole, lacking = Path(folder, "whole"), Path(folder, "lacking")
         buildah(store, "push", "--quiet", IMAGE, f"docker-archive:{whole}:{IMAGE}")
         digest = convert(whole, lacking, set(containerd.ctr("content", "list", "--quiet").split()))
-        containerd.ctr("images", "import", lacking)
+        try:
+            containerd.ctr("images", "import", lacking)
+        except RuntimeError:  # a store that was killed in an import may have a layer, and not the snapshots below it
+            held = [name for name, _ in containerd.images() if name == IMAGE or name.startswith("sha256:")]
+            containerd.ctr("images", "delete", "--sync", *held)
+            convert(whole, lacking, set())
+            containerd.ctr("images", "import", lacking)
         return digest
 
 
