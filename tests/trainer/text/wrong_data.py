@@ -375,7 +375,7 @@ FILES = [
     Case(
         "text for images",
         65,
-        "has no image, which the task reads; it has mask",
+        "has no label, which the task reads; it has mask",
         task="classify",
     ),
     Case("token of another vocabulary", 65, "token 300", RECORDS, {"a.array_record": token_300}, {"vocab": 256}),
