@@ -118,7 +118,7 @@ def many(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -
             output.documents(manifests)
             continue
         if file.spec.gang_secret:
-            manifests.append(security.gang_secret(manifests[0]))
+            manifests.append(security.gang_secret(manifests[0]["metadata"]))
         for note in precheck.check(cluster, manifests, replace=False, watch=False, force=False):
             output.say(note)
         _report(Submission(cluster, manifests, output.say).run(replace=False), "name")

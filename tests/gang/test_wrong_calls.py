@@ -42,7 +42,10 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "an entry of no list": (["volumes.0.path=/x"], "volumes has no entry 0."),
     "an entry of a text": (["name.first=x"], "name has no entry first."),
     "not a number": (["train.optimizer.lr=.nan"], "train.optimizer.lr = .nan is not a finite number above 0."),
-    "words for a number": (["hosts=two"], "hosts = two is not a whole number above 0, or a block with the keys min, max."),
+    "words for a number": (
+        ["hosts=two"],
+        "hosts = two is not a whole number above 0, or a block with the keys min, max.",
+    ),
     "nothing for a block": (["accelerator="], "accelerator is empty"),
     "no program": (["train="], "neither train nor command is given"),
     "two programs": (["command=[python, train.py]"], "command and train are both given."),

@@ -318,7 +318,18 @@ _Classes = Annotated[
     AfterValidator(_different),
 ]
 _Readable = Annotated[str | list[str], AfterValidator(_readable)]
+_EvalPath = Annotated[  # beside files whose names may say of which split they are
+    str | list[str] | None,
+    AfterValidator(_readable),
+    Field(description="what to evaluate on; default what path names val, validation or test, next to train"),
+]
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+
+
+def _check_evaluation(data: Images | Table) -> None:
+    """Raises ValueError where both ways to evaluate are given."""
+    if data.eval_path is not None and data.eval_split:
+        raise ValueError("eval_path and eval_split are both given; keep one")
 
 
 class Images(OfImages):
@@ -341,9 +352,7 @@ class Images(OfImages):
         description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or .jsonl of paths and "
         "labels, .tar, .parquet, .arrow"
     )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="what to evaluate on; default what path names val, validation or test, next to train"
-    )
+    eval_path: _EvalPath = None
     eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
@@ -356,8 +365,7 @@ class Images(OfImages):
 
     @model_validator(mode="after")
     def _is_evaluated_once(self) -> Images:
-        if self.eval_path is not None and self.eval_split:
-            raise ValueError("eval_path and eval_split are both given; keep one")
+        _check_evaluation(self)
         return self
 
 
@@ -381,9 +389,7 @@ class Table(Source):
         description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, "
         ".npz"
     )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="what to evaluate on; default what path names val, validation or test, next to train"
-    )
+    eval_path: _EvalPath = None
     eval_split: Fraction | None = Field(None, description="share of the rows kept back when nothing else evaluates")
     label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="column of the label, or several; default one named label, class, target or y"
@@ -400,8 +406,7 @@ class Table(Source):
 
     @model_validator(mode="after")
     def _is_evaluated_once(self) -> Table:
-        if self.eval_path is not None and self.eval_split:
-            raise ValueError("eval_path and eval_split are both given; keep one")
+        _check_evaluation(self)
         names = [self.label] if isinstance(self.label, str) else self.label or []
         both = next((name for name in names if name in (self.columns or [])), None)
         if both is not None:

@@ -965,3 +965,11 @@ def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(se
     stopped = run("stop", "x-seeds")
     assert stopped.code == 0 and stopped.out.count("stopping\n") == 3
     assert all(server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]["spec"]["suspend"] for seed in range(3))
+
+
+def test_each_job_of_a_sweep_gets_the_secret_of_its_own_gang(server: Server, run: Run) -> None:
+    left = run("sweep", "job.yaml", "gang_secret=true", "env.SEED=0,1", "--cluster", "--name", "x-seeds")
+    assert left.code == 0, left.err
+    first, second = (server.objects[server_path] for server_path in sorted(server.stored("/secrets/")))
+    assert [one["metadata"]["name"] for one in (first, second)] == ["x-seeds-000-gang", "x-seeds-001-gang"]
+    assert first["data"] != second["data"]

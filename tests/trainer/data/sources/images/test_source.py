@@ -121,6 +121,7 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
         items = found.items([5, 2], [0, 1], Draws(0, 0, False, False))
     finally:
         workers.shared(1).close()
+        workers.shared.cache_clear()
     assert [item.value["image"].tobytes() for item in items] == [
         found[5]["image"].tobytes(),
         found[2]["image"].tobytes(),
