@@ -55,7 +55,8 @@ def list_command(
     if listed or form in ("json", "yaml"):
         _show(listed, form, with_namespace=all_namespaces or bool(here and jobs))
     else:
-        output.say(nothing if asks_cluster else " and ".join(filter(None, (f"no runs in {folder}", nothing))))
+        here_too = "" if asks_cluster else f"There are no runs in the folder {folder}. "
+        output.say(f"{here_too}{nothing}".rstrip())
     if failed is not None:
         raise failed
 
@@ -87,7 +88,7 @@ def _cluster_jobs(
     except ClusterError as error:
         if is_required:
             raise
-        return ([], "", error) if kubeconfig.is_named() else ([], f"no cluster: {error.message}", None)
+        return ([], "", error) if kubeconfig.is_named() else ([], str(error), None)
     place = None if all_namespaces else namespace or cluster.namespace
     try:
         seen = collect.snapshots(cluster, place)
@@ -97,7 +98,11 @@ def _cluster_jobs(
         return [], "", error
     for why in dict.fromkeys(why for one in seen for why in one.unread):
         output.say(why)
-    return [status_of(one) for one in seen], f"no jobs in {f'namespace {place}' if place else 'any namespace'}", None
+    return (
+        [status_of(one) for one in seen],
+        f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}.",
+        None,
+    )
 
 
 def table(jobs: Sequence[JobStatus], with_namespace: bool, is_wide: bool) -> list[str]:

@@ -45,7 +45,7 @@ def _agents(run: str, namespace: str | None, context: str | None) -> list[profil
     except ClusterError as error:
         if is_remote:
             raise
-        raise UserError(f"There is no run folder {run} or runs/{run} here, and no cluster: {error.message}") from None
+        raise UserError(f"There is no run folder {run} or runs/{run} here. {error.message}", error.hint) from None
     return profile_requests.on_cluster(cluster, namespace or cluster.namespace, run)
 
 

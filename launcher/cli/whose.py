@@ -40,7 +40,7 @@ def connect(name: str, context: str | None, where: str | None) -> Cluster:
     except ClusterError as error:
         if context is not None or where is not None:
             raise
-        message = f"There is no run {name} here ({run_folders.looked_for(name)}), and no cluster: {error.message}"
+        message = f"There is no run {name} here ({run_folders.looked_for(name)}). {error.message}"
         raise ClusterError(message, error.hint) from None
 
 

@@ -13,6 +13,11 @@ from jaxlaunch.launcher.errors import ClusterError
 if TYPE_CHECKING:
     from jaxlaunch.launcher.cluster.transport import Access
 
+_LOCAL = (
+    "`launcher run JOB_FILE` trains on this machine without a cluster; `launcher list`, `launcher status NAME` and "
+    "`launcher logs NAME` show those runs, from the folder runs/."
+)
+_REPAIR = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL}"
 _HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
 
 
@@ -29,11 +34,10 @@ def _files() -> str | None:
     if "KUBERNETES_SERVICE_HOST" in os.environ and (_HERE / "token").is_file():
         return None
     is_there = any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path)
-    what = "is not a file" if is_there else "no such file"
+    what = "is not a file" if is_there else "does not exist"
     raise ClusterError(
-        f"{paths}: {what}, and this is not a pod of a cluster.",
-        "set KUBECONFIG=FILE to use a cluster. `launcher run` needs none: its runs are in the folder runs/, each with "
-        "its summary.json and logs.",
+        f"There is no kubeconfig: {paths} {what}, and this is not a pod of a cluster.",
+        f"to use a cluster, set KUBECONFIG=FILE. {_LOCAL}",
     )
 
 
@@ -56,9 +60,9 @@ def _merged(paths: str) -> Any:
         found = KubeConfigMerger(paths).config
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
         why = " ".join(str(error).split())
-        raise ClusterError(f"{paths} is not a kubeconfig: {why}") from None
+        raise ClusterError(f"{paths} is not a kubeconfig: {why}.", _REPAIR) from None
     if found is None:
-        raise ClusterError(f"{paths} is not a kubeconfig: it is empty.")
+        raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR)
     return found
 
 
@@ -68,7 +72,7 @@ def _named(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
     name = wanted or merged.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
-    known = f"its contexts are {', '.join(sorted(contexts))}." if contexts else "it has no contexts."
+    known = f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL}" if contexts else f"it has no contexts. {_LOCAL}"
     if name:
         raise ClusterError(f"The kubeconfig has no context {name}.", known)
     raise ClusterError("The kubeconfig has no current-context, and --context names none.", known)

@@ -85,6 +85,9 @@ class Document:
             if path in self.lines:
                 line = self.lines[path]
                 return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
+            made = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
+            if made is not None:  # a block that the file does not have
+                return dataclasses.replace(fault, where=f"{made} (override)", line=AFTER_THE_FILE)
         return dataclasses.replace(fault, where=self.name)
 
     def move(self, old: KeyPath, new: KeyPath) -> None:
@@ -186,6 +189,8 @@ class _Reader:
         """Adds the fault of text that is not YAML. Its line is not shown, because it may contain a secret."""
         self.document.data = None
         mark = error.problem_mark
+        if (column := _tab(error, text)) is not None:
+            return self.refuse((), _line(mark), f"is not YAML: a tab in column {column}.", "use spaces instead.")
         message, hint = _syntax(
             error, "" if mark is None else text[mark.index : mark.index + 1], _is_deeper(mark, text)
         )
@@ -316,11 +321,23 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
         "indent all keys of a block alike.",
     ),
     ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
-    ("tab character", "a tab as indentation", "indent with spaces."),
     ("alphabetic or numeric", "a value that begins with `*` or `&`", "quote it."),
     ("escape character", "an unknown escape in double quotes", "use single quotes, or double the backslash."),
     ("tag handle", "a YAML tag (!…)", "delete the tag; a job is plain data."),
 )
+
+
+def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
+    """The column, from 1, of the tab that the parser stopped at; None where it is something else.
+
+    A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space.
+    """
+    mark, lines = error.problem_mark, text.split("\n")
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    found = re.match(r"[ -]*\t", line)
+    if found is None and "mapping values are not allowed" in (error.problem or ""):
+        found = re.match(r"[^'\"#]*?:\t", line)
+    return None if found is None else found.end()
 
 
 def _is_deeper(mark: Any, text: str) -> bool:
@@ -343,8 +360,6 @@ def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[st
     began = _line(error.context_mark or error.problem_mark)
     since = f", in a block that begins in line {began}" if began != _line(error.problem_mark) else ""
     if "cannot start any token" in (error.problem or ""):
-        if sign == "\t":
-            return "is not YAML: a tab as indentation.", "indent with spaces."
         return f"is not YAML: a value that begins with `{sign}`.", "quote it."
     for pattern, what, hint in _SYNTAX:
         if re.search(pattern, error.problem or ""):

@@ -146,7 +146,10 @@ def test_errors_of_commands_are_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    shows("no such file, and this is not a pod of a cluster", launcher(capsys, monkeypatch, "list").err)
+    shows("does not exist, and this is not a pod of a cluster", launcher(capsys, monkeypatch, "list").err)
+    (tmp_path / "damaged").write_text("a: [")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "damaged"))
+    shows("is not a kubeconfig", launcher(capsys, monkeypatch, "list").err)
     shows("`exit 2`", f"exit {launcher(capsys, monkeypatch, 'validate', str(tmp_path)).code}")
 
 

@@ -58,15 +58,23 @@ def test_init_takes_the_name_of_the_file_for_that_of_the_job(job, capsys, monkey
 def test_a_tab_and_a_letter_of_another_locale_are_said(job, capsys, monkeypatch) -> None:
     job.write_text("name: c\n\thosts: 2\n")
     left = launcher(capsys, monkeypatch, "validate", str(job))
-    assert "a tab as indentation" in left.err and "indent with spaces" in left.err
+    assert f"{job}:2: is not YAML: a tab in column 1.\n  hint: use spaces instead." in left.err
+    for text, line, column in (
+        ("a:\n  b: 1\n \tc: 2\n", 3, 2),
+        ("a:\n  -\tb: 1\n    c: 2\n", 2, 4),
+        ("a:\tb: c\n", 1, 3),
+    ):
+        job.write_text(text)
+        said = launcher(capsys, monkeypatch, "validate", str(job)).err
+        assert f"{job}:{line}: is not YAML: a tab in column {column}." in said
     found = overrides.read("name=Übung".encode().decode("ascii", "surrogateescape"))
     assert isinstance(found, overrides.Override) and found.value == "Übung"
 
 
 def test_a_folder_is_no_kubeconfig_and_a_wrong_one_is_said_in_a_line(job, capsys, monkeypatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(job.parent))
-    assert f"{job.parent}: is not a file" in launcher(capsys, monkeypatch, "list").err
+    assert f"{job.parent} is not a file" in launcher(capsys, monkeypatch, "list").err
     (job.parent / "kc").write_text("a: [")
     monkeypatch.setenv("KUBECONFIG", "kc")
     left = launcher(capsys, monkeypatch, "list")
-    assert left.err.startswith("kc is not a kubeconfig: while parsing") and left.err.count("\n") == 1
+    assert left.err.startswith("kc is not a kubeconfig: while parsing") and left.err.count("\n") == 2

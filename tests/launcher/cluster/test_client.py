@@ -241,13 +241,16 @@ def test_rights_are_asked_for_in_a_namespace(server: Server, cluster: Cluster) -
 def test_no_kubeconfig_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ClusterError, match="no such file") as failed:
+    with pytest.raises(ClusterError, match="does not exist") as failed:
         Cluster.connect()
+    assert "`launcher run JOB_FILE` trains on this machine" in str(failed.value)
     assert failed.value.exit_code == 3
 
 
 def test_a_context_that_is_not_there_is_said_with_those_that_are(server: Server, cluster: Cluster) -> None:
-    with pytest.raises(ClusterError, match="no context prod.\n  hint: its contexts are test."):
+    with pytest.raises(
+        ClusterError, match="no context prod.\n  hint: its contexts are test. `launcher run JOB_FILE` trains"
+    ):
         Cluster.connect("prod")
 
 
@@ -255,7 +258,7 @@ def test_a_context_that_is_not_there_is_said_with_those_that_are(server: Server,
 def test_what_is_no_kubeconfig_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (tmp_path / "config").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(ClusterError, match="kubeconfig"):
+    with pytest.raises(ClusterError, match="is not a kubeconfig:(.|\n)* hint: .*`launcher run JOB_FILE` trains"):
         Cluster.connect()
 
 

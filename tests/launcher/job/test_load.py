@@ -245,10 +245,11 @@ def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path
     assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
     assert whole.env == {"N": "010"}
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1"])
+        jobs.load(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"])
     assert str(faults.value).splitlines() == [
         "train.steps=abc (override): train.steps = abc is not a whole number above 0 and of at most 2147483647.",
         'train.stesp=1 (override): unknown key "stesp" in train. Did you mean "steps"?',
+        'train.optimzer.lr=1 (override): unknown key "optimzer" in train. Did you mean "optimizer"?',
         "train.mesh.fsdp=3 (override): train.mesh.fsdp = 3 does not divide 8 devices (1 host × 8).",
         "  hint: use 1, 2, 4 or 8, or -1 to take what remains.",
     ]
