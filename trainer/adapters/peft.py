@@ -27,17 +27,20 @@ CONFIG, STEM = "adapter_config.json", "adapter_model"
 KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}  # peft's, of keys that a file leaves out
 SETS = ("rank", "alpha", "rslora", "targets")  # keys of ours that a folder sets
-# Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization.
+# Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization,
+# and of a key beside them that is refused.
 SAYING_NOTHING = frozenset(
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode layers_pattern "
-    "loftq_config lora_dropout lora_ga_config megatron_core peft_version qalora_group_size revision runtime_config "
-    "task_type".split()
+    "loftq_config lora_dropout lora_ga_config megatron_core peft_version qalora_group_size revision "
+    "runtime_config".split()
 )
 READ = frozenset({*KEYS, "peft_type", "target_modules"})
-NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # which is peft's default of every other key, but for these
+# What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in November 2026.
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # one of them is the default of all keys but these
 PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "bias": (None, "none"),
-    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
+    "bias": ("none", None),
+    "init_lora_weights": (True, None, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
+    "task_type": (None, "CAUSAL_LM"),  # others have a head of their own, or a base without one
 }
 
 

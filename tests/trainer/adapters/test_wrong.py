@@ -22,7 +22,7 @@ from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.spec import Lora
+from jaxlaunch.trainer.spec import Lora, Published
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.preflight import changes
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -101,6 +101,7 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ({}, {"targets": ["q", "v"]}, "targets is .* there and .'q', 'v'. here"),
         ({"r": 8}, {}, r"does not match train.lora: .*lora_A.weight is \[4, 64\], train.lora makes it \[8, 64\]"),
         ({"init_lora_weights": "pissa"}, {}, "init_lora_weights = pissa is not supported"),
+        ({"task_type": "SEQ_CLS"}, {}, "task_type = SEQ_CLS is not supported"),
         ({"target_modules": ["q_proj"]}, {}, "lora_A.weight is not used by train.lora"),
         ({"target_modules": ["q_proj", "v_proj", "down_proj", "o_proj"]}, {}, "o_proj.lora_A.weight is missing"),
     ],
@@ -117,6 +118,20 @@ def test_what_a_folder_says_of_its_base_and_its_training_changes_nothing(tmp_pat
     training = {"lora_dropout": 0.1, "init_lora_weights": "gaussian", "eva_config": {"rho": 2.0}}
     folders.start(CASE, tmp_path / "peft", **training, revision="main", a_key_of_tomorrow=False)
     folders.step(CASE, tmp_path).init()
+
+
+def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name(tmp_path: Path) -> None:
+    written = folders.config(CASE)["adapter_config"]  # all keys of a LoraConfig, most with peft's default
+    model = folders.train_spec(CASE, tmp_path).model
+    assert isinstance(model, Published)
+    for key in written.keys() - peft.READ:
+        for value in (True, 2, 0.5, "other", ["q_proj"], {"q_proj": 2}):
+            (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(written | {key: value}))
+            if key in peft.SAYING_NOTHING or value in peft.PLAIN.get(key, ()):
+                peft.described_by(str(tmp_path / "peft"), model)
+                continue
+            with pytest.raises(SpecError, match=rf"{key} = .* is not supported"):
+                peft.described_by(str(tmp_path / "peft"), model)
 
 
 def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
