@@ -213,8 +213,8 @@ class Decoder(Layered):
     router_z: Weight = Field(0.0, description="weight of the router's z-loss, such as 1e-3")
     capacity: Rate | None = Field(
         None,
-        description="capacity factor: an expert takes the first tokens of an example, up to an even share × this, "
-        "such as 1.25; null: all",
+        description="capacity factor: an expert takes the first tokens of an example, up to an even share of "
+        "the row's positions × this, such as 1.25; null: all",
     )
 
     @model_validator(mode="after")

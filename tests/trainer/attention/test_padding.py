@@ -33,10 +33,12 @@ EXPERTS = tiny.EXPERTS.model_copy(update=SIZES | {"router_z": 1e-2})
 MODELS: dict[str, Any] = {
     "experts": EXPERTS,
     "experts alone": EXPERTS.model_copy(update={"layers": 1, "dense_layers": []}),
+    "tight": EXPERTS.model_copy(update={"layers": 1, "dense_layers": [], "capacity": 0.75}),
     "decoder": tiny.WIDE.model_copy(update=SIZES | {"layers": 3}),
     "gpt2": tiny.GPT2.model_copy(update=SIZES | {"positions": MORE}),
 }
 PICTURES: dict[str, Any] = {"vit": tiny.Pictures(), "mlp": tiny.Digits()}
+MODELS["tight, longer"] = MODELS["tight"].model_copy(update={"capacity": 0.75 * LENGTH / MORE})  # as many places
 MODELS |= {name: tiny.MODELS[type(task)][0] for name, task in PICTURES.items()}
 Rows = dict[str, np.ndarray]
 
@@ -198,6 +200,14 @@ def test_what_fills_a_row_up_changes_nothing_nor_does_the_order_of_rows(folder: 
     assert_alike(found, trained(model, filled(batch, MORE - LENGTH)))
     if name == "attention_mask" and model != "gpt2":  # GPT-2 counts positions from the row's begin
         assert_alike(found, trained(model, filled(batch, MORE - LENGTH, left=True)))
+
+
+def test_within_a_capacity_what_fills_a_row_up_takes_no_place(folder: Path) -> None:
+    batch = BATCHES["packed"](folder)
+    found = trained("tight", batch)
+    assert found["expert_left_out"] > 0.1
+    assert_alike(*(trained("tight", each) for each in without_two(batch)))
+    assert_alike(found, trained("tight, longer", filled(batch, MORE - LENGTH)))
 
 
 @pytest.mark.parametrize("model", PICTURES)
