@@ -43,7 +43,7 @@ class Agent:
         self._config = config
         self._loop = Loop()
         self._site_folder = SiteFolder()
-        self._stdout = OutputStream(self._loop, 1, is_whole=config.keeps_output)
+        self._stdout = OutputStream(self._loop, 1, patience=config.patience)
         self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
         self._is_alone = False  # it leaves, and its gang does not

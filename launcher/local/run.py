@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import selectors
 import signal
@@ -41,6 +42,7 @@ from jaxlaunch.records.verdict import is_full_disk
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
+_PATIENCE_S = 10.0  # with a pipe whose reader takes nothing
 _LEAST_MEMORY = 16 << 20  # bytes of a process: of a Python that has imported next to nothing
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -96,17 +98,19 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
             contract.RUN_DIR: str(local.folder),
             contract.TAKE_OVER: "1" if local.take_over else "0",
             contract.PARENT: str(os.getpid()),
-            contract.WHOLE_OUTPUT: "1" if _is_plain_file(sys.stdout) else "0",
+            contract.PATIENCE: str(_patience(sys.stdout)),
         }
     )
 
 
-def _is_plain_file(stream: TextIO) -> bool:
-    """Whether a stream takes all that is written: a terminal or a pipe may be held up for as long as a reader likes."""
+def _patience(stream: TextIO) -> float:
+    """Seconds that programs wait for who reads a stream and takes nothing: a plain file takes all in the end, a program
+    behind a pipe may have stopped, and a terminal is held up for as long as somebody likes."""
     try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+        mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):  # closed, or none of the system's
-        return False
+        return 0.0
+    return math.inf if stat.S_ISREG(mode) else _PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 
 
 class Gang:

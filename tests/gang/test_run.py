@@ -58,10 +58,15 @@ def test_a_finished_run_started_again_trains_nothing_and_says_whether_it_would_h
     assert model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
 
 
-def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", [[], ["bash", "-o", "pipefail", "-c", '"$@" | cat', "-"]], ids=["file", "pipe"])
+def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file_or_behind_a_pipe(
+    prefix: list[str], tmp_path: Path
+) -> None:
     count = 50_000
     text = f"sys.stdout.buffer.write(b''.join(b'%d %s\\n' % (number, b'x' * 200) for number in range({count})))"
-    result = launch(tmp_path, job(command=list(program(tmp_path, text)), per_host=2, processes_per_host=2))
+    document = job(command=list(program(tmp_path, text)), per_host=2, processes_per_host=2)
+    with Running(tmp_path, document, prefix=prefix) as running:
+        result = running.wait()
     assert result.code == 0, result.stderr
     for rank in range(2):
         said = [line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")]

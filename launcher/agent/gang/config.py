@@ -45,7 +45,7 @@ class Config:
     code: tuple[str, str] | None = None  # an archive, and the folder that it is unpacked to
     node: str = ""  # where the pod runs; empty outside of Kubernetes
     is_launched: bool = False  # by `launcher run`, which says itself how it ended
-    keeps_output: bool = False  # programs wait until their output is written, and none of it is dropped
+    patience: float = 0.0  # seconds that programs wait for a reader of their output who takes nothing of it
     started: float | None = None  # when the run did, in Unix time; None: with this agent
     fault: str | None = None  # an error that only this host can see; the leader ends the gang for it
 
@@ -116,7 +116,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
         code=(environ[contract.CODE], environ[contract.CODE_ROOT]) if environ.get(contract.CODE) else None,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
-        keeps_output=environ.get(contract.WHOLE_OUTPUT) == "1",
+        patience=float(environ.get(contract.PATIENCE, 0.0)),
         started=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
         fault=_disagreement(environ, job, index, slice_index),
     )

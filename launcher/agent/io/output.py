@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.io.loop import WRITE, Loop
+from jaxlaunch.launcher.agent.io.loop import WRITE, Loop, Timer
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
 MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind before the oldest lines are dropped
@@ -25,13 +25,14 @@ _ROTATED = re.compile(ROTATED.replace(b"(", rb"\(").replace(b")", rb"\)").replac
 class OutputStream:
     """stdout or stderr, whose reader may be slow or gone. Of lines that do not fit the oldest are dropped, and counted.
 
-    To block instead would stop heartbeats: a paused terminal would look like a lost host. Where the reader writes a
-    plain file, and so is never paused, the stream `is_whole`: nothing is dropped, and who writes to it waits while it
-    is behind.
+    To block instead would stop heartbeats: a paused terminal would look like a lost host. Nothing is dropped, and who
+    writes to it waits while it is behind, as long as the reader has taken something within `patience` seconds.
     """
 
-    def __init__(self, loop: Loop, fd: int, *, is_whole: bool = False) -> None:
-        self._loop, self._fd, self._is_whole = loop, fd, is_whole
+    def __init__(self, loop: Loop, fd: int, *, patience: float = 0.0) -> None:
+        self._loop, self._fd, self._patience = loop, fd, patience
+        self._taken = time.monotonic()  # when the reader last took something, or something to take came
+        self._timer: Timer | None = None  # until patience ends, while it is behind
         self.on_room: Callable[[], None] = lambda: None  # called when it is behind no longer
         self._writing = bytearray()  # a line may be half out: none of it is dropped
         self._lines: deque[bytes] = deque()
@@ -43,31 +44,37 @@ class OutputStream:
         """Queues a line, given without its newline."""
         if self._is_gone:
             return
+        if not self._has_more():
+            self._taken = time.monotonic()
         self._lines.append(text + b"\n")
         self._queued += len(text) + 1
-        if not self._is_whole:
+        if not self._is_patient:
             self._keep(MAX_QUEUED)
         self._pump()
 
     @property
     def is_behind(self) -> bool:
         """Whether lines have to wait before more of them come; never where it may drop them."""
-        return self._is_whole and not self._is_gone and self._queued > MAX_QUEUED // 4
+        return self._is_patient and not self._is_gone and self._queued > MAX_QUEUED // 4
+
+    @property
+    def _is_patient(self) -> bool:
+        return time.monotonic() - self._taken < self._patience
 
     def flush(self, seconds: float) -> None:
         """Writes what is queued, for at most `seconds`; of what is left after half of them, its count and its end.
 
-        All of a whole stream is written, until its reader is gone.
+        With patience all of it is written, until the reader is gone: `launcher run` itself waits for its own reader.
         """
-        if self._is_whole:
-            return self._write_for(math.inf)
-        self._write_for(seconds / 2)
+        if self._patience:
+            return self._write_while(lambda: True)
+        half = time.monotonic() + seconds / 2
+        self._write_while(lambda: time.monotonic() < half)
         self._keep(LAST_BYTES)
-        self._write_for(seconds / 2)
+        self._write_while(lambda: time.monotonic() < half + seconds / 2)
 
-    def _write_for(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self._has_more() and time.monotonic() < end:
+    def _write_while(self, may: Callable[[], bool]) -> None:
+        while self._has_more() and may():
             select.select([], [self._fd], [], 0.05)
             self._pump()
 
@@ -91,12 +98,23 @@ class OutputStream:
                 self._is_gone = True
                 break
             del self._writing[:written]
-        if not self.is_behind:
-            self.on_room()
+            self._taken = time.monotonic()
+        self._look()
         if self._has_more():  # never a plain file: that is always ready
             self._loop.watch(self._fd, WRITE, lambda mask: self._pump())
         else:
             self._loop.unwatch(self._fd)
+
+    def _look(self) -> None:
+        """Has who writes to it continue where it is behind no longer, and looks again when patience would end."""
+        if not self.is_behind:
+            self.on_room()
+        elif self._timer is None and self._patience < math.inf:
+            self._timer = self._loop.after(self._taken + self._patience - time.monotonic(), self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._look()
 
     def _fill(self) -> None:
         """Takes lines for the next write; that some were dropped is said in their place, before those that follow."""

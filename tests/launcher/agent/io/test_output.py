@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.loop import Loop, Ready
+from jaxlaunch.launcher.agent.io.loop import Loop, Ready, Timer
 from jaxlaunch.launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog, log_path
 
 LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
 
 
 class Idle(Loop):
-    """A loop that is not run: what is not written at once waits for flush()."""
+    """A loop that is not run: what is not written at once waits for flush(), and who calls back for the test."""
 
     def __init__(self) -> None:
-        pass
+        self.due: list[Callable[[], None]] = []
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        self.due.append(callback)
+        return Timer(callback)
 
     def watch(self, fd: int, mask: int, ready: Ready) -> None:
         pass
@@ -98,8 +104,8 @@ def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe
     assert len(came) * WIDTH < 4 * LAST_BYTES
 
 
-def test_a_whole_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(pipe: Pipe) -> None:
-    stream, room = OutputStream(Idle(), pipe.write_end, is_whole=True), threading.Event()
+def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(pipe: Pipe) -> None:
+    stream, room = OutputStream(Idle(), pipe.write_end, patience=math.inf), threading.Event()
     stream.on_room = room.set
     lines = iter(range(LINES))
     while not stream.is_behind:
@@ -111,6 +117,25 @@ def test_a_whole_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothi
     pipe.read()
     stream.flush(0.0)
     assert room.is_set() and numbers(pipe.close()) == (list(range(LINES)), 0)
+
+
+def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_reader(pipe: Pipe) -> None:
+    loop, room = Idle(), threading.Event()
+    stream, lines = OutputStream(loop, pipe.write_end, patience=1.0), iter(range(LINES))
+    while not stream.is_behind:
+        stream.line(written(next(lines)))
+    stream.on_room = room.set
+    while stream.is_behind:
+        time.sleep(0.01)
+    assert not room.is_set()
+    loop.due.pop()()
+    assert room.is_set()
+    for number in lines:
+        stream.line(written(number))
+    pipe.read()
+    stream.flush(0.0)
+    came, dropped = numbers(pipe.close())
+    assert came[-1] == LINES - 1 and dropped > 0 and dropped + len(came) == LINES
 
 
 def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
