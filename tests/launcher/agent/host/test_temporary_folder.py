@@ -40,6 +40,21 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place
     assert list(place.iterdir()) == []
 
 
+def test_a_folder_of_a_version_without_locks_is_removed_a_week_later_unless_a_program_was_told_of_it(
+    place: Path,
+) -> None:
+    made = {name: place / f"jaxlaunch-{name}" for name in ("old", "told", "new", "profiles-x", "killed")}
+    for name, folder in made.items():
+        (folder / ("step-1" if name == "profiles-x" else "site")).mkdir(parents=True)
+    (made["killed"] / "site").rmdir()
+    for name in made.keys() - {"new"}:
+        os.utime(made[name], (0, 0))
+    environ = {"PYTHONPATH": f"{made['told']}/site"}
+    with subprocess.Popen(["/bin/cat"], env=environ, stdin=subprocess.PIPE):
+        temporary_folder.sweep()
+    assert set(place.iterdir()) == {made["told"], made["new"], made["profiles-x"]}
+
+
 def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
     mine, lock = temporary_folder.make()
     others = place / "elsewhere"
