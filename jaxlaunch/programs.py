@@ -69,6 +69,9 @@ class Sample:
         None, "Sample from the most likely tokens whose probabilities sum to P.", "P", type=float, above=0, most=1
     )
     top_k: int | None = _option(None, "Sample only from the K most likely tokens.", "K", type=int, least=1)
+    min_p: float | None = _option(
+        None, "Sample only from tokens at least P times as likely as the most likely.", "P", type=float, above=0, most=1
+    )
     beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
     seed: int | None = _option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
     step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
@@ -79,7 +82,7 @@ class Sample:
 
     def how(self) -> dict[str, Any]:
         """How tokens are chosen, as far as it is said: fields of jaxlaunch.trainer.generate.choose.Sampling."""
-        names = ("n", "max_tokens", "temperature", "top_p", "top_k", "beams", "seed")
+        names = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "beams", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

@@ -91,7 +91,6 @@ class Generator:
         check(self.network.config, prompts, how)
         tokens_BP, pad_B = self._padded(prompts, how.n)
         room = -(-how.max_tokens // ROUND) * ROUND
-        is_cut = how.top_k is not None or how.top_p is not None
         with self.network.context():
             draw = Draw.of(how, self.network.config.vocab)
             ends_E = jnp.asarray(self.ends, jnp.int32)
@@ -99,7 +98,7 @@ class Generator:
             for until in [*range(every, how.max_tokens, every), how.max_tokens]:
                 state = self._loop(
                     self.weights, state=state, until=until, draw=draw, ends_E=ends_E, start=tokens_BP.shape[1],
-                    is_greedy=how.temperature == 0, is_cut=is_cut,
+                    is_greedy=how.temperature == 0, is_cut=how.is_cut,
                 )  # fmt: skip
                 samples, done_B = self._read(state, len(prompts) * how.n, stops)
                 yield samples

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.choose import CUTTING
 from jaxlaunch.trainer.generate.generator import Ids
 from jaxlaunch.trainer.generate.loaded import TextModel
 
@@ -49,7 +50,7 @@ class Answers:
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
-        `temperature`, `top_p`, `top_k`. What is drawn depends on the seed and on the requests before it."""
+        `temperature`, `top_k`, `top_p`, `min_p`. What is drawn depends on the seed and on the requests before it."""
         found = [""] * len(requests)
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for at, request in enumerate(requests):
@@ -109,7 +110,7 @@ class Answers:
         is_drawn = asked.get("do_sample", bool(asked.get("temperature")))
         if is_drawn and (temperature := asked.get("temperature", 1.0)):
             how |= {"temperature": temperature, "seed": self._seed}
-            how |= {key: asked[key] for key in ("top_p", "top_k") if asked.get(key)}
+            how |= {key: asked[key] for key in CUTTING if asked.get(key)}
             self._seed += 1  # the next batch draws anew, as the same request asked again
         prompts = [
             (self._tokenizer.encode(each) or self._after_prefix(each))[tokens - self._length :] for each in contexts

@@ -81,6 +81,7 @@ class TextModel:
         - `temperature=0.0`: 0 takes the likeliest token.
         - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens; from the fewest that together have the
             probability `top_p`.
+        - `min_p=None`: draw from the tokens whose probability is at least `min_p` times that of the likeliest.
         - `beams=1`: beams of a search for the likeliest text.
         - `n=1`: samples of each prompt; several need a temperature, or beams.
         - `seed=0`: of what is drawn.

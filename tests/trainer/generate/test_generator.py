@@ -102,8 +102,9 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
     assert four[0].ids == one
     assert len({tuple(sample.ids) for sample in (*four, *other)}) == 8
     assert made.generate([[1, 2]], Sampling(seed=4, **how))[0][0].ids != one
-    cut = made.generate([[1, 2]], Sampling(temperature=1.5, top_k=1, max_tokens=8))[0][0].ids
-    assert cut == made.generate([[1, 2]], Sampling(max_tokens=8))[0][0].ids
+    for one_token in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        cut = made.generate([[1, 2]], Sampling(temperature=1.5, max_tokens=8, **one_token))[0][0].ids
+        assert cut == made.generate([[1, 2]], Sampling(max_tokens=8))[0][0].ids
 
 
 @pytest.mark.parametrize(

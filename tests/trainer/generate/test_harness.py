@@ -113,10 +113,11 @@ def test_answers_come_in_batches_and_what_is_drawn_is_drawn_anew(model: Any, mon
         return generate(asked, **how)
 
     monkeypatch.setattr(model._loaded, "generate", watched)
-    greedy, drawn = {"max_gen_toks": 4}, {"max_gen_toks": 4, "do_sample": True, "top_p": 0.9}
+    greedy, drawn = {"max_gen_toks": 4}, {"max_gen_toks": 4, "do_sample": True, "top_p": 0.9, "min_p": 0.01}
     asked = [("a", greedy), ("bcd", greedy), ("e", drawn), ("e", drawn), ("e", drawn), ("f", greedy)]
     found = model.generate_until([Instance(each) for each in asked])
     assert [how.get("temperature") for how in rows] == [None, None, 1.0, 1.0]
+    assert [how.get("min_p") for how in rows] == [None, None, 0.01, 0.01]
     assert len({how["seed"] for how in rows[2:]}) == 2 and len(set(found[2:5])) > 1
     assert found[5] == model.generate_until([Instance(("f", greedy))])[0]
 
