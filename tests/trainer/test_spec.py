@@ -33,6 +33,7 @@ def faults(**train: Any) -> dict[str, str]:
         ({"schedule": {"name": "constant", "final": 0.1}}, "schedule.final", "does not apply to constant"),
         ({"schedule": {"decay": 10}}, "schedule.decay", "does not apply to cosine"),
         ({"schedule": {"name": "linear", "shape": "cosine"}}, "schedule.shape", "does not apply to linear"),
+        ({"schedule": "exponential"}, "schedule.final", "must be above 0 with exponential, which never reaches 0"),
         ({"schedule": {"start": 0.1}}, "schedule.start", "does not apply without a warmup"),
         (
             {"schedule": {"name": "my:rate", "warmup": 9}},

@@ -42,6 +42,7 @@ def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
     shapes = {
         "linear": optax.linear_schedule(lr, final * lr, steps),
         "cosine": optax.cosine_decay_schedule(lr, steps, alpha=final),
+        "exponential": optax.exponential_decay(lr, steps, final, end_value=final * lr),
     }
     name = optimizer.schedule.name
     return shapes[(optimizer.schedule.shape or "cosine") if name == "wsd" else name]

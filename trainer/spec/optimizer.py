@@ -32,7 +32,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 # Of optax's others, those that people name without `optax:`.
 OF_OPTAX = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
-SHAPES = ("constant", "linear", "cosine", "wsd")
+SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
 
 
 def _defaults(key: str) -> str:
@@ -98,13 +98,18 @@ class Schedule(Block):
 
     name: Annotated[str, AfterValidator(_shape_name)] = Field(
         "cosine",
-        description="constant, linear, cosine, wsd (constant, then a short decay), after the warmup; or module:Name",
+        description="constant, linear, cosine, exponential, wsd (constant, then a short decay), after the warmup; "
+        "or module:Name",
     )
     warmup: Natural = Field(0, description="steps of linear warmup to lr; if longer than the run, lr is never reached")
     start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
     decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
     shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: shape of the decay; default cosine")
-    final: Share | None = Field(None, description="fraction of lr at the end of the run; default 0; not with constant")
+    final: Share | None = Field(
+        None,
+        validate_default=True,
+        description="fraction of lr at the end of the run; default 0; not with constant; required with exponential",
+    )
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to lr and total_steps")
 
     @field_validator("start")
@@ -129,6 +134,13 @@ class Schedule(Block):
         ):
             return value
         raise ValueError(f"does not apply to {name}")
+
+    @field_validator("final")
+    @classmethod
+    def _is_reached(cls, final: float | None, info: ValidationInfo) -> float | None:
+        if info.data.get("name") == "exponential" and not final:
+            raise ValueError("must be above 0 with exponential, which never reaches 0; write 0.01, for example")
+        return final
 
     def decay_steps(self, total_steps: int) -> int:
         """Steps of the decay, which ends with the run. Raises ValueError when wsd's and the warm-up do not fit."""

@@ -11,12 +11,14 @@ from safetensors.numpy import load_file
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, Schedule
+from jaxlaunch.trainer.spec.optimizer import SHAPES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "schedules"
 DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"
 REFERENCE = load_file(FIXTURES / "schedules.safetensors")
 BASE_LR = json.loads((FIXTURES / "config.json").read_text())["base_lr"]
 STEPS = np.arange(101)
+FINAL = {"exponential": 0.01}  # of those that need one, the one in the documented table
 
 
 def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarray:
@@ -43,7 +45,13 @@ def test_every_reference_schedule_is_compared() -> None:
     assert {case[0] for case in compared} == set(REFERENCE)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "wsd"])
+def test_an_exponential_decay_loses_the_same_share_at_each_step() -> None:
+    found = rates(Schedule(name="exponential", warmup=10, final=0.02), total_steps=90, lr=3.0)
+    decay = 3.0 * 0.02 ** (np.minimum(STEPS - 10, 80) / 80)  # float64; optax's decay_rate is `final`, over 80 steps
+    np.testing.assert_allclose(found, np.where(STEPS < 10, 0.3 * STEPS, decay), rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", SHAPES[1:])
 def test_the_rate_ends_at_its_final_share_and_stays_there(name: str) -> None:
     found = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
     np.testing.assert_allclose(found[80:], 0.5, rtol=1e-6)
@@ -55,9 +63,9 @@ def test_wsd_decays_over_a_tenth_of_the_run_by_default() -> None:
     assert (found[:73] == 1.0).all() and found[73] < 1.0
 
 
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_run_shorter_than_its_warmup_sees_the_start_of_it(name: str) -> None:
-    found = rates(Schedule(name=name, warmup=200), total_steps=100, lr=1.0)
+    found = rates(Schedule(name=name, warmup=200, final=FINAL.get(name)), total_steps=100, lr=1.0)
     np.testing.assert_allclose(found, STEPS / 200, rtol=1e-6)
 
 
@@ -73,9 +81,10 @@ def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
         schedules.build(Optimizer(schedule=schedule), 100)
 
 
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_the_documented_table_is_what_a_schedule_gives(name: str) -> None:
     rows = re.findall(rf"^\| (step|{name}) \|((?: [\d.]+ \|)+)$", DOCS.read_text(), re.MULTILINE)
     (_, steps), (_, documented) = ((label, [float(cell) for cell in cells.split("|")[:-1]]) for label, cells in rows)
-    found = rates(Schedule(name=name, warmup=10, decay=20 if name == "wsd" else None), total_steps=100, lr=1.0)
+    schedule = Schedule(name=name, warmup=10, decay=20 if name == "wsd" else None, final=FINAL.get(name))
+    found = rates(schedule, total_steps=100, lr=1.0)
     np.testing.assert_allclose(found[np.int32(steps)], documented, rtol=0, atol=6e-5)
