@@ -22,7 +22,6 @@ from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.volumes import Claim
 from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
@@ -68,11 +67,9 @@ def doctor_command(
     if finding.exit_code(found) == 0:
         known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
         file = gang_secret.settled(file, cluster, where, output.say)
-        job, manifests = prepare(file, known)
-        if file.spec.gang_secret:
-            manifests.append(security.gang_secret(manifests[0]["metadata"]))
-        sizes = partial(_checkpoints, job, file.folder)
-        found += checks.check_job(Target(cluster, where, manifests, sizes, is_example=job_file is None))
+        prepared = prepare(file, known)
+        sizes = partial(_checkpoints, prepared.job, file.folder)
+        found += checks.check_job(Target(cluster, where, prepared.with_secret(), sizes, is_example=job_file is None))
     if form == "text":
         output.show(*lines(found))
         output.say(summary(found))

@@ -24,7 +24,6 @@ from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
 from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
 from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.logs import follow, lines, pods
-from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.job_status import JobStatus
@@ -83,13 +82,11 @@ def submit(
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
     known = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
-    file = gang_secret.settled(file, cluster, where, output.say)
-    manifests = prepare(file, known, where).manifests
+    prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
     if dry_run == "client":
-        output.documents(manifests)
+        output.documents(prepared.manifests)
         return 0
-    if file.spec.gang_secret:
-        manifests.append(security.gang_secret(manifests[0]["metadata"]))
+    manifests = prepared.with_secret()
     submission = Submission(cluster, manifests, output.say)
     try:
         for note in precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force):
@@ -111,14 +108,12 @@ def many(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -
     cluster = Cluster.connect(context, output.say)
     where = files[0].spec.namespace or cluster.namespace
     known = _found(cluster, where)
-    for each in files:
-        file = gang_secret.settled(each, cluster, where, output.say)
-        manifests = prepare(file, known, where).manifests
+    for file in files:
+        prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
         if is_rehearsal:
-            output.documents(manifests)
+            output.documents(prepared.manifests)
             continue
-        if file.spec.gang_secret:
-            manifests.append(security.gang_secret(manifests[0]["metadata"]))
+        manifests = prepared.with_secret()
         for note in precheck.check(cluster, manifests, replace=False, watch=False, force=False):
             output.say(note)
         _report(Submission(cluster, manifests, output.say).run(replace=False), "name")

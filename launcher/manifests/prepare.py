@@ -13,7 +13,7 @@ from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.kube import objects, pod_validation
-from jaxlaunch.launcher.manifests import code, jobset
+from jaxlaunch.launcher.manifests import code, jobset, security
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
 from jaxlaunch.launcher.yaml12.reader import AFTER_THE_FILE
 
@@ -23,6 +23,12 @@ class Prepared(NamedTuple):
 
     job: ResolvedJob
     manifests: list[dict[str, Any]]
+
+    def with_secret(self) -> list[dict[str, Any]]:
+        """The manifests with the Secret of the job's gang, new each time: to be sent, and never printed."""
+        if not self.job.spec.gang_secret:
+            return self.manifests
+        return [*self.manifests, security.gang_secret(self.manifests[0]["metadata"])]
 
 
 def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> Prepared:

@@ -82,9 +82,8 @@ class Leader:
         if self._signals:
             self._pass_on()
             return bool(self._running)
-        if self._plan.rungs:
-            self._judge()
-        candidates = [member for member in self._members if self._may_start(member)]
+        decided = self._judge() if self._plan.rungs else 0
+        candidates = [member for member in self._members if self._may_start(member, decided)]
         candidates.sort(key=lambda member: member.state == "paused")
         for member in candidates[: max(0, self._plan.parallel - len(self._running))]:
             self._start(member)
@@ -114,9 +113,9 @@ class Leader:
         child = self._children.get(member.name)
         return child.poll() is None if child is not None else _holder(member) is not None
 
-    def _may_start(self, member: Member) -> bool:
+    def _may_start(self, member: Member, decided: int) -> bool:
         is_ready = member.name not in self._running and member.state in ("waiting", "paused")
-        return is_ready and len(member.standing.values) <= self._decided
+        return is_ready and len(member.standing.values) <= decided
 
     def _start(self, member: Member) -> None:
         try:
@@ -160,34 +159,28 @@ class Leader:
 
     # --- stopping early -----------------------------------------------------------------------------------------------
 
-    @property
-    def _decided(self) -> int:
-        return halving.decided(self._standings, len(self._plan.rungs))
-
-    @property
-    def _standings(self) -> dict[str, halving.Standing]:
-        return {member.name: member.standing for member in self._members}
-
-    def _judge(self) -> None:
-        """Stops the worse half at each rung that is decided, and lets who waits at one make room."""
+    def _judge(self) -> int:
+        """Stops the worse half at each rung that is decided, and lets who waits at one make room; how many are."""
         for member in self._members:
             if member.name in self._running:
                 self._look(member)
-        for rung in range(self._decided):
-            names = halving.worse(self._standings, rung, is_higher_better=self._plan.is_higher_better)
+        standings = {member.name: member.standing for member in self._members}
+        for rung in range(halving.decided(standings, len(self._plan.rungs))):
+            names = halving.worse(standings, rung, is_higher_better=self._plan.is_higher_better)
             for member in self._members:
                 if member.name in names and member.standing.cut is None and member.state != "done":
                     value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
                     self._note(member, "cut", f"{value} is in the worse half at rung {rung + 1}", rung=rung)
                     member.standing.is_over = True
                     self._ask(member)
-        waiting = sum(self._may_start(member) for member in self._members)
+        decided = halving.decided(standings, len(self._plan.rungs))  # without those that were just stopped
+        waiting = sum(self._may_start(member, decided) for member in self._members)
         free = self._plan.parallel - len(self._running)
         for member in self._members:
-            if not self._plan.may_pause or waiting <= free:
-                return
-            if member.name in self._running and len(member.standing.values) > self._decided:
-                free += self._ask(member)
+            if self._plan.may_pause and waiting > free:
+                if member.name in self._running and len(member.standing.values) > decided:
+                    free += self._ask(member)
+        return decided
 
     def _look(self, member: Member) -> None:
         """Notes the first value of the metric from each rung on."""
