@@ -57,7 +57,10 @@ MEASURED = Source(
 )
 UNREAD = Source("NVIDIA: memory and peak, of no page or device that was looked at", "none", "not yet")
 UNREAD_PEAK = Source("NVIDIA: peak, of no page that was looked at", "none", "not yet")
-_NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED)
+SCALING = Source("How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus")
+DERIVED = Source("Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128", "the row's peak")
+LINKS = Source("NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU", "the data sheet of each GPU")
+_NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED, SCALING, DERIVED)
 _TURING = 7.5  # the oldest compute capability in NAMES
 
 # The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
@@ -65,6 +68,17 @@ _TURING = 7.5  # the oldest compute capability in NAMES
 OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
 PINNED_NCCL = "2.32.3"  # of both extras, which JAX loads by its path
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a step's time depends on beside its FLOPs. Bytes a second of one JAX device, in one direction."""
+
+    clock: float | None  # Hz, of the cycles that its compiler estimates; None: it estimates none
+    hbm: float
+    wires: float  # all links of a device: a torus's axes both ways, or NVLink
+    one_ring: float  # a ring along one axis of the torus, both ways; or NVLink
+    between: float  # between slices, or between hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +108,7 @@ class Accelerator:
     # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
     # same. An AMD GPU has one id on the machine, and another in a virtual machine.
     alike: bool = False
+    machine: Machine | None = None
     joins_hosts: bool = False  # whether NVLink joins its GPUs across the hosts of a rack
     arm: bool = False  # whether the processors of its hosts are Arm's, with images of their own
     sources: tuple[Source, ...] = ()
@@ -141,7 +156,13 @@ _MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
 
 
 def _nvidia(
-    capability: str, *makes: Make, per_host: int = 1, alike: bool = False, arm: bool = False, joins_hosts: bool = False
+    capability: str,
+    *makes: Make,
+    per_host: int = 1,
+    alike: bool = False,
+    arm: bool = False,
+    joins_hosts: bool = False,
+    machine: Machine | None = None,
 ) -> Accelerator:
     named = (NAMES,) if float(capability) >= _TURING else ()
     measured = {make.name for make in makes} <= _MEASURED
@@ -155,10 +176,15 @@ def _nvidia(
         alike=alike,
         joins_hosts=joins_hosts,
         arm=arm,
-        sources=_NVIDIA if any(make.name in _READ for make in makes) else (*named, *of_memory),
+        machine=machine,
+        sources=(
+            *(_NVIDIA if any(make.name in _READ for make in makes) else (*named, *of_memory)),
+            *[LINKS] * (machine is not None),
+        ),
     )
 
 
+_BLACKWELL = Machine(None, 8.0e12, 9e11, 9e11, 5e10)
 _SEVENTH = Accelerator(
     "tpu",
     CHIPS_PER_VM,
@@ -167,7 +193,8 @@ _SEVENTH = Accelerator(
     dimensions=3,
     cubes=144,
     numa_nodes=2,
-    sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, GRANTED),
+    machine=Machine(2.2e9, 3.7e12, 3e11, 1e11, 6.25e9),
+    sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, GRANTED, SCALING, DERIVED),
 )
 
 KNOWN: Mapping[str, Accelerator] = {
@@ -211,6 +238,7 @@ KNOWN: Mapping[str, Accelerator] = {
         Make("NVIDIA A100-PCIE-40GB", 40.0, 312e12),
         Make("NVIDIA A100 80GB PCIe", 80.0, 312e12),
         per_host=8,
+        machine=Machine(None, 2.0e12, 3e11, 3e11, 2.5e10),
     ),
     "a800": _nvidia("8.0", Make("NVIDIA A800-SXM4-80GB", 80.0, 312e12), per_host=8),
     "h100": _nvidia(
@@ -219,24 +247,42 @@ KNOWN: Mapping[str, Accelerator] = {
         Make("NVIDIA H100 PCIe", 79.6, 756e12),
         Make("NVIDIA H100 NVL", 93.6, 835e12),
         per_host=8,
+        machine=Machine(None, 3.35e12, 4.5e11, 4.5e11, 5e10),
     ),
     "h800": _nvidia("9.0", Make("NVIDIA H800", 79.6, 989.4e12), per_host=8),
     "h20": _nvidia("9.0", Make("NVIDIA H20", 95.6, 148e12), per_host=8),
-    "h200": _nvidia("9.0", Make("NVIDIA H200", 140.4, 989.4e12), Make("NVIDIA H200 NVL", 140.4, 835.5e12), per_host=8),
+    "h200": _nvidia(
+        "9.0",
+        Make("NVIDIA H200", 140.4, 989.4e12),
+        Make("NVIDIA H200 NVL", 140.4, 835.5e12),
+        per_host=8,
+        machine=Machine(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
+    ),
     "gh200": _nvidia("9.0", Make("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
-    "b200": _nvidia("10.0", Make("NVIDIA B200", 178.3, 2250e12), per_host=8),
+    "b200": _nvidia("10.0", Make("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL),
     "b300": _nvidia("10.3", Make("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
-    "gb200": _nvidia("10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "gb200": _nvidia(
+        "10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True, machine=_BLACKWELL
+    ),
     "gb300": _nvidia("10.3", Make("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
     "mi300x": Accelerator("rocm", 8, (Make("AMD Instinct MI300X", 192.0),), alike=True, sources=(AMD_DRIVER,)),
     "mi325x": Accelerator("rocm", 8, (Make("AMD Instinct MI325X", 256.0),), alike=True, sources=(AMD_DRIVER,)),
     # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of its 32 GiB.
-    "v4": Accelerator("tpu", CHIPS_PER_VM, (Make("TPU v4", 30.5, 275e12),), dimensions=3, cubes=64, sources=_TPU),
+    "v4": Accelerator(
+        "tpu",
+        CHIPS_PER_VM,
+        (Make("TPU v4", 30.5, 275e12),),
+        dimensions=3,
+        cubes=64,
+        machine=Machine(1.05e9, 1.2e12, 2.7e11, 9e10, 6.25e9),
+        sources=_TPU,
+    ),
     "v5e": Accelerator(
         "tpu",
         CHIPS_PER_VM,
         (Make("TPU v5 lite", 15.75, 197e12), Make("TPU v5e", 15.75, 197e12)),
         dimensions=2,
+        machine=Machine(1.5e9, 8.2e11, 1.8e11, 9e10, 6.25e9),
         whole_host=("2x4",),
         sources=_TPU,
     ),
@@ -246,6 +292,7 @@ KNOWN: Mapping[str, Accelerator] = {
         (Make("TPU v5", 95.73, 459e12), Make("TPU v5p", 95.73, 459e12)),
         dimensions=3,
         cubes=140,
+        machine=Machine(1.75e9, 2.8e12, 5.4e11, 1.8e11, 6.25e9),
         sources=_TPU,
     ),
     "v6e": Accelerator(
@@ -253,6 +300,7 @@ KNOWN: Mapping[str, Accelerator] = {
         CHIPS_PER_VM,
         (Make("TPU v6 lite", 31.24, 918e12), Make("TPU v6e", 31.24, 918e12)),
         dimensions=2,
+        machine=Machine(1.75e9, 1.6e12, 3.6e11, 1.8e11, 6.25e9),
         whole_host=("2x4",),
         sources=_TPU,
     ),

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.ahead import step_time
+from jaxlaunch.accelerators import KNOWN, Machine
 from jaxlaunch.trainer.ahead.candidates import Candidate
 from jaxlaunch.trainer.numerics import memory
 
 _OF_PEAK = 0.5  # what matrix products reach
 _EXPOSED = 0.5  # of what is communicated
-_ANY = step_time.Machine(None, 5e10, 1e10, 1e10, 5e9)  # a device of which nothing is known, such as a CPU core
+_ANY = Machine(None, 5e10, 1e10, 1e10, 5e9)  # a device of which nothing is known, such as a CPU core
 _ANY_PEAK = 1e11  # FLOP/s of such a device
 _AGAIN = {"none": 1.0, "full": 4 / 3}  # the forward pass is a third of a step; others are in between
 
@@ -49,7 +48,7 @@ class Traced:
 
     def seconds(self, each: Candidate) -> float:
         """Of a step."""
-        machine = step_time.machine_of(self.type) or _ANY
+        machine = KNOWN[self.type].machine or _ANY
         dp, fsdp, ep, mp = each.mesh
         peak = KNOWN[self.type].peak or _ANY_PEAK
         computed = self.flops * _AGAIN.get(str(each.remat), 7 / 6) / math.prod(each.mesh) / peak / _OF_PEAK

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import KNOWN, Machine
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a step's time depends on beside its FLOPs. Bytes a second of one device, in one direction."""
-
-    clock: float | None  # Hz, of the compiler's cycles; None: it estimates none
-    hbm: float
-    wires: float  # all links of a device: a torus's axes both ways, or NVLink
-    one_ring: float  # a ring along one axis of the torus, both ways; or NVLink
-    between: float  # between slices, or between hosts
-
-
-# Sources, read 2026-11: jax-ml.github.io/scaling-book, "TPU specs" (HBM, links of one direction) and Google's Cloud TPU
-# pages; clocks are peak FLOP/s over the multiply-adds of a cycle (v5e: 4 units of 128 × 128). GPUs: data sheets of
-# NVIDIA, half of NVLink's sum of both directions, a 400 Gbit/s port for each GPU (B200, GB200: 400 as well).
-MACHINES: Mapping[str, Machine] = {
-    "v4": Machine(1.05e9, 1.2e12, 2.7e11, 9e10, 6.25e9),
-    "v5e": Machine(1.5e9, 8.2e11, 1.8e11, 9e10, 6.25e9),
-    "v5p": Machine(1.75e9, 2.8e12, 5.4e11, 1.8e11, 6.25e9),
-    "v6e": Machine(1.75e9, 1.6e12, 3.6e11, 1.8e11, 6.25e9),
-    "7x": Machine(2.2e9, 3.7e12, 3e11, 1e11, 6.25e9),
-    "a100": Machine(None, 2.0e12, 3e11, 3e11, 2.5e10),
-    "h100": Machine(None, 3.35e12, 4.5e11, 4.5e11, 5e10),
-    "h200": Machine(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
-    "b200": Machine(None, 8.0e12, 9e11, 9e11, 5e10),
-    "gb200": Machine(None, 8.0e12, 9e11, 9e11, 5e10),
-}
-_SAME = {"tpu7x": "7x", "tpu7": "7x"}
-
-
-def machine_of(kind: str) -> Machine | None:
-    """The machine of an accelerator; None where no row has it."""
-    return MACHINES.get(_SAME.get(kind, kind))
-
 
 _OF_PEAK = (0.35, 0.75)  # of a device's peak: what matrix products reach where the compiler gives no cycles
 
@@ -58,12 +22,12 @@ def estimate(
     moved: float,
     axes_between: set[str],
 ) -> dict[str, Any] | None:
-    """Seconds of a step, [least, most], and their parts; None for a device that is in no row of MACHINES.
+    """Seconds of a step, [least, most], and their parts; None for a device of whose machine nothing is known.
 
     `flops` are the model's, of all devices, and `in_kernels` those of them that the compiler's cycles leave out;
     `moved` the bytes that a device reads and writes; `axes_between` the mesh axes that cross slices or hosts.
     """
-    machine = machine_of(chips.type)
+    machine = KNOWN[chips.type].machine
     if machine is None:
         return None
     cycles = sum(each.cycles * times for each, times in program.scheduled())
