@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,19 @@ def _kind(leaf: Any) -> str:
         return type(leaf).__name__
     part = leaf.sharding.shard_shape(leaf.shape) if hasattr(leaf, "sharding") else leaf.shape
     return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
+
+
+# Above this size of an operand, in MiB, libtpu sends a weight that a product gathers around a ring, and multiplies each
+# part as it comes. What it compiles for v5e estimates more cycles then for every decoder that was compared, by products
+# of small parts and a sum that each part reads and writes (benchmarks/RESULTS.md): the size is one that no operand has.
+_IN_PARTS = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+_NEVER = "1000000"
+
+
+def often(mesh: jax.sharding.Mesh) -> dict[str, Any] | None:
+    """XLA's options for a program that runs often. A job's LIBTPU_INIT_ARGS has precedence."""
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
+    return {_IN_PARTS: _NEVER} if is_tpu and _IN_PARTS not in os.environ.get("LIBTPU_INIT_ARGS", "") else None
 
 
 def once(mesh: jax.sharding.Mesh) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.spec import GPT2, LM, CustomModel, Decoder, Published, TrainSpec
 from jaxlaunch.trainer.step import checked
-from jaxlaunch.trainer.step.executable import Executable, once
+from jaxlaunch.trainer.step.executable import Executable, often, once
 from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
 from jaxlaunch.trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
 
@@ -196,7 +196,12 @@ class Step:
         update = self._update if steps == 1 else self._updates
         with self.context():
             self._train[steps] = Executable(
-                "train", update, (self.abstract, self._like(batch)), donate_argnums=0, out_shardings=outputs
+                "train",
+                update,
+                (self.abstract, self._like(batch)),
+                donate_argnums=0,
+                out_shardings=outputs,
+                compiler_options=often(self._mesh),
             )
 
     def compile_eval(self, batch: Batch) -> None:
@@ -204,7 +209,8 @@ class Step:
         if self._evaluate is not None:
             return self._evaluate.check(self.abstract, self._like(batch))
         with self.context():
-            self._evaluate = Executable("eval", self._sums, (self.abstract, self._like(batch)))
+            arguments = self.abstract, self._like(batch)
+            self._evaluate = Executable("eval", self._sums, arguments, compiler_options=often(self._mesh))
 
     def evaluates(self, batch: Batch) -> list[str]:
         """The names of the metrics that `evaluate` gives for batches like this one; only traced."""
@@ -237,7 +243,8 @@ class Step:
     def evaluator(self, batch: Batch) -> Executable:
         """`evaluate` of parameters and other arrays in place of a state, compiled for batches like this one."""
         with self.context():
-            return Executable("eval", self._sums_of, (self.abstract.params, self.abstract.rest, self._like(batch)))
+            arguments = self.abstract.params, self.abstract.rest, self._like(batch)
+            return Executable("eval", self._sums_of, arguments, compiler_options=often(self._mesh))
 
     def merged(self, params: Named, rest: Named) -> nnx.Module:
         """The model of these arrays as it evaluates, in the compute dtype; called within `context`."""

@@ -1,0 +1,135 @@
+"""What the accelerators' compilers say of five trainings: `python -m benchmarks.compiled [JOB…] [--on CHIPS…]`.
+
+No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of benchmarks/jobs is compiled by
+`launcher plan --compile`, one after the other, at the lowest priority; the table grows as they end. What a machine
+does not compile, for want of memory or of a compiler, is a row that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+JOBS = pathlib.Path(__file__).with_name("jobs")
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chips:
+    """Devices to compile for, as keys of job.yaml, and how many there are."""
+
+    keys: tuple[str, ...]
+    devices: int
+
+    @classmethod
+    def tpu(cls, kind: str, topology: str, hosts: int, devices: int) -> Chips:
+        """A TPU slice."""
+        return cls((f"accelerator.type={kind}", f"accelerator.topology={topology}", f"hosts={hosts}"), devices)
+
+    @classmethod
+    def gpu(cls, kind: str, hosts: int, per_host: int) -> Chips:
+        """Hosts of GPUs."""
+        keys = (f"accelerator={{type: {kind}, per_host: {per_host}}}", f"hosts={hosts}")
+        return cls(keys, hosts * per_host)
+
+
+ON: Mapping[str, Chips] = {
+    "v5e-8": Chips.tpu("v5e", "2x4", 2, 8),
+    "v5e-16": Chips.tpu("v5e", "4x4", 4, 16),
+    "v5e-256": Chips.tpu("v5e", "16x16", 64, 256),
+    "v5p-64": Chips.tpu("v5p", "4x4x4", 16, 64),
+    "v5p-128": Chips.tpu("v5p", "4x4x8", 32, 128),
+    "v6e-256": Chips.tpu("v6e", "16x16", 64, 256),
+    "tpu7x-64": Chips.tpu("tpu7x", "4x4x4", 16, 128),
+    "64-h100": Chips.gpu("h100", 8, 8),
+    "512-h100": Chips.gpu("h100", 64, 8),
+}
+LARGE = ("v5e-256", "v5p-128", "v6e-256", "tpu7x-64", "64-h100", "512-h100")
+CASES: Mapping[str, tuple[str, ...]] = {
+    "vit-b16": ("v5e-8", *LARGE),
+    "decoder-1.3b": ("v5e-16", *LARGE),
+    "llama3-8b": ("v5p-64", *LARGE),
+    "mixtral-8x7b": ("v5p-64", *LARGE),
+    "llama3-70b": LARGE,
+}
+HEAD = (
+    "| job | on | peak GiB | computed again | sent GiB by axes | not hidden GiB | step ms, modelled | compiled in s |"
+    "\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> int:
+    """Prints the table; returns 1 where something could not be compiled."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(CASES)}; all by default")
+    parser.add_argument("--on", nargs="+", choices=ON, help="the chips; those of each job by default")
+    asked = parser.parse_args()
+    print(HEAD, flush=True)
+    failed = False
+    for job in asked.jobs or CASES:
+        for on in asked.on or CASES[job]:
+            found = compiled(job, ON[on])
+            failed |= "peak" not in found
+            print(row(job, on, found), flush=True)
+    return int(failed)
+
+
+def compiled(job: str, on: Chips) -> dict[str, Any]:
+    """What `launcher plan --compile` says of a job on chips: `memory.compiled`, or `says` alone."""
+    keys = [*on.keys, *_batch(job, on.devices)]
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "plan", str(JOBS / f"{job}.yaml"), *keys]
+    with tempfile.TemporaryFile("w+") as errors:
+        made = subprocess.run(
+            [*command, "--compile", "-o", "json"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=lambda: os.nice(19),
+        )
+        errors.seek(0)
+        said = [line for line in errors.read().splitlines() if line.strip()]
+    try:
+        found: dict[str, Any] = json.loads(made.stdout)["memory"]["compiled"]
+    except (ValueError, KeyError, TypeError):
+        return {"says": said[-1] if said else f"exit code {made.returncode}"}
+    return found
+
+
+def _batch(job: str, devices: int) -> list[str]:
+    """A row a device, or the job's own batch where that is more."""
+    return [] if job == "vit-b16" else [f"train.batch={max(devices, 32)}"]
+
+
+def row(job: str, on: str, found: Mapping[str, Any]) -> str:
+    """One line of the table."""
+    if "peak" not in found:
+        return f"| {job} | {on} | not compiled: {found['says']} | | | | | |"
+    sent = "; ".join(f"{axes} {size / GIB:.2f}" for axes, size in _sent(found).items()) or "none"
+    exposed = sum(each["exposed"] for each in found.get("collectives", ()))
+    modelled = found.get("modelled")
+    step = "" if modelled is None else " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
+    again = found.get("recomputed")
+    share = "" if again is None else f"{again:.0%}"
+    peak = f"{found['peak'] / GIB:.2f}"
+    return f"| {job} | {on} | {peak} | {share} | {sent} | {exposed / GIB:.2f} | {step} | {found['seconds']:.0f} |"
+
+
+def _sent(found: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes that a device sends in a step, by the axes of the mesh that they cross."""
+    by_axes: dict[str, float] = {}
+    for each in found.get("collectives", ()):
+        axes = " × ".join(each["axes"])
+        by_axes[axes] = by_axes.get(axes, 0.0) + each["wire"]
+    return by_axes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+from benchmarks import compiled
+from jaxlaunch.launcher.job import load
+
+
+def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:
+    for job, chips in compiled.CASES.items():
+        for name in chips:
+            on = compiled.ON[name]
+            spec = load.load(compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)])
+            assert spec.train is not None and spec.train.mesh.resolve(on.devices)
+
+
+def test_a_row_says_what_was_found_or_why_nothing_was() -> None:
+    found = {
+        "peak": 3 * 2**29,
+        "seconds": 41.7,
+        "recomputed": 0.21,
+        "collectives": [
+            {"axes": ["fsdp"], "wire": 2.0**30, "exposed": 2.0**28},
+            {"axes": ["fsdp"], "wire": 2.0**30, "exposed": 0.0},
+            {"axes": ["dp", "ep"], "wire": 2.0**29, "exposed": 0.0},
+        ],
+        "modelled": {"seconds": [0.010, 0.0125]},
+    }
+    row = compiled.row("vit-b16", "v5e-8", found)
+    assert row == "| vit-b16 | v5e-8 | 1.50 | 21% | fsdp 2.00; dp × ep 0.50 | 0.25 | 10.0 to 12.5 | 42 |"
+    assert "| not compiled: too large |" in compiled.row("vit-b16", "v5e-8", {"says": "too large"})
