@@ -1,7 +1,8 @@
 """The options of the trainer's programs that read a trained model, each declared once.
 
-`launcher sample`, `eval` and `export` have them as options of their own and hand them on as JSON. The programs behind
-them, `jaxlaunch.trainer.generate`, `evaluation` and `export`, also take them as arguments, for images and scripts.
+`launcher sample`, `eval`, `predict` and `export` have them as options of their own and hand them on as JSON. The
+programs behind them, `jaxlaunch.trainer.generate`, `evaluation`, `evaluation.predict` and `export`, also take them as
+arguments, for images and scripts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Option:
     least: int | None = None
     above: int | None = None
     most: int | None = None
+    short: str | None = None  # the same in one letter
 
 
 def _option(default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -46,13 +48,14 @@ def _option(default: Any, help: str, metavar: str | None = None, **more: Any) ->
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option | None:
-    """The option that a field is; None for `folder`, which is an argument."""
+    """The option that a field is; None for `folder` and `files`, which are arguments."""
     return field.metadata.get(_OPTION)
 
 
-def flag(name: str) -> str:
-    """The word for a field on a command line."""
-    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+def flags(name: str, option: Option) -> tuple[str, ...]:
+    """The words for a field on a command line."""
+    word = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    return (word,) if option.short is None else (option.short, word)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,21 @@ class Evaluate:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Predict:
+    """The options of `jaxlaunch.trainer.evaluation.predict`."""
+
+    folder: str
+    files: tuple[str, ...]
+    output: str | None = _option(
+        None, "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]", "FILE", short="-o"
+    )
+    top: int = _option(1, "Labels of each, with their probabilities. [default: 1]", "K", type=int, least=1)
+    skip_broken: bool = _option(False, "Leave out what cannot be read, and say what it was.")
+    step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
+    ema: bool = _option(False, "Take the moving average instead of the weights.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
     """The options of `jaxlaunch.trainer.export`, which without a folder takes that of TRAIN_SPEC."""
 
@@ -107,10 +125,10 @@ class Export:
     base: str | None = _option(None, "That model's folder or URL. [default: the training's model.init_from]", "DIR")
 
 
-Asked = TypeVar("Asked", Sample, Evaluate, Export)
+Asked = TypeVar("Asked", Sample, Evaluate, Predict, Export)
 
 
-def arguments(asked: Sample | Evaluate | Export) -> tuple[str, str]:
+def arguments(asked: Sample | Evaluate | Predict | Export) -> tuple[str, str]:
     """Returns the arguments from which `read` makes the same options again."""
     return JSON, json.dumps(dataclasses.asdict(asked))
 
@@ -131,12 +149,18 @@ def _parser(kind: type[Asked], program: str, about: str | None) -> argparse.Argu
     for field in dataclasses.fields(kind):
         option, is_required = option_of(field), field.default is dataclasses.MISSING
         if option is None:
-            parser.add_argument(field.name, nargs=None if is_required else "?", help="the folder to read, or its URL")
+            many = field.type == "tuple[str, ...]"
+            what = "what to read" if many else "the folder to read, or its URL"
+            parser.add_argument(field.name, nargs="+" if many else None if is_required else "?", help=what)
         elif field.default is False:
-            parser.add_argument(flag(field.name), action="store_true", help=option.help)
+            parser.add_argument(*flags(field.name, option), action="store_true", help=option.help)
         else:
             how: dict[str, Any] = {"action": "append"} if field.default == () else {"required": is_required}
-            how |= {"default": [] if field.default == () else None, "type": option.type, "help": option.help}
+            how |= {
+                "default": [] if field.default == () else None if is_required else field.default,
+                "type": option.type,
+                "help": option.help,
+            }
             how |= {"metavar": option.metavar, "choices": option.choices or None}
-            parser.add_argument(flag(field.name), dest=field.name, **how)
+            parser.add_argument(*flags(field.name, option), dest=field.name, **how)
     return parser

@@ -19,7 +19,7 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_inputs, saved_tokenizer, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
@@ -73,9 +73,10 @@ def export(
     if lora is not None and merged:
         at = model if base is None else model.model_copy(update={"init_from": base})
         params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
-    beside = saved_tokenizer.kept(folder)
+    beside, inputs = saved_tokenizer.kept(folder), saved_inputs.kept(folder)
+    beside |= {} if inputs is None else {saved_inputs.FILE: saved_inputs.encoded(inputs)}
     if lora is None or merged:
-        files = save.save(to, model, params, beside=beside)
+        files = save.save(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
     else:
         files = peft.write(to, model, lora, params, beside)
         architecture = f"adapters of {architecture}"

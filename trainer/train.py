@@ -11,7 +11,7 @@ import jax
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_tokenizer, writable
+from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.data.example_log import Trace
@@ -86,6 +86,8 @@ class BuiltInTraining(Training[TrainState]):
         self.conditions = conditions(spec, train_set)
         self.record = resume.record(spec, self.step.attention, self.total, eval_set)
         self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        describe = getattr(task, "describe_inputs", None)
+        self.inputs: Mapping[str, Any] | None = None if describe is None else describe(spec)
         self.derived = getattr(task, "derived", None)  # metrics that follow from the means of an evaluation
         self.trace: Trace | None = None  # of the examples that each step sees, where the job asks for it
 
@@ -175,7 +177,8 @@ class BuiltInTraining(Training[TrainState]):
         return state
 
     def _carry(self) -> None:
-        """Puts the tokenizer's files beside the checkpoints, once this run is not refused."""
+        """Puts what a use of the model needs beside the checkpoints, once this run is not refused."""
+        on_primary(partial(saved_inputs.keep, self.folder, self.inputs))
         if files := tokenizer_files(self.spec.data):
             on_primary(partial(saved_tokenizer.keep, self.folder, files))
 

@@ -69,6 +69,11 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher plan job.yaml --cluster": "an error if a cluster could not run it",
         "launcher plan job.yaml --sharding": "how each array is split",
     },
+    "predict": {
+        "launcher predict photos cat.jpg": "the label of an image, printed",
+        "launcher predict photos new/ -o labels.csv --top 3": "of a folder",
+        "launcher predict patients new.csv -o new.parquet": "of the rows of a table",
+    },
     "prepare": {"launcher prepare job.yaml": "before a run, on all cores"},
     "profile": {"launcher profile digits --steps 5": "of a run here or on a cluster"},
     "render": {

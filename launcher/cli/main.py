@@ -56,6 +56,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "jaxlaunch.launcher.cli.plan:plan_command",
         "Estimate the memory that JOB_FILE needs, and whether it fits.",
     ),
+    "predict": (
+        "jaxlaunch.launcher.cli.predict:predict_command",
+        "Predict the labels of FILES with the model of RUN.",
+    ),
     "prepare": ("jaxlaunch.launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
     "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
@@ -86,7 +90,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run it on this machine": ("run", "sweep"),
     "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
     "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),
-    "Use what it trained": ("eval", "sample", "export"),
+    "Use what it trained": ("eval", "predict", "sample", "export"),
     "Documentation": ("help", "schema"),
 }
 

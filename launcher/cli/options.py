@@ -118,7 +118,7 @@ class _Step(click.ParamType[programs.Step]):
             self.fail(f"{value!r} is neither the number of a step nor best.", param, ctx)
 
 
-def of_program(kind: type[programs.Sample | programs.Evaluate | programs.Export]) -> Decorator:
+def of_program(kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export]) -> Decorator:
     """Adds the options of a program of the trainer, each under the name of its field."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +129,9 @@ def of_program(kind: type[programs.Sample | programs.Evaluate | programs.Export]
             how: dict[str, Any] = {"is_flag": True} if field.default is False else {"type": _type(option)}
             if field.default is dataclasses.MISSING or field.default == ():
                 how |= {"multiple": True} if field.default == () else {"required": True}
-            names = (programs.flag(field.name), field.name)
+            if isinstance(field.default, int) and field.default is not False:
+                how |= {"default": field.default}
+            names = (*programs.flags(field.name, option), field.name)
             command = click.option(*names, metavar=option.metavar, help=option.help, **how)(command)
         return command
 

@@ -67,10 +67,16 @@ def training(run: str, overrides: Sequence[str] = ()) -> tuple[JobSpec, TrainSpe
     return job, job.train, home
 
 
+def has_job(run: str) -> bool:
+    """Whether `run` is a run, or its folder, with the job.yaml that it was started from."""
+    home = run_folders.find(run)
+    return home is not None and (home / "job.yaml").exists()
+
+
 def generates_no_text(run: str) -> bool:
     """Whether `run` is a run, or its folder, whose training is not of a language model."""
-    home = run_folders.find(run)
-    if home is None or not (home / "job.yaml").exists():
+    if not has_job(run):
         return False
+    home = run_folders.folder(run)
     train = jobs.kept(home).train
     return train is not None and not isinstance(train.model, Decoder | GPT2)

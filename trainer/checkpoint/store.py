@@ -23,7 +23,7 @@ from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.buckets.again import again
-from jaxlaunch.trainer.checkpoint import arrays, manifest, own_steps, saved_tokenizer
+from jaxlaunch.trainer.checkpoint import arrays, manifest, own_steps, saved_inputs, saved_tokenizer
 from jaxlaunch.trainer.checkpoint.arrays import STATE, TIMEOUT_S, Arrays
 from jaxlaunch.trainer.checkpoint.consensus import gather, on_primary
 from jaxlaunch.trainer.checkpoint.manifest import STEP, Damaged, Entry, Manifest, is_remote
@@ -172,7 +172,7 @@ class Store:
                 if not child.is_dir() or own_steps.is_step(child) or _is_empty(child):
                     steps.append(int(child.name))
             elif not (
-                child.name.startswith((".", OWNER, DIGESTS, saved_tokenizer.FOLDER))
+                child.name.startswith((".", OWNER, DIGESTS, saved_inputs.FILE, saved_tokenizer.FOLDER))
                 or ASIDE.fullmatch(child.name)
                 or own_steps.UNFINISHED.fullmatch(child.name)
             ):

@@ -20,7 +20,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_inputs, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, said
@@ -39,7 +39,7 @@ class TaskModel:
     """The model of a task that was loaded, with its parameters on the devices, and what its training evaluates.
 
     - `spec`: the `train` block of its job, a [`TrainSpec`](#trainspec).
-    - `step`: the step of the checkpoint.
+    - `step`: the step of the checkpoint; `None` of an exported folder.
     - `params`, `rest`: its parameters and its other arrays, such as batch statistics, by name.
 
     **Example:**
@@ -55,15 +55,11 @@ class TaskModel:
     ```
     """
 
-    def __init__(self, spec: TrainSpec, task: Task, step: Step, found: StoredStep, ema: bool) -> None:
-        self.spec, self.step, self.rest = spec, found.step, _placed(stored_model.rest(found, ema), step.abstract.rest)
-        self._task, self._step = task, step
-        saved: Mapping[str, Any] = stored_model.parameters(found, ema)
-        wanted = step.named(step.abstract)["params"]
-        if odd := sorted(saved.keys() ^ wanted.keys()):
-            raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
-        with step.checks_base(found.meta.get("base"), f"step {found.step}"):
-            self.params: Named = step.with_base(_placed(saved, wanted))
+    def __init__(
+        self, spec: TrainSpec, task: Task, compiled: Step, step: int | None, params: Named, rest: Named
+    ) -> None:
+        self.spec, self.step, self.params, self.rest = spec, step, params, rest
+        self._task, self._step = task, compiled
         self._predicts: Any = None
 
     @property
@@ -192,12 +188,32 @@ def load(
     found = reader.find(folder, step, note)
     if "loop" in found.meta:
         raise SpecError(f"step {found.step} of {folder} is of a program's own step; jaxlaunch.run returns its state")
-    spec = peft.resolved(folders.resolved(spec)).model_copy(update={"accumulate": 1, "attention": "xla"})
-    built = _mesh(spec, mesh)
-    compiled = Step(task, spec, built, int(found.meta.get("total_steps", 1)))
+    described = saved_inputs.kept(folder)
+    if described is not None and (use := getattr(task, "use_inputs", None)) is not None:
+        use(described)
+    spec = peft.resolved(_resolved(spec, found)).model_copy(update={"accumulate": 1, "attention": "xla"})
+    compiled = Step(task, spec, mesh_for(spec, mesh), int(found.meta.get("total_steps", 1)))
     if not ema and found.part("ema"):
         note(f"step {found.step} has a moving average, which its training evaluates: take it with ema")
-    return TaskModel(spec, task, compiled, found, ema)
+    return TaskModel(spec, task, compiled, found.step, *_arrays(compiled, found, ema))
+
+
+def _resolved(spec: TrainSpec, found: StoredStep) -> TrainSpec:
+    """The spec with the sizes that the step records: of a whole model, the folder that it began with may be gone."""
+    if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
+        return spec.model_copy(update={"model": stored_model.model(found).model_copy(update={"init_from": None})})
+    return folders.resolved(spec)
+
+
+def _arrays(compiled: Step, found: StoredStep, ema: bool) -> tuple[Named, Named]:
+    """Parameters and other arrays of a step. Raises SpecError for those of another model, StorageError."""
+    rest = _placed(stored_model.rest(found, ema), compiled.abstract.rest)
+    saved: Mapping[str, Any] = stored_model.parameters(found, ema)
+    wanted = compiled.named(compiled.abstract)["params"]
+    if odd := sorted(saved.keys() ^ wanted.keys()):
+        raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
+    with compiled.checks_base(found.meta.get("base"), f"step {found.step}"):
+        return compiled.with_base(_placed(saved, wanted)), rest
 
 
 def _placed(stored: Mapping[str, Any], like: Named) -> Named:
@@ -217,7 +233,7 @@ def _placed(stored: Mapping[str, Any], like: Named) -> Named:
     return found
 
 
-def _mesh(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
+def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
     """The mesh asked for; else the training's where it fits, all devices where they divide the batch, or the first."""
     if asked is not None:
         return meshes.asked(asked)

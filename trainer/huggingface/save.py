@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple, Protocol
@@ -64,10 +64,12 @@ def save(
     params: Mapping[str, Parameter],
     file_bytes: int = FILE_BYTES,
     beside: Mapping[str, bytes] = MappingProxyType({}),
+    classes: Sequence[str] = (),
 ) -> list[str]:
     """Writes the parameters of `model` as a folder, in files of up to `file_bytes` or of one tensor; their names.
 
-    `beside` are the files of its tokenizer, by name, which say the special tokens that `model.init_from` does not.
+    `beside` are the files of its tokenizer, by name, which say the special tokens that `model.init_from` does not;
+    `classes` the names of its labels, if they have names.
 
     Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
     to read them whole. Raises SpecError where Hugging Face has no counterpart of a parameter, or `to` is not empty.
@@ -77,6 +79,8 @@ def save(
     generation = {**special_tokens.of_tokenizer(beside), **special_tokens.generation(model.init_from)}
     dtype = next(iter(params.values())).dtype.name
     config = config_json.config(model) | _special(model, generation) | {"dtype": dtype}
+    if isinstance(model, OfImages) and len(classes) == model.classes:
+        config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     said = {"config.json": config} | ({} if isinstance(model, OfImages) else {special_tokens.GENERATION: generation})
     zeros = {name: np.zeros((), np.int64) for name in counts}  # of batches, which nothing reads: there is a momentum
     return write(

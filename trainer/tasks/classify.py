@@ -17,6 +17,7 @@ from jax import Array
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples
 from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.sources.images.source import Pictures
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.data.sources.tables.source import Rows, Scale
 from jaxlaunch.trainer.errors import DataError, SpecError
@@ -27,6 +28,7 @@ from jaxlaunch.trainer.models.mlp import MLP
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
 from jaxlaunch.trainer.tasks import blends, losses, ranges
 
@@ -54,6 +56,7 @@ class Classify:
     _classes: int | None = None  # of the logits, known from when the loss was traced
     _target: str = "class"  # what a label is, known from when the source was opened,
     _scale: Scale | None = None  # and what numbers of a table are measured in
+    _described: Mapping[str, Any] | None = None  # the inputs of a model that was trained, in place of its data
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """An MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
@@ -154,6 +157,29 @@ class Classify:
             classes = spec.model.classes
         return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
 
+    def describe_inputs(self, spec: TrainSpec) -> dict[str, Any] | None:
+        """How a file becomes an example, as JSON that checkpoints carry; None where the examples are a user's own."""
+        if (type(self).source, type(self).example) != (Classify.source, Classify.example):
+            return None
+        found = self.source(spec, "train")
+        if found is None:
+            return None
+        forms = Examples(found, self.example).forms
+        form = forms[self._key(forms)]
+        about = {"target": self._target, "shape": list(form.shape)}
+        if isinstance(found, Rows):
+            return {"kind": "table", **about, **found.described}
+        if not isinstance(spec.data, OfImages) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
+            return None
+        classes = list(found.index.classes) if isinstance(found, Pictures) else []
+        share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
+        return {"kind": "images", **about, "eval_crop": share, "classes": classes}
+
+    def use_inputs(self, described: Mapping[str, Any]) -> None:
+        """Takes shape and scale from what `describe_inputs` said: no data are opened for the model."""
+        self._described, self._target = described, described["target"]
+        self._scale = Scale.of(described["scale"]) if described.get("scale") else None
+
     def _inputs(self, model: Any, batch: dict[str, Array]) -> Array:
         """What the model reads: features as they are, their scale is the table's; images normalized."""
         if self._key(batch) == "features":
@@ -182,6 +208,8 @@ class Classify:
         return jnp.zeros((1, *self._image_shape(spec)), jnp.float32)
 
     def _image_shape(self, spec: TrainSpec) -> tuple[int, ...]:
+        if self._described is not None:
+            return tuple(self._described["shape"])
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from jaxlaunch.trainer.data.sources.images.index import Index
 from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
-from jaxlaunch.trainer.data.sources.tables import source
+from jaxlaunch.trainer.data.sources.tables import features
 from jaxlaunch.trainer.data.sources.tables.files import Columns
 from jaxlaunch.trainer.errors import DataError
 
@@ -69,7 +69,7 @@ def of_table(table: Columns, names: Sequence[str], path: str) -> None:
 
 def _counted(table: Columns, name: str) -> tuple[list[int], str, str]:
     """How often values occur in a column, in parts of its range or by the text, and the first and last of them."""
-    found = source.numbers(table, name)
+    found = features.numbers(table, name)
     if found is None:
         counts = collections.Counter(str(value) for value in table.values[name] if value)
         ordered = counts.most_common(BINS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlaunch.trainer.data.look import sheet
 from jaxlaunch.trainer.data.sources.images import build
-from jaxlaunch.trainer.data.sources.tables import files, source
+from jaxlaunch.trainer.data.sources.tables import features, files
 from jaxlaunch.trainer.data.sources.tables.files import Columns
 from jaxlaunch.trainer.errors import DataError
 
@@ -54,14 +54,14 @@ def _column(table: Columns, name: str) -> dict[str, Any]:
     if name in table.unusable:
         return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
     try:
-        found = source.numbers(table, name)
+        found = features.numbers(table, name)
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
     if found is None:
         counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
-        if len(counts) > source.MOST_VALUES:
+        if len(counts) > features.MOST_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(LISTED))}
     known = found[np.isfinite(found)]
@@ -77,7 +77,7 @@ def _column(table: Columns, name: str) -> dict[str, Any]:
 
 def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
     """What is predicted, and the outputs of the model; the block gets the classes where they are no 0 to n - 1."""
-    found = source.numbers(table, label)
+    found = features.numbers(table, label)
     if found is None:
         return "class", about["different"]
     known = found[np.isfinite(found)]

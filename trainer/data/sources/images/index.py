@@ -75,7 +75,7 @@ class Index:
         """The bytes of an image. Raises OSError, StorageError, and Broken for a file that has no end."""
         path = self.file(self._number(image))
         if self.start_N is None or self.size_N is None:
-            return _whole(path)
+            return whole(path)
         return files.read(path, int(self.start_N[image]), int(self.size_N[image]))
 
     def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
@@ -135,7 +135,8 @@ def of_files(
     )
 
 
-def _whole(path: str) -> bytes:
+def whole(path: str) -> bytes:
+    """The bytes of a file. Raises OSError, StorageError, and Broken for one of more bytes than an image has."""
     if remote.is_remote(path):
         size = files.size(path)
     else:

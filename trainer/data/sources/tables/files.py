@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,12 @@ def is_table(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in ENDINGS
 
 
-def read(paths: Sequence[str]) -> Columns:
-    """The columns of all files. Raises DataError naming the file, and the row where one is to blame."""
-    parts = [_read(path) for path in paths]
+def read(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
+    """The columns of all files. Raises DataError naming the file, and the row where one is to blame.
+
+    `texts` are columns of texts also where a file has nothing but digits in them.
+    """
+    parts = [_read(path, texts) for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
@@ -89,7 +92,7 @@ def read(paths: Sequence[str]) -> Columns:
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 
-def _read(path: str) -> Columns:
+def _read(path: str, texts: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
         raise DataError(f"{shown(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
@@ -101,7 +104,7 @@ def _read(path: str) -> Columns:
         elif ending in (".jsonl", ".ndjson"):
             values = _of_rows([row for _, row in build.rows(path)])
         else:
-            values, classes, unusable = _of_arrow(path, ending)
+            values, classes, unusable = _of_arrow(path, ending, texts)
     except DataError:
         raise
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:  # NumPy's, pyarrow's of damage
@@ -161,7 +164,7 @@ def _of_values(name: str, values: list[Any]) -> Column:
 Named = tuple[dict[str, Column], Mapping[str, tuple[str, ...]], dict[str, str]]
 
 
-def _of_arrow(path: str, ending: str) -> Named:
+def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
     import pyarrow
     from pyarrow import parquet
 
@@ -172,7 +175,7 @@ def _of_arrow(path: str, ending: str) -> Named:
         schema, batches = arrow.batches(pyarrow.memory_map(here))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
-        table = _of_text(path, here, ending)
+        table = _of_text(path, here, ending, texts)
     names = table.column_names
     if twice := next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None:
         raise DataError(f"{shown(path)} has two columns {twice!r}; rename one")
@@ -234,7 +237,7 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _of_text(path: str, here: str, ending: str) -> Any:
+def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
     """A .csv or .tsv. What is between the rows' commas is found in the header: comma, semicolon, tab or bar."""
     import pyarrow
     from pyarrow import csv as tables
@@ -254,7 +257,7 @@ def _of_text(path: str, here: str, ending: str) -> Any:
             here,
             tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),  # a row is in a block
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(null_values=words),
+            tables.ConvertOptions(null_values=words, column_types=dict.fromkeys(texts, pyarrow.string())),
         )
     except pyarrow.ArrowInvalid as error:  # it counts the header as row 1
         raise DataError(f"{shown(path)} cannot be read: {_counted(str(error))}") from None

@@ -9,8 +9,9 @@ import pytest
 from pyarrow import parquet
 
 from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.data.sources.tables.features import numbers
 from jaxlaunch.trainer.data.sources.tables.files import read
-from jaxlaunch.trainer.data.sources.tables.source import Coder, Rows, numbers
+from jaxlaunch.trainer.data.sources.tables.source import Coder, Rows
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Table, TrainSpec
 from tests.trainer.data.sources.tables.odd_tables import Odd, tables
@@ -93,6 +94,10 @@ def test_a_label_of_evaluation_that_training_has_not_is_named(tmp_path: Path) ->
     (tmp_path / "val.csv").write_text("a,label\n1,cow\n")
     with pytest.raises(DataError, match=r"val.csv.*'cow' is not among the 2 classes"):
         opened(tmp_path / "train.csv", eval_path=str(tmp_path / "val.csv"))
+    (tmp_path / "words.csv").write_text("a,code,label\n1,x7,cat\n2,07,dog\n3,y,dog\n")
+    (tmp_path / "digits.csv").write_text("a,code,label\n1,07,cat\n")
+    held = opened(tmp_path / "words.csv", "eval", eval_path=str(tmp_path / "digits.csv"))
+    assert held[0]["features"][1:].tolist() == [1.0, 0.0, 0.0]  # 07, x7, y: a text is no number in another file
     (tmp_path / "other.csv").write_text("b,label\n1,cat\n")
     with pytest.raises(DataError, match="other.csv has no column 'a'"):
         opened(tmp_path / "train.csv", eval_path=str(tmp_path / "other.csv"))
