@@ -7,6 +7,7 @@ is alternated, nested or unrolled (adversaries, actors and critics, meta-learnin
 - It is made by a function, after the processes have joined, under `jax.jit`: no host ever holds another's part.
 - A dataset with `batch=` gives each digit once an epoch, in an order that is a function of seed and step.
 - The step sees the global batch: its means are over all devices, and nothing in it names one.
+- What the program reports, a picture of samples at each evaluation, is on the page of the run.
 - Metrics that end in `loss` must be finite, or the run ends with 76 and names the step. The others may be anything.
 `python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same file on a cluster.
 """
@@ -78,5 +79,17 @@ def step(state, batch):
     return {**state, "key": key}, {"critic_loss": lost, "generator_loss": fooled, "told_apart": share}
 
 
+@jax.jit
+def drawn(generator):  # 64 digits of the same noise each time, side by side in one picture
+    fake = jnp.tanh(generator(jax.random.normal(jax.random.key(3), (64, NOISE))))
+    return (fake.reshape(8, 8, 8, 8).swapaxes(1, 2).reshape(64, 64) + 1) / 2
+
+
+def evaluate(state):
+    jaxlaunch.report(image={"samples": drawn(state["generator"])})  # on the page of `launcher report gan`
+    return {}
+
+
 if __name__ == "__main__":
-    jaxlaunch.run(step, make, Digits(), batch=64, steps=STEPS, every=max(STEPS // 10, 1), log_every=max(STEPS // 20, 1))
+    often = {"every": max(STEPS // 10, 1), "log_every": max(STEPS // 20, 1)}
+    jaxlaunch.run(step, make, Digits(), batch=64, steps=STEPS, evaluate=evaluate, **often)

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxlaunch import shown
+
 PERIOD_S = 0.1  # between two messages: a loop may report each of a thousand steps a second
 PHASES = (
     "restore",
@@ -100,7 +102,13 @@ _of_process: tuple[int, Reports | None] | None = None  # pid, and its reports
 
 
 def report(
-    *, step: int | None = None, phase: str = "step", committed: int | None = None, **metrics: float | None
+    *,
+    step: int | None = None,
+    phase: str = "step",
+    committed: int | None = None,
+    image: Any = None,
+    text: str | Mapping[str, str] | None = None,
+    **metrics: float | None,
 ) -> None:
     """Tells the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
     always the newest. Outside a job it only checks its arguments.
@@ -111,10 +119,16 @@ def report(
 
     **Arguments:**
 
-    - `step`: how many steps are complete.
+    - `step`: how many steps are complete. Pictures and texts that are reported alone are of the newest step.
     - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or `done`, which has no
         time limit.
     - `committed`: the step of the newest checkpoint that is complete on storage; lost work is counted from it.
+    - `image`: a picture, or up to 8 by name, which the [page of the run](seeing-runs.md) shows with the step: arrays
+        `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1. The call copies it,
+        and waits for it where a device still computes it; a thread writes it. Only rank 0's are kept, those of the 100
+        newest steps. Of a picture with more than 1,024 pixels a side, or with more than 256 KiB as PNG, every second
+        pixel is kept, or fewer.
+    - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
     - `metrics`: numbers by name, or arrays of one number. Those of rank 0 with a step are in `metrics.jsonl` and the
         TensorBoard events of the run folder, as those of `train:` are; the newest are shown.
 
@@ -130,21 +144,26 @@ def report(
     for step in range(1, 101):
         loss = 1 / step
         jaxlaunch.report(step=step, loss=loss)
+        if step % 50 == 0:
+            jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text={"so far": f"the loss is {loss}"})
     jaxlaunch.report(phase="done")
     ```
     """
     if phase not in PHASES:
         raise ValueError(f"report(phase={phase!r}): a phase is one of {', '.join(PHASES)}")
-    lines: dict[str, Mapping[str, Any]] = {"phase": {"phase": phase}}
+    reports = _reports()
+    found = shown.items(image, text, shown.is_kept())
+    has_more = step is not None or phase != "step" or committed is not None or bool(metrics)
+    lines: dict[str, Mapping[str, Any]] = {"phase": {"phase": phase}} if has_more or not found else {}
     if step is not None:
         lines["phase"] = {"phase": phase, "step": _count("step", step)}
     if committed is not None:
         lines["committed"] = {"committed": _count("committed", committed)}
     if metrics:
         lines["metrics"] = {"metrics": {name: _number(name, value) for name, value in metrics.items()}, "of": step}
-    reports = _reports()
     if reports is not None:
         reports.put(lines)
+        shown.put(step, found)
 
 
 def _count(name: str, value: Any) -> int:
@@ -182,6 +201,8 @@ def _opened() -> Reports | None:
         return None
     fd = int(os.environ[contract.PROGRESS_FD])
     reports = Reports(lambda line: contract.send(fd, line))
+    if os.environ.get(contract.PROCESS_ID, "0") == "0" and (folder := os.environ.get(contract.RUN_DIR)):
+        shown.keep(os.path.join(folder, shown.FOLDER), lambda text: contract.send(fd, {"note": text}))
     atexit.register(_leave, os.getpid())
     return reports
 
@@ -190,3 +211,4 @@ def _leave(pid: int) -> None:
     """Sends what waits, at the end of the process that reported it: by atexit, or by the site hook before os._exit."""
     if _of_process is not None and _of_process[0] == pid == os.getpid() and _of_process[1] is not None:
         _of_process[1].flush()
+        shown.flush()

@@ -31,6 +31,7 @@ PACKAGE = (
     "isolated.py",
     "regular_files.py",
     "reporting.py",
+    "shown.py",
     "launcher/__init__.py",
 )  # of jaxlaunch, beside the agent and records
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import regular_files
+from jaxlaunch import regular_files, shown
 from jaxlaunch.records.journal import MAX_LINE, STEP
 
 MOST_POINTS = 1000  # of a curve; twice as many before it is thinned
 MOST_CURVES = 100
 MOST_NAME = 120  # characters
+MOST_REPORTED = 2_500_000  # bytes of pictures and texts on a page, the newest
 MOST_BYTES = 1 << 30  # of a file; of a longer one the end is read
 LARGEST = 1e300  # beyond it, differences of two numbers overflow
 TIME = "time"
@@ -126,6 +127,23 @@ def _joined(
 ) -> tuple[float, float, dict[str, float]]:
     sums = {name: spent + second[2][name] for name, spent in first[2].items()}
     return second[0], first[1] + second[1], sums
+
+
+def reported(run: Path, most: int) -> list[dict[str, Any]]:
+    """The newest rows that a program reported of pictures and texts, the oldest first."""
+    found, left = list[dict[str, Any]](), MOST_REPORTED
+    for step in shown.steps(run / shown.FOLDER)[:most]:
+        try:
+            text = regular_files.read(run / shown.FOLDER / f"{step}.json", MOST_REPORTED + 1)
+            row = json.loads(text)
+        except (OSError, ValueError, RecursionError):
+            continue
+        left -= len(text)
+        if left < 0:
+            break
+        if isinstance(row, dict):
+            found.append({**row, STEP: step})
+    return found[::-1]
 
 
 def samples(path: Path, most: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import rows as starts_of
 from jaxlaunch.launcher.seen import checkpoints, folder, jobs, timeline
-from jaxlaunch.launcher.seen.rows import Curve, Rows, samples
+from jaxlaunch.launcher.seen.rows import Curve, Rows, reported, samples
 from jaxlaunch.launcher.seen.timeline import Running, Timeline
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.records.attempt import Record
@@ -190,8 +190,14 @@ class Seen:
         ]
 
     def _samples(self) -> list[dict[str, Any]]:
-        rows = samples(self.brief.folder / "samples.jsonl", MOST_SAMPLES)
-        return [{"step": _plain(row.get("step")), "samples": _plain(row.get("samples"))} for row in rows]
+        """What the model went on with after its prompts, and what the program reported, by step."""
+        rows = samples(self.brief.folder / "samples.jsonl", MOST_SAMPLES) + reported(self.brief.folder, MOST_SAMPLES)
+        found = dict[int, list[Any]]()
+        for row in rows:
+            if type(step := row.get("step")) is int and 0 <= step < 2**53:
+                given = _plain(row.get("samples"))
+                found.setdefault(step, []).extend(given if isinstance(given, list) else [given])
+        return [{"step": step, "samples": found[step]} for step in sorted(found)]
 
     def _commands(self) -> list[list[str]]:
         where = jobs.quoted(self.brief.folder)

@@ -20,7 +20,7 @@ for step in range(1, 6):
 jaxlaunch.report(step=5, phase="save", committed=4)
 other = "import jaxlaunch; jaxlaunch.report(step=99)"
 subprocess.run([sys.executable, "-c", other], check=True)  # not the rank's own process: it reports nothing
-jaxlaunch.report(step=6)
+jaxlaunch.report(step=6, text="in any image")
 time.sleep(600)
 """
 
@@ -37,4 +37,5 @@ def test_a_program_that_hangs_is_named_with_its_step(tmp_path: Path) -> None:
     assert "no progress at step 6 " in gang.verdict["message"]
     assert "2 ranks in step in <module> (script.py:11)" in gang.verdict["message"]
     assert gang.summary["metrics"] == {"loss": 0.2}
+    assert '"text": "in any image"' in (gang.run_dir / "reported" / "6.json").read_text()
     assert (gang.summary["step"], gang.summary["of"]["last_committed"]) == (6, 4)

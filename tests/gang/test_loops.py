@@ -50,6 +50,8 @@ def test_a_loop_that_is_killed_ends_as_if_it_had_not_been(
 ) -> None:
     found = loops.compared(tmp_path, example, moments)
     assert len(found["killed"]) == len(moments), found
+    reported = [path.name for path in tmp_path.glob("**/reported/*")]
+    assert sorted(reported) == sorted(2 * [f"{step}.json" for step in range(20, 201, 20)]) or example != "gan"
     assert found["equal_arrays"] and found["equal_metrics"] and found["arrays"] > 5, found
 
 

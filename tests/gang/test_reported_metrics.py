@@ -15,6 +15,7 @@ import jaxlaunch
 attempt = int(os.environ["JAXLAUNCH_ATTEMPT"])
 for step in range(1, 4) if attempt == 1 else range(3, 6):
     jaxlaunch.report(step=step, loss=attempt + 1 / step, bad=float("nan"))
+    jaxlaunch.report(image=[[0.0, 1.0]], text={"of": f"rank {os.environ['JAX_PROCESS_ID']} attempt {attempt}"})
     time.sleep(0.15)
 jaxlaunch.report(phase="eval", accuracy=0.5)
 time.sleep(0.15)
@@ -32,4 +33,10 @@ def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(tm
     assert rows[-1]["accuracy"] == 0.5 and rows[0]["bad"] is None and "accuracy" not in rows[1]
     events = [path.read_bytes() for path in (gang.run_dir / "tensorboard").iterdir()]
     assert any(b"train/loss" in event and struct.pack("<f", 2.25) in event for event in events)
+    reported = [json.loads(path.read_text()) for path in sorted((gang.run_dir / "reported").iterdir())]
+    texts = [(row["step"], each["text"]) for row in reported for each in row["samples"] if "text" in each]
+    assert texts == [(1, "rank 0 attempt 1"), (2, "rank 0 attempt 1")] + [
+        (step, "rank 0 attempt 2") for step in (3, 4, 5)
+    ]
+    assert all(row["samples"][0]["image"].startswith("data:image/png;base64,") for row in reported)
     assert "step 5  loss 2.2  accuracy 0.5" in gang.talk

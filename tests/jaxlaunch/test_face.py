@@ -40,7 +40,7 @@ def test_exported_members_are_what_all_lists() -> None:
 def test_where_the_trainer_is_missing_a_name_says_what_to_install(tmp_path: Path) -> None:
     """As in an image into which the agent has brought two files."""
     (tmp_path / "jaxlaunch").mkdir()
-    for name in ("__init__.py", "reporting.py"):
+    for name in ("__init__.py", "reporting.py", "shown.py"):
         shutil.copy(SOURCE.with_name(name), tmp_path / "jaxlaunch")
     program = """
 import sys

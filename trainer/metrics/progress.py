@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxlaunch import contract
+from jaxlaunch import contract, shown
 from jaxlaunch.records.journal import finite
 
 PERIOD_S = 0.1  # between two updates of the same phase
@@ -52,6 +52,7 @@ class Progress:
         if self._fd is None:
             return
         before, self._state = self._state, (name, step)
+        shown.at_step(step)
         if before[0] != name and self._may_leave_now():
             self._flush()
         elif not self._due.is_set():
@@ -105,6 +106,7 @@ class Progress:
             self._due.set()
             self._thread.join()
             self._flush()
+            shown.flush()
 
     def _post(self, message: Mapping[str, Any]) -> None:
         if self._fd is None:

@@ -36,7 +36,7 @@ class SiteFolder:
         for name in (CONTRACT, ISOLATED):
             self._copy("jaxlaunch", name, name)
         os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
-        for name in ("__init__.py", "reporting.py"):
+        for name in ("__init__.py", "reporting.py", "shown.py"):
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 
     def path(self, suffix: str) -> str:

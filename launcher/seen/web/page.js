@@ -91,7 +91,8 @@ function sample(one) {
   if (one && typeof one.image === "string" && one.image.startsWith("data:image/png;base64,")) {
     return el("figure", {}, el("img", { src: one.image, alt: one.name || "a picture that the task reported" }), el("figcaption", { class: "quiet" }, one.name || ""));
   }
-  if (one && typeof one.text === "string") return el("div", {}, one.name ? el("h3", {}, one.name) : null, el("pre", { tabindex: "0" }, `${one.prompt ?? ""}${one.text}`));
+  const text = one && (one.text ?? one.sample);
+  if (typeof text === "string") return el("div", {}, one.name ? el("h3", {}, one.name) : null, el("pre", { tabindex: "0" }, one.prompt ? el("strong", {}, String(one.prompt)) : null, text));
   return el("pre", { tabindex: "0" }, JSON.stringify(one, null, 1));
 }
 
@@ -99,7 +100,7 @@ function samples(run) {
   if (!run.samples.length) return [];
   const newest = run.samples.slice().reverse().map((one, at) => el("details", { open: at === 0, "data-id": `sample ${one.step}` },
     el("summary", {}, `Step ${one.step}`), el("div", { class: "samples" }, ...(Array.isArray(one.samples) ? one.samples : [one.samples]).map(sample))));
-  return chapter("samples", "Samples", ...newest);
+  return chapter("samples", "Samples and pictures", ...newest);
 }
 
 function rest(run) {

@@ -39,6 +39,9 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     made_runs.failed(folder, of_code(83, NASTY, rank=0))
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 2000, NASTY[:60]: 1.0, "loss": 1.0}) + "\n")
+    (folder / "reported").mkdir()
+    (folder / "reported" / "7.json").write_text(json.dumps({"step": 7, "samples": [{"name": NASTY, "text": NASTY}]}))
+    (folder / "reported" / "8.json").write_text("{" * 9)
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n")
 
     text = page.of("run", folder.name, Followed(folder).read().to_json())
@@ -47,6 +50,7 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     assert "<img" not in text
     assert not re.search("[\x00-\x08\x1b\u202e\u2028]", text)
     assert "alert(1)" in data_of(text)["sentence"]["text"]
+    assert [row["step"] for row in data_of(text)["samples"]] == [1, 7]
 
 
 @pytest.mark.parametrize(
