@@ -81,7 +81,9 @@ def _pixels(name: str, given: Any, is_kept: bool) -> Any:
     if found.dtype != np.uint8:
         numbers = np.nan_to_num(found.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
         found = np.rint(np.clip(numbers, 0, 1) * 255)
-    return np.array(found, np.uint8, order="C").reshape(*found.shape[:2], -1)  # a copy: the program goes on with its own
+    return np.array(found, np.uint8, order="C").reshape(
+        *found.shape[:2], -1
+    )  # a copy: the program goes on with its own
 
 
 def _check(called: str, shape: tuple[int, ...], kind: str) -> None:
