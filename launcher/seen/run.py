@@ -12,7 +12,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import rows as starts_of
-from jaxlaunch.launcher.seen import checkpoints, folder, jobs, timeline
+from jaxlaunch.launcher.seen import checkpoints, folder, jobs, ranks, timeline
 from jaxlaunch.launcher.seen.rows import Curve, Rows, reported, samples
 from jaxlaunch.launcher.seen.timeline import Running, Timeline
 from jaxlaunch.launcher.wording import visible
@@ -122,6 +122,7 @@ class Seen:
             "starts": [_start(start, self.timeline) for start in self.starts],
             "marks": self._marks(),
             "curves": {visible(name): self._points(curve) for name, curve in self.curves().items() if curve.points},
+            "heat": ranks.of(brief.folder, self.timeline),
             "ranks": self._ranks(last.start if last else 1),
             "checkpoints": checkpoints.of(brief.folder, self.evals),
             "differs": jobs.changes(brief.folder, self.starts),
@@ -176,8 +177,8 @@ class Seen:
         logs = RunFolder(self.brief.folder, lambda sentence: None)
         verdict = None if found is None else found.verdict
         first = [verdict.rank] if verdict is not None and verdict.rank is not None else []
-        ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MOST_RANKS)]))[:MOST_RANKS]
-        tails = dict(logs.tails(start, ranks))
+        shown = list(dict.fromkeys([*first, *sorted(stacks), *range(MOST_RANKS)]))[:MOST_RANKS]
+        tails = dict(logs.tails(start, shown))
         return [
             {
                 "rank": rank,
@@ -185,7 +186,7 @@ class Seen:
                 "stack": visible(stacks.get(rank, ""))[-_STACK:],
                 "is_cause": rank in first,
             }
-            for rank in ranks
+            for rank in shown
             if rank in tails or rank in stacks
         ]
 

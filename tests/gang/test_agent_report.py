@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -37,5 +38,7 @@ def test_a_program_that_hangs_is_named_with_its_step(tmp_path: Path) -> None:
     assert "no progress at step 6 " in gang.verdict["message"]
     assert "2 ranks in step in <module> (script.py:11)" in gang.verdict["message"]
     assert gang.summary["metrics"] == {"loss": 0.2}
+    looks = json.loads((gang.run_dir / "ranks.json").read_text())["columns"]
+    assert looks[-1][1:] == ["s2", "0x2,"]  # both in the step that hung
     assert '"text": "in any image"' in (gang.run_dir / "reported" / "6.json").read_text()
     assert (gang.summary["step"], gang.summary["of"]["last_committed"]) == (6, 4)

@@ -37,6 +37,7 @@ from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.rank_history import ENDED, FILE, LETTERS, UNKNOWN, RankHistory
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
@@ -97,6 +98,8 @@ class Leader:
         self._config, self._loop, self._hello = config, loop, hello
         self._starts = Starts(run_folder, config.uid)
         self._summary_writer = LatestWriter[Summary](self._starts.write)
+        self._ranks = RankHistory.from_json(run_folder.read(FILE))
+        self._ranks_writer = LatestWriter[bytes](lambda data: run_folder.replace(FILE, data))
         self._annotator = jobset.writer(config, loop, say)
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
@@ -127,7 +130,7 @@ class Leader:
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
-        now = self._ticked_at = self._annotated_at = self._kept_at = time.monotonic()
+        now = self._ticked_at = self._annotated_at = self._kept_at = self._ranks_kept_at = time.monotonic()
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
@@ -410,6 +413,7 @@ class Leader:
         self._notifier.judged(verdict, self._number)
         now = time.monotonic()
         if self._attempt.number == self._number:
+            self._look_at_ranks(now)
             self._clock.restart.begin(*self._attempt.ending(now), now)
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
@@ -547,6 +551,7 @@ class Leader:
         self._notifier.ended()
         self._summary_writer.finish()
         self._starts.write(self._summary(verdict))
+        self._ranks_writer.keep(self._ranks.encoded(), wait_s=KEEP_S)
         now = time.monotonic()
         self._until = now + CLOSE_S  # from here on: storage may stall
         self._pod_log.look(self._view, now, is_news=True)
@@ -591,6 +596,8 @@ class Leader:
         state = self._attempt.committed, self._stage
         if self._stage is not Stage.LEAVE and (state != self._kept or now - self._kept_at >= self._keep_every_s):
             self._keep_summary(now)
+        if self._stage is Stage.RUN and self._ranks.is_due(time.time()):
+            self._look_at_ranks(now)
         if self._stage is Stage.RUN and now - self._annotated_at >= ANNOTATE_S:
             self._annotate("running", None)
 
@@ -668,6 +675,15 @@ class Leader:
         """
         self._kept, self._kept_at = (self._attempt.committed, self._stage), now
         self._summary_writer.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
+
+    def _look_at_ranks(self, now: float) -> None:
+        """Keeps where every rank stands. Nothing waits for the file."""
+        statuses = self._attempt.statuses.values()
+        letters = (LETTERS.get(each.phase, UNKNOWN) if each.exit is None else ENDED for each in statuses)
+        self._ranks.add(time.time(), letters, (each.step if each.stepped else None for each in statuses))
+        if now - self._ranks_kept_at >= self._keep_every_s:
+            self._ranks_kept_at = now
+            self._ranks_writer.keep(self._ranks.encoded())
 
     def _annotate(self, when: str, verdict: Verdict | None) -> None:
         """Writes on the JobSet how far the job is, where its service account may."""

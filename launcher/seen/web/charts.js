@@ -258,3 +258,138 @@ function drawAttempts(context, run, x, strip, scale, top) {
     }
   }
 }
+
+// One look at the ranks in cells: "s31d" and "0x31,5," as the leader keeps them.
+function unpacked(column) {
+  const letters = [], lags = [];
+  for (const [, letter, count] of column[2].matchAll(/([a-z-])(\d*)/g)) for (let at = 0; at < (count || 1); at++) letters.push(letter);
+  for (const [, lag, count] of column[3].matchAll(/(\d+)(?:x(\d+))?,/g)) for (let at = 0; at < (count || 1); at++) lags.push(Number(lag));
+  return { from: column[0], to: column[1], letters, lags };
+}
+
+const ODD = ["d", "x", "-"]; // of the ranks that share a pixel the one is shown that waits, or has ended
+
+function phaseOf(heat, letter) {
+  const phase = heat.letters[letter];
+  if (phase === "done") return "done";
+  return phase ? causeOf(phase)[0] : letter === "x" ? "ended" : "said nothing yet";
+}
+
+// The ranks that were most behind, or were seen waiting for data while others were not.
+function worstRanks(heat) {
+  const found = new Map();
+  for (const column of heat.columns.map(unpacked)) {
+    const all = column.letters.every((letter) => letter === "d");
+    column.letters.forEach((letter, rank) => {
+      const one = found.get(rank) || { rank, lag: 0, data: 0, last: "" };
+      one.lag = Math.max(one.lag, column.lags[rank] || 0);
+      if (letter === "d" && !all) one.data += column.to - column.from;
+      one.last = phaseOf(heat, letter);
+      found.set(rank, one);
+    });
+  }
+  return [...found.values()].filter((one) => one.lag > 1 || one.data > 0).sort((a, b) => b.lag - a.lag || b.data - a.data || a.rank - b.rank).slice(0, 10);
+}
+
+// Ranks from top to bottom over the axis of the strip; `by` is "phase" or "lag".
+function heatChart(frame, run, unit, { peers, by, readout, open }) {
+  const heat = run.heat, columns = heat.columns.map(unpacked);
+  const most = Math.max(1, ...columns.map((column) => column.lags.reduce((a, b) => Math.max(a, b), 0)));
+  const at = { column: columns.length - 1, rank: 0, isShown: false };
+  const every = Math.ceil(heat.ranks / 12), splits = [];
+  for (let rank = 0; rank < heat.ranks; rank += every) splits.push(rank + 0.5);
+  const tell = () => {
+    const one = columns[at.column];
+    const lag = one.lags[at.rank] || 0;
+    readout.textContent = at.rank < one.letters.length
+      ? `Rank ${at.rank} at ${span(one.to)}: ${phaseOf(heat, one.letters[at.rank])}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`
+      : `Rank ${at.rank} at ${span(one.to)}: there was no such rank`;
+  };
+  const under = (u) => {
+    const { left, top } = u.cursor;
+    if (left === null || left === undefined || left < 0) return;
+    const seconds = u.posToVal(left, "x") * unit;
+    const found = columns.findIndex((column) => column.from <= seconds && seconds < column.to);
+    if (found < 0) return void (readout.textContent = "");
+    at.column = found;
+    at.rank = Math.min(heat.ranks - 1, Math.max(0, Math.floor((top / u.over.clientHeight) * heat.ranks)));
+    at.isShown = false;
+    tell();
+  };
+  const options = {
+    height: Math.min(320, Math.max(48, 14 * heat.ranks)) + 8,
+    padding: [4, 8, 4, 0],
+    scales: { x: { time: false }, y: { range: [0, heat.ranks], dir: -1 } },
+    axes: [{ show: false }, { ...axes((v) => String(Math.floor(v)), "")[1], grid: { show: false }, splits: () => splits }],
+    series: [{}, { show: false }],
+    cursor: { y: false, drag: { x: true, y: false } },
+    hooks: { draw: [(u) => drawHeat(u, heat, columns, unit, { by, most, at })], setCursor: [under] },
+  };
+  frame.setAttribute("role", "img");
+  frame.setAttribute("tabindex", "0");
+  frame.setAttribute("aria-label", `${heat.ranks} ranks over the time of the run, by ${by === "lag" ? `steps behind, at most ${most}` : "phase"}; arrow keys move over them, Enter opens a rank's log`);
+  const chart = new Chart(frame, options, [[0, run.wall_s / unit], [null, null]], peers);
+  const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], PageUp: [0, -10], PageDown: [0, 10] };
+  chart.key = (event) => {
+    if (event.key === "Enter") return open(at.rank);
+    const move = moves[event.key];
+    if (!move) return Chart.prototype.key.call(chart, event);
+    event.preventDefault();
+    at.column = Math.min(columns.length - 1, Math.max(0, at.column + move[0]));
+    at.rank = Math.min(heat.ranks - 1, Math.max(0, at.rank + move[1]));
+    at.isShown = true;
+    chart.plot.redraw(false);
+    tell();
+  };
+  chart.plot.over.addEventListener("click", () => open(at.rank));
+  peers.push(chart);
+  return chart;
+}
+
+function drawHeat(u, heat, columns, unit, { by, most, at }) {
+  const context = u.ctx, scale = devicePixelRatio || 1;
+  const { left, top, width, height } = u.bbox;
+  const rows = Math.min(heat.ranks, Math.max(1, Math.floor(height / (2 * scale)))), each = height / rows;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width, height);
+  context.clip();
+  columns.forEach((column) => {
+    const begin = u.valToPos(column.from / unit, "x", true), wide = Math.max(u.valToPos(column.to / unit, "x", true) - begin, 1);
+    if (begin + wide < left || begin > left + width) return;
+    for (let row = 0; row < rows; row++) {
+      const first = Math.floor((row * heat.ranks) / rows), last = Math.max(first + 1, Math.floor(((row + 1) * heat.ranks) / rows));
+      const letters = column.letters.slice(first, last);
+      if (!letters.length) continue;
+      const y = top + row * each;
+      if (by === "lag") {
+        const lag = column.lags.slice(first, last).reduce((a, b) => Math.max(a, b), 0);
+        context.globalAlpha = lag ? 0.25 + (0.75 * Math.log1p(lag)) / Math.log1p(most) : 0.06;
+        context.fillStyle = css(lag ? "--c-lost" : "--c-step");
+        context.fillRect(begin, y, wide, each);
+        context.globalAlpha = 1;
+        if (lag && each >= 12 * scale && wide >= 18 * scale) label(context, String(lag), begin + 3 * scale, y + each / 2, scale);
+      } else {
+        const letter = ODD.find((odd) => letters.includes(odd)) || letters[0];
+        const phase = heat.letters[letter];
+        context.fillStyle = letter === "x" ? css("--c-down") : phase === "done" ? css("--c-step") : phase ? pattern(context, phase, scale) : css("--panel");
+        context.fillRect(begin, y, wide, each);
+      }
+    }
+  });
+  if (at.isShown) {
+    const one = columns[at.column];
+    context.strokeStyle = css("--ink");
+    context.lineWidth = 2 * scale;
+    const begin = u.valToPos(one.from / unit, "x", true);
+    context.strokeRect(begin, top + (at.rank * height) / heat.ranks, Math.max(u.valToPos(one.to / unit, "x", true) - begin, 4 * scale), Math.max(height / heat.ranks, 4 * scale));
+  }
+  context.restore();
+}
+
+function label(context, text, x, y, scale) {
+  context.fillStyle = css("--ink");
+  context.font = `${11 * scale}px system-ui, sans-serif`;
+  context.textBaseline = "middle";
+  context.fillText(text, x, y);
+}

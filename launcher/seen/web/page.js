@@ -4,7 +4,7 @@
 const SIGNS = { done: "✓", failed: "✕", killed: "✕", stopped: "■", running: "▶" };
 const HIDDEN = new Set(["wall_s", "data_s", "device_s", "host_s", "save_s", "eval_s", "step_s", "examples", "eval/examples"]);
 const FIRST = ["loss", "eval/loss", "learning_rate", "grad_norm", "accuracy", "eval/accuracy", "tokens_per_s", "examples_per_s", "mfu"];
-const view = { by: "step", smooth: 0, isLog: false, charts: new Map(), pair: [], keys: new Map() };
+const view = { by: "step", smooth: 0, isLog: false, heat: "phase", logs: "", charts: new Map(), pair: [], keys: new Map() };
 
 const chapter = (id, title, ...children) => [el("h2", { id }, title), ...children];
 const row = (...cells) => el("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : el("td", {}, String(cell ?? "–")))));
@@ -66,12 +66,12 @@ function attempts(run) {
 }
 
 function ranks(run) {
-  if (!run.ranks.length) return [];
+  if (!run.ranks.length && !run.heat) return [];
   const found = run.ranks.map((one) => el("details", { "data-id": `rank ${one.rank}` },
     el("summary", {}, `Rank ${one.rank}${one.is_cause ? ": the cause" : ""}`),
     one.stack ? el("h3", {}, "Where it stood") : null, one.stack ? el("pre", { tabindex: "0" }, one.stack) : null,
     el("h3", {}, "The end of its log"), el("pre", { tabindex: "0" }, one.tail.join("\n") || "(no line)")));
-  return chapter("ranks", "Ranks", ...found);
+  return chapter("ranks", "Ranks", ...(run.heat ? behind(run) : []), ...found);
 }
 
 function checkpoints(run) {
@@ -115,10 +115,40 @@ function rest(run) {
   ];
 }
 
+// The log and stack of a rank, or the command that shows them where the page has no room for it.
+function openRank(rank) {
+  const found = document.querySelector(`[data-id="rank ${rank}"]`);
+  const more = document.getElementById("heat-readout");
+  if (!found) return void (more.textContent = `The log of rank ${rank}: ${view.logs} --rank ${rank} --tail 100`);
+  found.open = true;
+  found.scrollIntoView({ block: "start" });
+  found.querySelector("summary").focus();
+}
+
+function heat(run, unit) {
+  const frame = document.getElementById("heat"), controls = document.getElementById("heat-controls");
+  frame.replaceChildren();
+  controls.replaceChildren();
+  frame.hidden = controls.hidden = !run.heat || !run.heat.columns.length;
+  if (frame.hidden) return;
+  view.logs = run.commands.find(([, command]) => command.startsWith("launcher logs"))?.[1].replace(/ --rank.*/, "") || "launcher logs";
+  const radio = (value, text) => el("label", {}, el("input", { type: "radio", name: "heat", value, checked: view.heat === value, onchange: () => { view.heat = value; timePair(run); } }), ` ${text}`);
+  controls.append(el("fieldset", {}, el("legend", {}, "Each rank's"), radio("phase", "phase"), radio("lag", "steps behind")),
+    el("span", { class: "quiet no-print" }, "Click, or move by ← → ↑ ↓ and press Enter: the rank's log"));
+  heatChart(frame, run, unit, { peers: view.pair, by: view.heat, readout: document.getElementById("heat-readout"), open: openRank });
+}
+
+function behind(run) {
+  const rows = worstRanks(run.heat).map((one) => row(number(one.rank), number(one.lag), number(span(one.data)), one.last,
+    el("td", {}, el("button", { class: "no-print", onclick: () => openRank(one.rank), "aria-label": `Log of rank ${one.rank}` }, "Log"))));
+  const heads = ["#Rank", "#Most steps behind", "#Seen waiting for data", "Seen last", ""];
+  return rows.length ? [el("h3", {}, "Ranks that were behind, or waited for data"), table(heads, rows, "Ranks that were behind")] : [];
+}
+
 const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, samples, rest };
 const PARTS = { // what each is made of: it is made anew only where that has changed
   sentence: ["sentence"], facts: ["step", "steps", "left_s", "goodput", "seconds", "wall_s", "saved", "attempts"], causes: ["seconds"],
-  attempts: ["attempts"], ranks: ["ranks"], checkpoints: ["checkpoints"], differs: ["differs"], samples: ["samples"], rest: ["notes", "commands", "job"],
+  attempts: ["attempts"], ranks: ["ranks", "heat"], checkpoints: ["checkpoints"], differs: ["differs"], samples: ["samples"], rest: ["notes", "commands", "job"],
 };
 
 function fill(run) {
@@ -177,6 +207,7 @@ function timePair(run) {
   const shown = known ? [{ label: name, ...lines(name, run.curves[name], "time", unit)[0] }] : [{ label: "no curve yet", x: ends, y: [null, null] }];
   if (known && name === "loss" && run.curves["eval/loss"]) shown.push({ ...lines("eval/loss", run.curves["eval/loss"], "time", unit)[0], label: "eval/loss" });
   document.getElementById("loss-name").textContent = known ? shown.map((line, at) => `${line.label} (${at ? "dashed" : "solid"})`).join(", ") : "";
+  heat(run, unit);
   lineChart(loss, shown, { label: known ? told(name, run.curves[name]) : "no curve yet", height: 220, xLabel: `${label} of running`, ends, peers: view.pair, readout, isLog: view.isLog });
 }
 
@@ -224,6 +255,7 @@ function show(run) {
   document.body.replaceChildren(el("main", {},
     el("header", {}, run.home ? el("p", {}, el("a", { href: run.home }, "All runs")) : null, el("h1", {}, run.name), place("sentence"), place("facts")),
     ...chapter("time", "Where the time went", el("p", { class: "quiet", id: "loss-name" }), el("div", { id: "strip", class: "chart" }), el("div", { id: "loss", class: "chart" }),
+      el("div", { id: "heat-controls", class: "controls" }), el("div", { id: "heat", class: "chart" }), el("p", { id: "heat-readout", class: "readout", role: "status" }),
       el("p", { id: "readout", class: "readout" }, "▲ a save, ○ an evaluation; each line above the strip begins an attempt, with what ended it."), place("causes")),
     place("attempts"), ...chapter("curves-title", "Curves", controls(holder), el("div", { id: "curves", class: "charts" })),
     place("ranks"), place("checkpoints"), place("differs"), place("samples"), place("rest")),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.rank_history import FILE, RankHistory
 from jaxlaunch.records.summary import Of, Start, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
 
@@ -102,3 +103,14 @@ def failed(folder: Path, verdict: Verdict) -> None:
     found = json.loads((folder / "summary.json").read_text())
     found["verdict"] = dataclasses.asdict(verdict)
     (folder / "summary.json").write_text(json.dumps(found))
+
+
+def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
+    """ranks.json of a run whose rank `slow` falls behind and waits for data in its second half."""
+    history = RankHistory()
+    for look in range(1, 240):
+        is_slow = look > 120
+        letters = ["d" if is_slow and rank == slow else "s" for rank in range(count)]
+        steps = [10 * look - (look if is_slow and rank == slow else 0) for rank in range(count)]
+        history.add(BEGAN + look * wall_s / 240, letters, steps)
+    (folder / FILE).write_bytes(history.encoded())

@@ -68,6 +68,40 @@ def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(chromium: brows
     assert chromium.errors == []
 
 
+def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
+    wall_s = sum(made_runs.run(tmp_path / "run", (0,)).values())
+    made_runs.ranks(tmp_path / "run", 1000, wall_s, slow=2)
+    logs = tmp_path / "run" / "starts" / "1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-2.log").write_text("no file for rank 2\n")
+    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+    assert len(text) < 500_000
+    (tmp_path / "run.html").write_text(text)
+    for width, is_dark in ((1180, False), (400, True)):
+        chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
+        edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
+        assert len(chromium.value(edges)) == 3 and len(set(chromium.value(edges))) == 1  # one axis
+        press = "document.getElementById('heat').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+        for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
+            chromium.value(press % key)
+        told = chromium.value("document.getElementById('heat-readout').textContent")
+        assert told.startswith("Rank 2 at ") and told.endswith("waiting for data, 238 steps behind")
+        chromium.value(press % "Enter")
+        assert (
+            chromium.value("document.activeElement.parentNode.open && document.activeElement.textContent") == "Rank 2"
+        )
+        chromium.value("document.querySelector('input[name=heat][value=lag]').click()")
+        chromium.value("openRank(999)")
+        shown = chromium.value("document.getElementById('heat-readout').textContent")
+        assert shown.endswith("--rank 999 --tail 100")
+        table = "document.querySelector('#the-ranks tbody').innerText"
+        assert chromium.value(table).split()[:3] == ["2", "239", "17"]
+        assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.errors == []
+
+
 def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)

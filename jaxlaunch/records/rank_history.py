@@ -1,0 +1,122 @@
+"""Where each rank stood over the time of a run, as the leader keeps it in ranks.json: which phase, how far behind.
+
+A look at all ranks every PERIOD_S; when there are MOST_COLUMNS of them, every second one goes and the period is twice
+as long. So the file of a run of any length is bounded, and that of a gang whose ranks move together is small.
+Standard library only, Python >= 3.10.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+FILE = "ranks.json"
+PERIOD_S = 2.0
+MOST_COLUMNS, MOST_RANKS = 240, 1024
+ENDED, UNKNOWN = "x", "-"
+# A letter for each phase of jaxlaunch.contract: what a column has of a rank.
+LETTERS: Mapping[str | None, str] = {
+    None: UNKNOWN,
+    "prepare": "p",
+    "init": "i",
+    "restore": "r",
+    "compile": "c",
+    "step": "s",
+    "data": "d",
+    "eval": "e",
+    "save": "v",
+    "done": "f",
+}
+_PHASES = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
+_LAGS = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
+
+Column = tuple[
+    float, str, str
+]  # Unix time, the letters of all ranks, and steps behind the foremost: runs of equal ones
+
+
+class RankHistory:
+    """The looks at the ranks, the oldest first."""
+
+    def __init__(self) -> None:
+        self.period_s = PERIOD_S
+        self.columns: list[Column] = []
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for the next look; `now` in Unix time, which may have been set back."""
+        return not self.columns or not 0 <= now - self.columns[-1][0] < self.period_s
+
+    def add(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:
+        """Adds a look: of each rank the letter of its phase, and the steps that it has done, None if it said none."""
+        known = list(itertools.islice(steps, MOST_RANKS))
+        foremost = max((step for step in known if step is not None), default=0)
+        lags = [0 if step is None else foremost - step for step in known]
+        self.columns.append((round(now, 1), _runs(itertools.islice(letters, MOST_RANKS)), _lag_runs(lags)))
+        if len(self.columns) > MOST_COLUMNS:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Halves the columns: of two the later phase stays, and the larger lag."""
+        pairs = itertools.zip_longest(*[iter(self.columns)] * 2)
+        self.columns = [first if second is None else _joined(first, second) for first, second in pairs]
+        self.period_s *= 2
+
+    def encoded(self) -> bytes:
+        """What the file holds."""
+        return json.dumps({"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, found: Any) -> RankHistory:
+        """What a file holds, which others may have written: columns that are wrong, or not in order, are left out."""
+        made = cls()
+        if not isinstance(found, Mapping) or not isinstance(found.get("columns"), Sequence):
+            return made
+        period = found.get("period_s")
+        if isinstance(period, int | float) and PERIOD_S <= period < 1e9:
+            made.period_s = float(period)
+        for column in found["columns"][: 2 * MOST_COLUMNS]:
+            if _is_column(column) and (not made.columns or made.columns[-1][0] < column[0]):
+                made.columns.append((float(column[0]), column[1], column[2]))
+        return made
+
+
+def _is_column(column: Any) -> bool:
+    if not isinstance(column, list) or len(column) != 3:
+        return False
+    at, letters, lags = column
+    if type(at) not in (int, float) or not math.isfinite(at) or not isinstance(letters, str):
+        return False
+    return isinstance(lags, str) and len(letters) + len(lags) < 64 * MOST_RANKS
+
+
+def _runs(letters: Iterable[str]) -> str:
+    """`s31d` of 31 ranks in a step and one that waits for data."""
+    return "".join(f"{letter}{count if (count := len(list(run))) > 1 else ''}" for letter, run in _grouped(letters))
+
+
+def _lag_runs(lags: Iterable[int]) -> str:
+    """`0x31,5,` of 31 ranks that are foremost and one that is 5 steps behind."""
+    return "".join(f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''}," for lag, run in _grouped(lags))
+
+
+def _grouped(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
+    return itertools.groupby(values)
+
+
+def letters_of(column: Column) -> list[str]:
+    """The letter of each rank."""
+    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][:MOST_RANKS]
+
+
+def lags_of(column: Column) -> list[int]:
+    """The steps that each rank is behind."""
+    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][:MOST_RANKS]
+
+
+def _joined(first: Column, second: Column) -> Column:
+    lags = itertools.zip_longest(lags_of(first), lags_of(second), fillvalue=0)
+    return second[0], second[1], _lag_runs(map(max, lags))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.records import rank_history
+from jaxlaunch.records.rank_history import LETTERS, MOST_COLUMNS, RankHistory
+
+
+def test_every_phase_has_a_letter_of_its_own() -> None:
+    assert set(LETTERS) == {None, *contract.PHASES}
+    assert len({*LETTERS.values(), rank_history.ENDED}) == len(LETTERS) + 1
+
+
+def test_a_look_is_read_back_as_it_was_kept() -> None:
+    history = RankHistory()
+    history.add(1000.04, "sssdx-", [20, 20, 19, 12, 20, None])
+    assert not history.is_due(1001.9) and history.is_due(1002.1) and history.is_due(900.0)
+    read = RankHistory.from_json(json.loads(history.encoded()))
+    assert read.columns == [(1000.0, "s3dx-", "0x2,1,8,0x2,")]
+    assert rank_history.letters_of(read.columns[0]) == list("sssdx-")
+    assert rank_history.lags_of(read.columns[0]) == [0, 0, 1, 8, 0, 0]
+
+
+def test_a_thousand_ranks_that_never_agree_for_a_month_are_a_file_of_a_megabyte() -> None:
+    drawn, history, now = random.Random(0), RankHistory(), 0.0
+    worst = 123_456
+    for look in range(3000):
+        now += history.period_s
+        steps = [500_000 - drawn.randrange(1000) for _ in range(1000)]
+        steps[7] -= worst if look == 1500 else 0
+        history.add(now, drawn.choices("sdev", k=1000), steps)
+    assert MOST_COLUMNS / 2 <= len(history.columns) <= MOST_COLUMNS
+    assert now > 30 * 86400 and len(history.encoded()) < 2_000_000
+    assert max(rank_history.lags_of(column)[7] for column in history.columns) > worst  # a spike is never thinned out
+    assert [at for at, _, _ in history.columns] == sorted(at for at, _, _ in history.columns)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [],
+        {"columns": 7},
+        {"columns": [[1.0, "s9999", "0x9999,"], [1.0, "s", "0,"], [0.5, "s", "0,"], ["2", "s", "0,"], [3, 4, 5], 6]},
+        {"columns": [[float("nan"), "s", "0,"], [2.0, "s" * 100_000, "0,"]], "period_s": -1},
+    ],
+)
+def test_what_others_wrote_is_read_within_bounds(found: object) -> None:
+    history = RankHistory.from_json(found)
+    assert history.period_s == rank_history.PERIOD_S and len(history.columns) <= 1
+    assert all(len(rank_history.letters_of(column)) <= rank_history.MOST_RANKS for column in history.columns)
