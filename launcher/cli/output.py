@@ -20,6 +20,7 @@ from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, visible
 from jaxlaunch.launcher.yaml12 import writer
 
 _ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
+_UP = "\x1b[1A\x1b[2K"  # and on the line above it
 _writing = threading.RLock()
 _status = ""
 
@@ -61,12 +62,20 @@ def columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") ->
     ]
 
 
-def status(line: str) -> None:
-    """Shows a line on stderr, a terminal, below all that is written: in place of the one before, or none if empty."""
+def status(*lines: str) -> None:
+    """Shows lines on stderr, a terminal, below all that is written: in place of those before, or none."""
     global _status
     with _writing:
-        _status = visible(line)[: _width() - 1]
-        print(_ERASE + _status, end="", file=sys.stderr, flush=True)
+        erase = _erasing()
+        _status = "\n".join(visible(line)[: _width() - 1] for line in lines)
+        print(erase + _status, end="", file=sys.stderr, flush=True)
+
+
+def _erasing() -> str:
+    """What erases the lines of the status: more of them on a terminal that is narrower than when they were shown."""
+    width = max(1, _width())
+    rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
+    return _ERASE + (rows - 1) * _UP
 
 
 def _width() -> int:
@@ -117,7 +126,7 @@ def _json(value: Any, **form: Any) -> str:
 def _write(line: str, *, is_result: bool = True) -> None:
     with _writing:
         if _status:
-            print(_ERASE, end="", file=sys.stderr, flush=True)
+            print(_erasing(), end="", file=sys.stderr, flush=True)
         try:
             print(line, file=sys.stdout if is_result else sys.stderr, flush=True)
         except OSError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ RUN_DIR = "name another folder with --run-dir."
 @options.folders
 @click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
 @click.option("--simulate", is_flag=True, help="Use the same number of virtual CPU devices instead of GPUs or TPUs.")
+@click.option("--plain", is_flag=True, help="On a terminal, too, print lines alone: no block that follows the run.")
 @click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
 def run(
     job_file: Path,
@@ -41,6 +43,7 @@ def run(
     volumes: tuple[str, ...],
     rank: str | None,
     simulate: bool,
+    plain: bool,
     take_over: bool,
 ) -> int:
     """Train JOB_FILE on this machine.
@@ -56,8 +59,11 @@ def run(
     shown = _shown(rank, job.processes)
     printer = output.Printer(shown)
     show = printer.show if job.train is None else partial(_show, printer)  # a program may print what it likes
-    ended = run_job(job, local, show, output.say, during=_bar(folder))
+    is_live = not plain and _is_terminal()
+    ended = run_job(job, local, show, output.say, during=_block(folder) if is_live else None)
     _conclude(folder / summary.FILE, ended, shown)
+    if is_live:
+        _lead_on(job, folder, ended)
     return ended.code
 
 
@@ -95,13 +101,29 @@ def _show(printer: output.Printer, line: Line) -> None:
         printer.show(line)
 
 
-def _bar(folder: Path) -> AbstractContextManager[object]:
-    """On a terminal, a bar that follows the run."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from jaxlaunch.launcher.cli.progress_bar import Bar
+def _is_terminal() -> bool:
+    """Whether who runs this looks at a terminal that can erase what it shows, and did not ask for plain text."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return sys.stderr.isatty() and not is_plain
 
-    return Bar(folder)
+
+def _block(folder: Path) -> AbstractContextManager[object]:
+    """What follows the run below its lines."""
+    from jaxlaunch.launcher.cli.live_block import Block
+
+    return Block(folder)
+
+
+def _lead_on(job: JobSpec, folder: Path, ended: Ended) -> None:
+    """Says where the page of the run is, and what to do next."""
+    is_by_name = folder == (run_folders.HOME / folder.name).absolute()
+    name = shlex.quote(folder.name if is_by_name else str(folder))
+    output.say(f"its page: launcher report {name}")
+    if ended.code != contract.DONE:
+        also = "; the same command continues it" if ended.code == contract.PREEMPTED else ""
+        output.say(f"why: launcher explain {name}{also}")
+    elif job.train is not None:
+        output.say(f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}")
 
 
 def _conclude(path: Path, ended: Ended, shown: Select) -> None:

@@ -61,6 +61,19 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
     assert capsys.readouterr().err == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
 
 
+def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    output.status("123456789", "b")
+    monkeypatch.setenv("COLUMNS", "5")  # the first line has wrapped
+    output.say("x")
+    output.status()
+    erase, up = "\r\x1b[2K", "\x1b[1A\x1b[2K"
+    shown = f"{erase}123456789\nb{erase}{up}{up}launcher: x\n123456789\nb{erase}{up}{up}"
+    assert capsys.readouterr().err == shown
+
+
 OSC = "\x1b]52;c;aGVsbG8=\x07"  # sets the clipboard
 INVISIBLE = [
     chr(code) for code in range(0xA0, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Zl", "Zp", "Cs")

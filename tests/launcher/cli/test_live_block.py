@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.cli import progress_bar
-from jaxlaunch.launcher.cli.progress_bar import Bar
+from jaxlaunch.launcher.cli import live_block
+from jaxlaunch.launcher.cli.live_block import Block
 
 METRICS = """\
 # TYPE jaxlaunch_step gauge
@@ -42,13 +42,13 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-def test_the_bar_shows_the_step_that_rank_0_reports_and_goes(
+def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
     tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_bar, "PERIOD_S", 0.01)
+    monkeypatch.setattr(live_block, "PERIOD_S", 0.01)
     agents = tmp_path / "agents.json"
     agents.write_text("of an earlier run")
-    with Bar(tmp_path):
+    with Block(tmp_path):
         assert not agents.exists()
         agents.write_text(json.dumps([{"host": 0, "address": address, "pid": 1}]))
         assert Agent.asked.wait(10)
@@ -60,8 +60,8 @@ def test_the_bar_shows_the_step_that_rank_0_reports_and_goes(
 
 
 def test_the_time_left_is_that_of_as_many_steps(tmp_path: Path) -> None:
-    bar = Bar(tmp_path)
-    assert bar._line(100, 400, now=0).endswith(" 100/400")
-    assert bar._line(150, 400, now=60).endswith(" 150/400, 5m left")
-    assert bar._line(400, 400, now=360).endswith("━ 400/400, 0s left")
-    assert bar._line(7, None, now=0) == "training, step 7"
+    block = Block(tmp_path)
+    assert block._progress(100, 400, now=0).endswith(" 100/400")
+    assert block._progress(150, 400, now=60).endswith(" 150/400, 5m left")
+    assert block._progress(400, 400, now=360).endswith("━ 400/400, 0s left")
+    assert block._progress(7, None, now=0) == "training, step 7"
