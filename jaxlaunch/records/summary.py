@@ -37,6 +37,7 @@ class Of:
     first_step: Whole | None = None  # that it trains; None: it has not said so far
     judged: Verdict | None = None  # on it, until its end is on record
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
+    made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)  # versions by name, and the code's digest
 
     def to_json(self, has_ended: bool) -> dict[str, Any]:
         """The fields, without those that only an attempt's record needs once it has one."""

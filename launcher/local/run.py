@@ -83,6 +83,7 @@ def environment(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[s
         environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(paths.base / job.code_folder), os.environ.get("PYTHONPATH")))
         )
+        environ[contract.CODE_ROOT] = str(paths.base / job.code_folder)
     if local.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:

@@ -30,7 +30,7 @@ def data(runs: Sequence[Seen], metrics: Sequence[str], at: str) -> dict[str, Any
             {**{key: one[key] for key in kept}, "name": name, "batch": jobs.batch(seen.brief.folder)}
             for one, name, seen in zip(found, names, runs, strict=True)
         ],
-        "differs": differences([seen.brief.folder for seen in runs]),
+        "differs": [*differences([seen.brief.folder for seen in runs]), *made_otherwise(runs)],
         "columns": columns(runs, metrics),
         "metric": list(metrics) or None,
         "at": at,
@@ -41,6 +41,11 @@ def differences(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
     """The keys of their jobs that not all runs have alike, with each run's value."""
     described = [jobs.read(folder / jobs.FILE) for folder in folders]
     return [row for row in jobs.differences(described) if row[0] != "name"][:_MOST_DIFFERENCES]
+
+
+def made_otherwise(runs: Sequence[Seen]) -> list[tuple[str, list[str]]]:
+    """The versions, and the digest of the code, that not all runs have alike."""
+    return jobs.differing([jobs.made_of(seen.summary) for seen in runs])
 
 
 def columns(runs: Sequence[Seen], metrics: Sequence[str]) -> list[str]:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.launcher.yaml12 import reader, writer
-from jaxlaunch.records.summary import Start
+from jaxlaunch.records.summary import FILE as FILE_OF_RUN
+from jaxlaunch.records.summary import Start, Summary
 
 FILE = "job.yaml"
 _LONGEST = 300  # characters of a value
+_MADE_OF = {"code": "digest of code"}
 _PRIVATE = ("env",)  # blocks whose values no page repeats: somebody puts a token there
 
 
@@ -53,7 +56,11 @@ def _shown(value: Any) -> str:
 
 def differences(jobs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """The keys that not all jobs have with one value, and the value of each; a key that one lacks is "–" there."""
-    tables = [dict(flat(job)) for job in jobs]
+    return differing([dict(flat(job)) for job in jobs])
+
+
+def differing(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """The keys that not all tables have with one value, and the value of each; a key that one lacks is "–" there."""
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
@@ -66,7 +73,22 @@ def changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
         for key, values in start.changed.items():
             then, now = (*map(_shown, values), "", "")[:2]
             found.append({"start": start.start, "key": visible(key), "then": then, "now": now})
-    return found
+    kept = RunFolder(folder, lambda sentence: None)
+    before: dict[str, str] = {}
+    for start in starts:
+        is_last = start is starts[-1]
+        now_made = made_of(kept.summary(name=FILE_OF_RUN if is_last else f"starts/{start.start}/{FILE_OF_RUN}"))
+        for key in before.keys() & now_made.keys():
+            if before[key] != now_made[key]:
+                found.append({"start": start.start, "key": key, "then": before[key], "now": now_made[key]})
+        before |= now_made
+    return sorted(found, key=lambda one: one["start"])
+
+
+def made_of(found: Summary | None) -> dict[str, str]:
+    """What a run, or a start of it, was made of beside its job, as keys beside those of the job."""
+    known = {} if found is None or found.of is None else found.of.made_of
+    return {_MADE_OF.get(name, f"version of {visible(name)[:_LONGEST]}"): _shown(each) for name, each in known.items()}
 
 
 def best(folder: Path) -> tuple[str | None, str]:

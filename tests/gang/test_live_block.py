@@ -120,6 +120,7 @@ def test_a_block_follows_the_run_below_whole_lines_and_is_gone_at_the_end(tmp_pa
     assert forged and all(line.startswith("[0] ") for line in forged)
     assert "\n[0] no newline at the end\n" in shown
     assert not any(line.startswith(("training", "loss ", "2 ranks:")) for line in lines)
+    assert not any(line.startswith("[1]") for line in lines)  # rank 0 speaks alone
     blocks = [screen[-3:] for screen in terminal.screens if screen[-1].startswith("2 ranks:")]
     step, loss, ranks = blocks[-1]
     assert re.fullmatch(r"training, step \d+", step)

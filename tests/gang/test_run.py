@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
+import platform
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import yaml
 
 from jaxlaunch.contract import MANIFEST
 from tests.gang.agents import program
-from tests.gang.runs import HERE, Running, digits, job, launch, until_gone
+from tests.gang.runs import Running, digits, job, launch, until_gone
 
 
 def test_the_run_folder_holds_all_that_a_reader_needs(tmp_path: Path) -> None:
@@ -239,28 +237,5 @@ def test_a_job_s_own_program_gets_its_environment(tmp_path: Path) -> None:
     result = launch(tmp_path, document, env={"TOKEN": "t"})
     assert result.code == 0, result.stderr
     assert f"[0] b {tmp_path}/code t" in result.stdout
-
-
-def test_on_a_terminal_rank_0_speaks_alone_below_it_a_bar(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(digits(steps=30), hosts=2, per_host=1)))
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", str(tmp_path / "job.yaml")]
-    process = subprocess.Popen(
-        [*command, "--run-dir", str(tmp_path / "run")],
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TERM": "xterm", "COLUMNS": "120"},
-    )
-    os.close(theirs)
-    screen = b"".join(iter(lambda: _read(ours), b"")).decode(errors="replace")
-    assert process.wait() == 0, screen
-    assert "\n[0] step 30/30" in screen.replace("\x1b[2K", "\n")
-    assert "starting" in screen
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # the other end is closed
-        return b""
+    made_of = result.summary["of"]["made_of"]
+    assert made_of["python"] == platform.python_version() and len(made_of["code"]) == 12

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
+from jaxlaunch.launcher.agent.gang import made_of
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
@@ -32,12 +33,12 @@ from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
+from jaxlaunch.launcher.agent.leader.rank_counts import RankLooks
 from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.rank_history import ENDED, FILE, LETTERS, UNKNOWN, RankHistory
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
@@ -98,8 +99,6 @@ class Leader:
         self._config, self._loop, self._hello = config, loop, hello
         self._starts = Starts(run_folder, config.uid)
         self._summary_writer = LatestWriter[Summary](self._starts.write)
-        self._ranks = RankHistory.from_json(run_folder.read(FILE))
-        self._ranks_writer = LatestWriter[bytes](lambda data: run_folder.replace(FILE, data))
         self._annotator = jobset.writer(config, loop, say)
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._clock, self._run_folder, self._pod_log, self._say, self._finish = clock, run_folder, pod_log, say, finish
@@ -117,6 +116,7 @@ class Leader:
         self._attempt = Attempt(self._number, {})
         self._started = time.time()
         self._seconds_before: dict[str, float] = {}
+        self._looks, self._made_of = RankLooks(run_folder), made_of.of(hello.versions, os.environ)
         self._verdict: Verdict | None = None
         self._is_stopping = self._has_requested_stacks = self._is_alone = False
         self._stopped_by = STOPPED
@@ -125,12 +125,11 @@ class Leader:
         self._members = config.members  # of this attempt
         self._least = config.sizes[-1]  # hosts with which the next attempt starts at once
         self._grows_after: int | None = None  # the newest step on storage when hosts came that the gang may grow by
-        self._is_growing = False  # the processes save, so that the gang starts again with those hosts
-        self._has_new_peers = False  # since the last attempt started
+        self._is_growing = self._has_new_peers = False  # it saves to start again with those hosts; some came since then
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
-        now = self._ticked_at = self._annotated_at = self._kept_at = self._ranks_kept_at = time.monotonic()
+        now = self._ticked_at = self._annotated_at = self._kept_at = time.monotonic()
         self._turn = 0  # of the hosts that are sent a beat at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
@@ -413,7 +412,7 @@ class Leader:
         self._notifier.judged(verdict, self._number)
         now = time.monotonic()
         if self._attempt.number == self._number:
-            self._look_at_ranks(now)
+            self._looks.look(self._attempt.statuses.values(), 0.0, is_due=True)
             self._clock.restart.begin(*self._attempt.ending(now), now)
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
@@ -551,7 +550,6 @@ class Leader:
         self._notifier.ended()
         self._summary_writer.finish()
         self._starts.write(self._summary(verdict))
-        self._ranks_writer.keep(self._ranks.encoded(), wait_s=KEEP_S)
         now = time.monotonic()
         self._until = now + CLOSE_S  # from here on: storage may stall
         self._pod_log.look(self._view, now, is_news=True)
@@ -596,8 +594,8 @@ class Leader:
         state = self._attempt.committed, self._stage
         if self._stage is not Stage.LEAVE and (state != self._kept or now - self._kept_at >= self._keep_every_s):
             self._keep_summary(now)
-        if self._stage is Stage.RUN and self._ranks.is_due(time.time()):
-            self._look_at_ranks(now)
+        if self._stage is Stage.RUN:
+            self._looks.look(self._attempt.statuses.values(), self._keep_every_s)
         if self._stage is Stage.RUN and now - self._annotated_at >= ANNOTATE_S:
             self._annotate("running", None)
 
@@ -676,15 +674,6 @@ class Leader:
         self._kept, self._kept_at = (self._attempt.committed, self._stage), now
         self._summary_writer.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
 
-    def _look_at_ranks(self, now: float) -> None:
-        """Keeps where every rank stands. Nothing waits for the file."""
-        statuses = self._attempt.statuses.values()
-        letters = (LETTERS.get(each.phase, UNKNOWN) if each.exit is None else ENDED for each in statuses)
-        self._ranks.add(time.time(), letters, (each.step if each.stepped else None for each in statuses))
-        if now - self._ranks_kept_at >= self._keep_every_s:
-            self._ranks_kept_at = now
-            self._ranks_writer.keep(self._ranks.encoded())
-
     def _annotate(self, when: str, verdict: Verdict | None) -> None:
         """Writes on the JobSet how far the job is, where its service account may."""
         self._annotated_at = time.monotonic()
@@ -736,7 +725,7 @@ class Leader:
             verdict,
             step=self._attempt.step,
             saved=furthest(self._starts.known, *committed, self._attempt.committed),
-            of=self._of(seconds, now),
+            of=dataclasses.replace(self._of(seconds, now), made_of=self._made_of),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),
             metrics=self._metrics,

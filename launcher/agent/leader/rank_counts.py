@@ -1,12 +1,19 @@
-"""Counts over the statuses of all ranks, kept as they change: no message may cost a look at every rank."""
+"""Counts over the statuses of all ranks, kept as they change: no message may cost a look at every rank; and such looks,
+every few seconds.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.records.rank_history import ENDED, FILE, LETTERS, UNKNOWN, RankHistory
 
 Counted = TypeVar("Counted", int, str)
 
@@ -52,6 +59,25 @@ class RankCounts:
             self.staying += count * (_stays(after) - _stays(before))
         if after.exit is not None or before.exit is not None:
             self.unclean += count * (before.ended_clean - after.ended_clean)
+
+
+class RankLooks:
+    """Looks at the ranks every few seconds, and keeps what it saw in the run folder. Nothing waits for that."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._history = RankHistory.from_json(folder.read(FILE))
+        self._writer = LatestWriter[bytes](lambda data: folder.replace(FILE, data))
+        self._kept_at = -math.inf
+
+    def look(self, statuses: Collection[Status], keep_every_s: float, *, is_due: bool = False) -> None:
+        """Looks where it is time to, or `is_due`, and has the file written where the last time is long enough ago."""
+        if not statuses or not (is_due or self._history.is_due(time.time())):
+            return
+        letters = (LETTERS.get(each.phase, UNKNOWN) if each.exit is None else ENDED for each in statuses)
+        self._history.add(time.time(), letters, (each.step if each.stepped else None for each in statuses))
+        if (now := time.monotonic()) - self._kept_at >= keep_every_s:
+            self._kept_at = now
+            self._writer.keep(self._history.encoded())
 
 
 def _stays(status: Status) -> bool:
