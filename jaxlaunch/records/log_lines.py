@@ -12,7 +12,8 @@ past     at the start of a later generation. First one without `verdict`: `attem
          `seconds`, `first_committed`, `last_committed`, `ended`; `attempt` and `generation` are then its own.
 tail     after these, the end of a rank's log of the generations before: `rank`, `lines`. The failing rank comes first;
          ranks beyond jaxlaunch.launcher.agent.leader.run_folder.TAIL_BYTES are left out.
-beat     `stage` (of STAGES), `missing` (hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
+beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these: jaxlaunch/records/members),
+         `missing` (of these the hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
          `step` (complete on every rank), `phase` (of most ranks) and its start `since`, `phases` ({phase: the first
          MAX_LISTED ranks}), `counts` ({phase: ranks}), `committed`, `committed_at` (none: before these pods),
          `seconds` and `restarts` (by cause), `restart` (seconds by cause until this attempt's first step),
@@ -31,6 +32,7 @@ from typing import Any
 
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Seconds, Time, Whole
+from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
@@ -79,6 +81,7 @@ class Beat(_Line):
     stage: str | None = None
     missing: Sequence[Whole] = ()
     missing_count: Whole = 0
+    members: Wire | None = None
     refused: Sequence[str] = ()
     step: Whole | None = None
     phase: str | None = None

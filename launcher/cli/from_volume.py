@@ -8,7 +8,6 @@ from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.explain.explanation import explain
 from jaxlaunch.launcher.lifecycle import reader
-from jaxlaunch.launcher.logs import pods
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.status import collect
 from jaxlaunch.launcher.status.run_files import MAX_LOGS, RunFiles
@@ -36,13 +35,12 @@ def logs(
     last = _known(seen, files).report.verdict
     for ended in files.attempts if previous else () if last is None else (last,):
         say(ended.title)
-    each = pods.processes_per_host(seen.jobset)
     for log in files.logs:
         if log.left_out and tail is None:
             why = f"the job keeps no more (logs.kept), or it is beyond {MAX_LOGS >> 20} MiB of all ranks shown"
             say(f"{log.left_out} bytes of rank {log.rank} before these lines are left out: {why}")
         for text in log.lines:
-            printer.show(Line(log.rank // each, log.rank, text))
+            printer.show(Line(seen.members.host(log.rank), log.rank, text))
     if not files.logs:
         say("its run folder has no log of these ranks")
 

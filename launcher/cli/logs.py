@@ -17,7 +17,7 @@ from jaxlaunch.launcher.logs import lines as logs
 from jaxlaunch.launcher.logs import previous as past
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.logs.pods import Source, Window
-from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status import collect, hosts
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.wording import placed
@@ -79,7 +79,7 @@ def logs_command(
     is_growing = is_following and terminal_state(seen.jobset) is None
     if not is_from_volume:
         _require_pods(seen, is_growing)
-    logs.exist(asked, seen.expected_hosts * pods.processes_per_host(seen.jobset))
+    logs.exist(asked, hosts.table(seen.jobset).processes)
     chosen = asked if rank is not None else _usual(seen, asked)
     printer = Printer(chosen, as_json=output == "json")
     if chosen.ranks is not None and rank is None:
@@ -133,15 +133,14 @@ def _require_pods(seen: Snapshot, is_growing: bool) -> None:
 def _usual(seen: Snapshot, asked: Select) -> Select:
     """The ranks that are shown when nobody names any, and the pattern that was asked for."""
     failing = seen.report.last.verdict.rank if seen.report.last is not None else None
-    usual = logs.usual(seen.expected_hosts * pods.processes_per_host(seen.jobset), failing)
+    usual = logs.usual(hosts.table(seen.jobset).processes, failing)
     return Select(usual.ranks, asked.pattern)
 
 
 def _sources(seen: Snapshot, chosen: Select, printer: Printer) -> list[Source]:
     """The logs that there are, of the hosts that are wanted; says which have none yet."""
-    wanted = [
-        (host, source) for host in seen.hosts if chosen.wants_any((source := pods.source(seen.jobset, host)).ranks)
-    ]
+    known = [(host, pods.source(seen.jobset, host, seen.members)) for host in seen.hosts]
+    wanted = [(host, source) for host, source in known if source.may_have(chosen)]
     silent = [host for host, _ in wanted if not host.has_started]
     if silent:
         say(f"{len(silent)} of {len(wanted)} hosts have no log yet, the first is {silent[0].name}")
@@ -178,8 +177,7 @@ def _previous(cluster: Cluster, seen: Snapshot, chosen: Select, tail: int | None
 
 def _tails(cluster: Cluster, seen: Snapshot, leader: Host, chosen: Select, tail: int | None) -> Iterator[Line]:
     texts = cluster.log(seen.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES)
-    each = pods.processes_per_host(seen.jobset)
-    lines = past.lines(filter(None, map(log_lines.parse, texts)), each)
+    lines = past.lines(filter(None, map(log_lines.parse, texts)), seen.members)
     for _, of_rank in itertools.groupby(lines, key=lambda line: line.rank):
-        wanted = [line for line in of_rank if chosen.wants(line, range(line.host * each, (line.host + 1) * each))]
+        wanted = [line for line in of_rank if chosen.wants(line, range(0))]
         yield from wanted if tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]

@@ -9,7 +9,7 @@ import click
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli import completions, from_volume, options, output, whose
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.explain.explanation import explain, restarts_line
+from jaxlaunch.launcher.explain.explanation import explain, ranks_line, restarts_line
 from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom
 from jaxlaunch.launcher.here import status as here
 from jaxlaunch.launcher.here.found import Run
@@ -94,6 +94,7 @@ def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
+    yield "ranks", ranks_line(status).removeprefix("ranks ") if status.state not in OVER else ""
     yield "phase", _phase(status)
     yield "restarts", restarts_line(status).removeprefix("restarts: ")
     yield "checkpoint", _checkpoint(status)
@@ -149,11 +150,20 @@ def _checkpoint(status: JobStatus) -> str:
 def _each_host(seen: Snapshot) -> Iterator[str]:
     """A table of the hosts; of many, those that are not ready first."""
     hosts = sorted(seen.hosts, key=lambda host: (host.is_ready, host.number))
-    rows = [("HOST", "READY", "STATE", "NODE", "POD")]
+    rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
     for host in hosts[:MAX_HOSTS]:
         state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
         ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
-        rows.append((str(host.number), ready, state, host.node or "-", host.pod))
+        rows.append(
+            (str(host.number), _ranks(seen.members.ranks(host.number)), ready, state, host.node or "-", host.pod)
+        )
     yield from output.columns(rows)
     if len(hosts) > MAX_HOSTS:
         yield f"… and {len(hosts) - MAX_HOSTS} more hosts"
+
+
+def _ranks(held: range) -> str:
+    """ "3", "8-15", or "spare"."""
+    if not held:
+        return "spare"
+    return str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}"

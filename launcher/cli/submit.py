@@ -23,7 +23,7 @@ from jaxlaunch.launcher.kube.objects import Obj
 from jaxlaunch.launcher.lifecycle import cluster_defaults, gang_secret
 from jaxlaunch.launcher.lifecycle.submit import Submission, Submitted
 from jaxlaunch.launcher.lifecycle.wait import Timeout, Waiting, quietly
-from jaxlaunch.launcher.logs import follow, lines, pods
+from jaxlaunch.launcher.logs import follow, lines
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.job_status import JobStatus
@@ -165,7 +165,7 @@ def _to_its_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: floa
     try:
         waiting = Waiting(cluster, jobset, limit_s, quietly if is_following else output.say)
         if is_following:
-            chosen = lines.usual(hosts.expected(jobset) * pods.processes_per_host(jobset))
+            chosen = lines.usual(hosts.table(jobset).processes)
             printer = output.Printer(chosen)
             if chosen.ranks is not None:
                 others = f"showing rank 0 alone; `launcher logs -f {name} --rank N` shows others"

@@ -27,6 +27,7 @@ from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.wording import placed
+from jaxlaunch.records import verdict
 from jaxlaunch.spelling import in_full, nearest
 
 MAX_EVIDENCE = 24
@@ -36,6 +37,7 @@ CAUSES: tuple[Cause, ...] = (
     failed.failed,
     queue.suspended_by_queue,
     unread.pods,
+    gang.lost_host,
     admission.jobs_not_created,
     admission.pods_not_created,
     scheduling.unscheduled,
@@ -83,7 +85,7 @@ def explain(job: Snapshot | NoSuchJob) -> Explanation:
 
 def _explain(snapshot: Snapshot) -> Explanation:
     answer = _with_warning(snapshot, first(CAUSES, snapshot) or _being_created(snapshot))
-    verdict = snapshot.report.verdict
+    last = snapshot.report.verdict
     move = answer.next_move or situations.next_move(answer.situation, snapshot.name)
     return Explanation(
         snapshot.name,
@@ -93,7 +95,7 @@ def _explain(snapshot: Snapshot) -> Explanation:
         tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
         (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
         None if move is None else placed(move, snapshot.namespace),
-        situations.see(answer.situation, None if verdict is None else verdict.verdict.code),
+        situations.see(answer.situation, None if last is None else last.verdict.code),
     )
 
 
@@ -151,6 +153,8 @@ def _facts(status: JobStatus, now: datetime) -> list[str]:
     restarts = status.restarts
     if restarts.total or restarts.by_cause:
         facts.append(restarts_line(status))
+    if (ranks := ranks_line(status)) and status.state not in OVER:
+        facts.append(ranks)
     if status.as_of is not None:
         return [*facts, f"as of {as_of_line(status, now)}: {_numbers(status)}"]
     if status.committed is not None:
@@ -168,6 +172,14 @@ def _numbers(status: JobStatus) -> str:
     step = "no step is known" if status.step is None else f"step {status.step}"
     saved = "" if status.committed is None else f", last good checkpoint: step {status.committed}"
     return step + saved + ("" if status.goodput is None else f", goodput {status.goodput:.1%}")
+
+
+def ranks_line(status: JobStatus) -> str:
+    """ "ranks on hosts 0, 3, 2; spare: host 1", of a job whose ranks may move; empty of others."""
+    if status.members is None:
+        return ""
+    spare = f"spare: {verdict.names(status.spares)}" if status.spares else "no spare is ready"
+    return f"ranks on {'host' if status.members.isdecimal() else 'hosts'} {status.members.replace(',', ', ')}; {spare}"
 
 
 def restarts_line(status: JobStatus) -> str:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxlaunch import contract
-from jaxlaunch.launcher.explain import admission, unread
-from jaxlaunch.launcher.explain.answer import LIVENESS, Answer, are, is_liveness, one_line, quoted, were, which
+from jaxlaunch.launcher.explain import admission, containers, images, scheduling, unread
+from jaxlaunch.launcher.explain.answer import (
+    LIVENESS,
+    Answer,
+    Cause,
+    are,
+    first,
+    is_liveness,
+    one_line,
+    quoted,
+    were,
+    which,
+)
 from jaxlaunch.launcher.explain.ended import silence, stuck
 from jaxlaunch.launcher.explain.memory import (
     evicted_for_excess,
@@ -15,8 +28,9 @@ from jaxlaunch.launcher.explain.memory import (
 )
 from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
+from jaxlaunch.launcher.status import hosts, lost_hosts
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
-from jaxlaunch.launcher.status.job_status import JobStatus, State, status_of
+from jaxlaunch.launcher.status.job_status import JobStatus, State, state_of, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.records.verdict import names
@@ -45,7 +59,12 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *_before(snapshot))
     if (held := stuck(snapshot)) is not None:
         return Answer("stuck", f"{headline}; {held.what}", evidence, held.move)
-    counts = "it restarts, which does not count against the restart limits"
+    again = (
+        f"{'that pod is' if len(taken) == 1 else 'those pods are'} made again"
+        if snapshot.waits_for_pods
+        else "it restarts"
+    )
+    counts = f"{again}, which does not count against the restart limits"
     return Answer("disrupted", f"{headline}; {counts}", evidence)
 
 
@@ -213,6 +232,77 @@ def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
     if pod is None:
         return "their pods do not exist yet: wait."
     return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS."
+
+
+# What may hold up the pod that takes the place of a lost one.
+_HELD: tuple[Cause, ...] = (
+    admission.pods_not_created,
+    scheduling.unscheduled,
+    images.not_pulled,
+    containers.not_started,
+)
+
+
+def lost_host(snapshot: Snapshot) -> Answer | None:
+    """A pod is missing, or a host holds no rank yet, of a gang whose processes have run in these pods."""
+    state = state_of(snapshot)
+    if state not in (State.RUNNING, State.GATHERING) or not lost_hosts.has_begun(snapshot):
+        return None
+    away = lost_hosts.away(snapshot)
+    if state is State.RUNNING:
+        return None if snapshot.report.is_judged else _running(snapshot, away)
+    return _waiting(snapshot, away) if away else None
+
+
+def _waiting(snapshot: Snapshot, away: list[int]) -> Answer:
+    """The hosts that are there keep their pods."""
+    needed = [host for host in away if host in snapshot.members] or away
+    there = snapshot.expected_hosts - len(away)
+    kept = f"the other {count(there, 'host')} {'keeps its pod' if there == 1 else 'keep their pods'}"
+    leads = ", which leads," if needed == [0] else ""
+    has_none = hosts.moves(snapshot.jobset) and not lost_hosts.spares(snapshot)
+    held = _held(snapshot, needed)
+    headline = f"waits for {names(needed)}{leads} to come back: {held.headline}; {kept}"
+    headline += "; no spare is left" if has_none else ""
+    return dataclasses.replace(held, headline=headline)
+
+
+def _running(snapshot: Snapshot, away: list[int]) -> Answer | None:
+    """It runs without the hosts that are away: they hold no rank now."""
+    members, most, spares = snapshot.members, hosts.table(snapshot.jobset), lost_hosts.spares(snapshot)
+    does = doing(status_of(snapshot), is_partly=False)
+    if len(members) < len(most):
+        headline = f"runs with {len(members)} of {count(len(most), 'host')}: {does}"
+        if not away:
+            return Answer("shrunk", f"{headline}; {names(spares)} will hold ranks after the next save")
+        held = _held(snapshot, away)
+        headline += f"; it waits for {names(away)} to grow again: {held.headline}"
+        return dataclasses.replace(held, situation="shrunk", headline=headline)
+    if not away:
+        return None
+    held = _held(snapshot, away)
+    left = f"{names(spares)} {'is a spare' if len(spares) == 1 else 'are spares'}" if spares else "no spare is ready"
+    headline = f"runs: {does}, with its ranks on {names(members.hosts)}; {left}, since {names(away)} "
+    headline += f"{'is' if len(away) == 1 else 'are'} missing: {held.headline}"
+    return dataclasses.replace(held, situation="spare-used", headline=headline)
+
+
+def _held(snapshot: Snapshot, away: list[int]) -> Answer:
+    """What holds up the pods of hosts that are away; the evidence begins with how the last attempt ended."""
+    last = snapshot.report.last
+    ended = () if last is None else (one_line(last.title),)
+    answer = first(_HELD, snapshot)
+    if answer is not None:
+        alone = f"is starting: {names(away)}: "
+        headline = answer.headline.removeprefix("waits: ").replace(alone, f"{names(away)} is starting: ")
+        return dataclasses.replace(
+            answer, situation="host-lost", headline=headline, evidence=(*ended, *answer.evidence)
+        )
+    here = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
+    if here:
+        return Answer("host-lost", f"{here[0].name} is starting", ended)
+    do = "its pod does" if len(away) == 1 else "their pods do"
+    return Answer("host-lost", f"{do} not exist yet, since Kubernetes makes it again 10 s after it failed", ended)
 
 
 def hanging(snapshot: Snapshot) -> Answer | None:

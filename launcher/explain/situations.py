@@ -194,6 +194,13 @@ SITUATIONS: Mapping[str, Situation] = {
     "sidecar": Situation(
         "a container that runs next to the program failed, or still runs after the program has ended", "container-start"
     ),
+    "host-lost": Situation(
+        "a host was lost: the others keep their pods, and wait for the pod that takes its place",
+        "rendezvous-and-lost-hosts",
+        "wait: after timeouts.replace it continues with fewer hosts, or all pods are made again.",
+    ),
+    "shrunk": Situation("it runs with fewer hosts for a while, and grows again when they are back"),
+    "spare-used": Situation("it runs with all its ranks; the pod that takes the place of a lost one is missing"),
     "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
     "running": Situation("it runs"),
     "restarted": Situation("it runs again, in the attempt right after a failure"),

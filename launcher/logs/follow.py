@@ -187,7 +187,7 @@ class _Follower:
             for text in self._notices.of_host(host):
                 self._say(text)
             source = pods.source(self._jobset, host)
-            if host.has_started and host.pod not in self._attached and self._select.wants_any(source.ranks):
+            if host.has_started and host.pod not in self._attached and source.may_have(self._select):
                 self._attach(source)
 
     def _attach(self, source: Source) -> None:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jaxlaunch import contract
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
@@ -17,7 +16,8 @@ from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.leader_log import why_unread
-from jaxlaunch.records import checked, log_lines
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.members import Members
 
 STREAMS = 64  # pods that are read at once, line by line
 READERS = 16  # requests at once where there are more
@@ -32,8 +32,13 @@ class Source:
     pod: str
     host: int
     generation: int
-    ranks: range
+    ranks: range  # that its host holds now
     node: str | None = None
+    may_hold_others: bool = False  # lines of other ranks too: ranks move between hosts
+
+    def may_have(self, select: Select) -> bool:
+        """Whether it may hold selected lines."""
+        return self.may_hold_others or select.wants_any(self.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +53,14 @@ class Window:
 EVERYTHING = Window()
 
 
-def processes_per_host(jobset: Obj) -> int:
-    """As the JobSet's environment says; 1 for a JobSet of another tool."""
-    return checked.number_in(hosts.environment(jobset).get(contract.JOB, ""), "processes_per_host") or 1
+def source(jobset: Obj, host: Host, members: Members | None = None) -> Source:
+    """The log of one host of `jobset`, and the ranks that it holds by the table, that of the gang's start by default.
 
-
-def source(jobset: Obj, host: Host) -> Source:
-    """The log of one host of `jobset`, and its ranks."""
-    each = processes_per_host(jobset)
-    ranks = range(host.number * each, (host.number + 1) * each)
-    return Source(host.pod, host.number, host.generation, ranks, host.node)
+    Where ranks move, any pod may have lines of any; of more than STREAMS pods only those that hold a rank are read.
+    """
+    ranks = (members or hosts.table(jobset)).ranks(host.number)
+    others = hosts.moves(jobset) and hosts.expected(jobset) <= STREAMS
+    return Source(host.pod, host.number, host.generation, ranks, host.node, others)
 
 
 def read(

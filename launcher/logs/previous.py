@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator
 from jaxlaunch.launcher.logs.lines import Line
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Tail
+from jaxlaunch.records.members import Members
 
 
-def lines(records: Iterable[log_lines.Line], processes_per_host: int) -> Iterator[Line]:
-    """The last lines of each rank, the failing rank's first; of the newest attempt that they were repeated for."""
+def lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
+    """The last lines of each rank, the failing rank's first; of the newest attempt that they were repeated for.
+
+    The host is the one that holds the rank now, by the table `members`.
+    """
     tails = [record for record in records if isinstance(record, Tail)]
     newest = max((tail.attempt for tail in tails), default=0)
     for tail in tails:
         if tail.attempt == newest:
             for text in tail.lines:
-                yield Line(tail.rank // processes_per_host, tail.rank, text, generation=tail.generation)
+                yield Line(members.host(tail.rank), tail.rank, text, generation=tail.generation)

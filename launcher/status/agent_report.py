@@ -136,7 +136,7 @@ def _merged(records: Sequence[Line], hosts: Sequence[Host]) -> AgentReport:
     generation = hosts[0].generation if hosts else 0
     heartbeat = _newest_heartbeat(ordered, generation)
     ends = [end for one in ordered if (end := _end(one)) is not None]
-    told = [one for host in hosts if (one := host.termination_report) is not None]
+    told = [one for host in hosts if not host.left_alone and (one := host.termination_report) is not None]
     terminations = [AttemptEnd(one.verdict, one.attempt, one.generation) for one in told]
     verdict = _verdict(terminations, ends, heartbeat, hosts)
     earlier = {one.attempt: one for one in ends if verdict is None or one.attempt < verdict.attempt}

@@ -21,6 +21,7 @@ from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, replicated,
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.agent_job import read_agent_job
 from jaxlaunch.records.log_lines import Termination
+from jaxlaunch.records.members import Members
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -85,6 +86,17 @@ class Host:
         return self.ended or self.before
 
     @property
+    def left_alone(self) -> bool:
+        """Whether its agent was told to stop and left, while its gang waits for the pod that takes its place."""
+        return self.ended.get("exitCode") == contract.LEFT
+
+    @property
+    def ends_gang(self) -> bool:
+        """Whether it failed by what its whole gang decided, of a job whose pods are replaced alone otherwise."""
+        code = self.ended.get("exitCode", 0)
+        return self.phase == "Failed" and contract.DONE < code < contract.OF_THE_KERNEL and code in contract.OUTCOMES
+
+    @property
     def termination_report(self) -> Termination | None:
         """What its agent wrote as the container's termination message."""
         return log_lines.parse_termination_message(self.termination_message)
@@ -117,6 +129,31 @@ def agent_job(spec: Obj) -> AgentJob | None:
     texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
     text = next(texts, None)
     return read_agent_job(text.replace("$$", "$")) if text else None
+
+
+def table(jobset: Obj) -> Members:
+    """Which hosts of the JobSet hold ranks before any was lost; of another tool's, each holds one."""
+    job = _of_agents(jobset)
+    return Members(range(job.sizes[-1] if job.sizes else expected(jobset)), job.processes_per_host)
+
+
+def moves(jobset: Obj) -> bool:
+    """Whether ranks may move from a host to another: the job has spares, or may shrink."""
+    return bool(_of_agents(jobset).sizes)
+
+
+def are_replaced(jobset: Obj) -> bool:
+    """Whether a pod that is lost is made again alone, while the others wait for it."""
+    return _of_agents(jobset).replaces
+
+
+def _of_agents(jobset: Obj) -> AgentJob:
+    """What its agents read of the job; that of a nameless job of one process each, where there is none."""
+    try:
+        found = agent_job(template(jobset).get("spec", {}))
+    except ValueError:
+        found = None
+    return found or AgentJob("")
 
 
 def claims(jobset: Obj) -> list[str]:

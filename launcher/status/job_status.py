@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.kube.objects import age, condition, is_true, moment, seconds_since, terminal_state
-from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status import hosts, lost_hosts
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.records import checked
 from jaxlaunch.records.log_lines import Beat
@@ -70,6 +70,8 @@ class JobStatus:
     phase: str | None
     phase_s: float | None
     missing: tuple[int, ...]
+    members: str | None  # hosts that hold ranks, in the order of their ranks, as `0,3,2`; None: each its own always
+    spares: tuple[int, ...]  # hosts that are ready to hold ranks
     step: int | None
     steps: int | None
     committed: int | None
@@ -112,6 +114,8 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         phase=_phase(snapshot) if is_live else None,
         phase_s=_age(_utc(beat.since), snapshot.now) if is_live else None,
         missing=tuple(report.missing),
+        members=snapshot.members.to_wire() if hosts.moves(snapshot.jobset) else None,
+        spares=tuple(lost_hosts.spares(snapshot)),
         step=report.step,
         steps=_steps(snapshot),
         committed=report.committed,
@@ -171,7 +175,7 @@ def _is_restarting(snapshot: Snapshot) -> bool:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
-    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts):
+    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
         return True  # its Job fails with the first pod
     return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not _all_succeeded(snapshot)
 
@@ -181,7 +185,8 @@ def _is_any_lost(snapshot: Snapshot) -> bool:
     return any(
         host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
         for host in snapshot.hosts
-    )
+        if host.number in snapshot.members
+    ) or (lost_hosts.has_begun(snapshot) and lost_hosts.are_members_lost(snapshot))
 
 
 def _all_succeeded(snapshot: Snapshot) -> bool:
@@ -189,7 +194,10 @@ def _all_succeeded(snapshot: Snapshot) -> bool:
 
 
 def _progress(snapshot: Snapshot) -> State:
-    """How far the slowest host is."""
+    """How far the slowest host is; of a gang that ran, whether it runs without those that are lost."""
+    if lost_hosts.has_begun(snapshot):
+        waits = snapshot.report.stage in (None, "gather") and snapshot.report.verdict is None
+        return State.GATHERING if waits or lost_hosts.are_members_lost(snapshot) else State.RUNNING
     if len(snapshot.hosts) < snapshot.expected_hosts:
         return State.CREATING
     if any(host.node is None for host in snapshot.hosts):

@@ -12,7 +12,9 @@ from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.status import agent_report, hosts
 from jaxlaunch.launcher.status.agent_report import AgentReport
 from jaxlaunch.launcher.status.hosts import Host
+from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line
+from jaxlaunch.records.members import Members
 from jaxlaunch.records.progress_annotation import Recorded
 
 
@@ -64,6 +66,20 @@ class Snapshot:
         """What the agents reported in the leader's log and in termination messages."""
         known = self.on_volume or self.recorded
         return agent_report.merge(self.records, self.hosts, known, is_over=terminal_state(self.jobset) is not None)
+
+    @cached_property
+    def members(self) -> Members:
+        """Which hosts hold ranks, as the leader says in its log; before it did, as at the start of the gang."""
+        table, beat = hosts.table(self.jobset), self.report.heartbeat
+        if beat is None or beat.members is None:
+            return table
+        return members.from_wire(beat.members, table.each, self.expected_hosts)
+
+    @cached_property
+    def waits_for_pods(self) -> bool:
+        """Whether a pod that failed is made again alone, and the gang has not ended."""
+        are_replaced = self.is_ours and hosts.are_replaced(self.jobset)
+        return are_replaced and not any(host.ends_gang for host in self.hosts)
 
     @property
     def expected_hosts(self) -> int:

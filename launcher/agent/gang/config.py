@@ -13,8 +13,8 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.gang.members import Members
 from jaxlaunch.records.agent_job import read_agent_job
+from jaxlaunch.records.members import Members
 
 PROTOCOL = "5"  # the version of the messages between agents
 MUTUAL_TLS = (0, 11, 2)  # the first JAX whose coordinator has it (its wheels, September 2026)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Whole, at_most, like
+from jaxlaunch.records.members import Wire
 from jaxlaunch.records.summary import Of
 from jaxlaunch.records.verdict import Verdict
 
@@ -40,7 +41,7 @@ class Start:
     attempt: Whole
     coordinator: Annotated[str, like(r"\S{1,300}:\d{1,5}")]
     start: Whole
-    members: Annotated[str, like(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")]  # which hosts hold ranks: gang/members
+    members: Wire  # which hosts hold ranks
     saved: Whole | None = None  # by earlier attempts; 0: they only trained; None: none did
 
 

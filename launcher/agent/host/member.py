@@ -19,7 +19,6 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
-from jaxlaunch.launcher.agent.gang.members import from_wire as members_of
 from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Judged, Leave, Ping, Refused, Start, Welcome
 from jaxlaunch.launcher.agent.gang.nccl_status import asks_nccl
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status, phase_timeouts
@@ -40,6 +39,7 @@ from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Malformed
+from jaxlaunch.records.members import from_wire as members_of
 from jaxlaunch.records.verdict import Verdict, of_code
 
 TICK_S = 0.2

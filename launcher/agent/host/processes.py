@@ -10,13 +10,13 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.members import Members
 from jaxlaunch.launcher.agent.gang.progress import Progress
 from jaxlaunch.launcher.agent.host import environment
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog, start_folder
+from jaxlaunch.records.members import Members
 
 TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
 POLL_S = 0.1  # between two looks at programs whose wrapper has ended

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.members import Members
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
+from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
 LOG_S = 10.0  # between two lines about who is missing

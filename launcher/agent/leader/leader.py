@@ -653,6 +653,7 @@ class Leader:
         return View(
             stage=self._stage.name.lower(),
             attempt=self._number,
+            members=self._members.to_wire(),
             missing=self._missing,
             refused=self._gathering.newest_refusals,
             step=self._attempt.step,

@@ -26,6 +26,7 @@ class View:
 
     stage: str
     attempt: int
+    members: str  # which hosts hold ranks, as jaxlaunch/records/members writes them
     missing: Sequence[int]
     refused: Sequence[str]
     step: int | None
@@ -80,7 +81,8 @@ class PodLog:
         phases = _phases(view.statuses)
         phase = max(phases, key=lambda name: len(phases[name]), default=None)
         self._track(view, phase)
-        state = (view.stage, view.attempt, tuple(view.missing), view.overdue, "loop" if phase in LOOP else phase)
+        of = (view.stage, view.attempt, view.members, tuple(view.missing))
+        state = (*of, view.overdue, "loop" if phase in LOOP else phase)
         if state == self._beat_state and not is_due:
             return
         self._beat_state, self._beat_at = state, now
@@ -101,6 +103,7 @@ class PodLog:
         return Beat(
             **self._about(view.attempt),
             stage=view.stage,
+            members=view.members,
             missing=view.missing[: log_lines.MAX_LISTED],
             missing_count=len(view.missing),
             refused=view.refused,

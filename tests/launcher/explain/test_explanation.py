@@ -50,6 +50,27 @@ EXCESS = "Pod ephemeral local storage usage exceeds the total limit of container
 NOTHING_FITS = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint(s). preemption: no."
 
 
+SPARE = jobset(3, spares=1)
+ELASTIC = jobset(
+    {"min": 2, "max": 3},  # type: ignore[arg-type]
+    command=None,
+    train={
+        "task": "classify",
+        "model": {"kind": "mlp"},
+        "data": {"source": "synthetic"},
+        "mesh": {"dp": -1},
+        "batch": 12,
+        "steps": 90,
+    },
+)
+
+
+def later(made: dict[str, Any]) -> dict[str, Any]:
+    """A pod that was made after the others."""
+    made["metadata"]["creationTimestamp"] = ago(seconds=9)
+    return made
+
+
 def reserved(message: str, *more: dict[str, Any], reason: str = "Pending") -> dict[str, Any]:
     return workload(condition("QuotaReserved", "False", reason, message), *more)
 
@@ -850,8 +871,55 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"^lm has ended attempt 1: lost \(81\): host 1 was lost$",
     ),
     "one of two pods failed, and no agent has said why yet": (
-        snapshot(jobset(2), pod(0), over(1, 1), records=(beat(phase="compile"),)),
+        snapshot(jobset(2, restarts={"in_place": 0}), pod(0), over(1, 1), records=(beat(phase="compile"),)),
         r"^lm is restarting: host 1 \(pod \S+\) ended with exit code 1; 1 pod still terminating$",
+    ),
+    # a lost host, whose gang keeps its other pods
+    "a lost pod, which Kubernetes has not made again": (
+        snapshot(jobset(3), pod(0), pod(2), records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost"))),
+        "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it again 10 s after it "
+        "failed; the other 2 hosts keep their pods$",
+    ),
+    "a lost pod, made again, that no node takes": (
+        snapshot(jobset(3), pod(0), pending(1, NOTHING_FITS), pod(2), records=(past(81), beat(stage="gather"))),
+        "^lm waits for host 1 to come back: host 1 is unschedulable: 0/3 nodes .*; the other 2 hosts keep their ",
+    ),
+    "a lost pod, made again, that starts": (
+        snapshot(jobset(2), pod(0), waiting(1, "ContainerCreating"), records=(past(81), beat(stage="gather"))),
+        "^lm waits for host 1 to come back: host 1 is starting: creating volumes .*; the other 1 host keeps its pod$",
+    ),
+    "the pod of the leader is lost": (
+        snapshot(jobset(3), pod(1), pod(2)),
+        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the other 2 hosts keep ",
+    ),
+    "the pod of the leader is made again": (
+        snapshot(jobset(2), later(pending(0, NOTHING_FITS)), pod(1)),
+        "^lm waits for host 0, which leads, to come back: host 0 is unschedulable: ",
+    ),
+    "a spare holds the ranks of a lost host": (
+        snapshot(SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))),
+        "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
+        "host 1 is missing: its pod does not exist yet, ",
+    ),
+    "two hosts are lost, and there is one spare": (
+        snapshot(SPARE, pod(0), pod(3), records=(past(81), beat(stage="gather", missing=[1, 2]))),
+        "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts keep their pods$",
+    ),
+    "another host is lost, and no spare is left": (
+        snapshot(SPARE, pod(0), pod(2), records=(past(81), beat(stage="gather", members="0,3,2", attempt=2))),
+        "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their pods; no spare is left$",
+    ),
+    "fewer hosts for a while": (
+        snapshot(ELASTIC, pod(0), pending(1, NOTHING_FITS), pod(2), records=(past(81), beat(attempt=2, members="0,2"))),
+        "^lm runs with 2 of 3 hosts: training at step 40 of 90; it waits for host 1 to grow again: host 1 is unsched",
+    ),
+    "fewer hosts, and one that is back": (
+        snapshot(ELASTIC, *(pod(host) for host in range(3)), records=(past(81), beat(attempt=2, members="0,2"))),
+        "^lm runs with 2 of 3 hosts: training at step 40 of 90; host 1 will hold ranks after the next save$",
+    ),
+    "a host that left its gang after a drain": (
+        snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped")), records=(beat(), judged(80))),
+        "^lm waits for host 1 to come back: its pod does not exist yet, ",
     ),
     "a pod that is not ready, and nobody says why": (
         snapshot(jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)),

@@ -12,7 +12,9 @@ from jaxlaunch.launcher.status.hosts import Host, newest
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.lines import CONTINUED, Lines
 from jaxlaunch.records.log_lines import Past, Tail, Termination
+from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import of_code
+from tests.launcher import objects
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
@@ -166,13 +168,13 @@ def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, patter
 def test_a_source_knows_the_ranks_of_its_host() -> None:
     found = source(jobset(processes_per_host=4), host(3, generation=2))
     assert (found.pod, found.host, found.ranks, found.generation) == ("t-w-3", 3, range(12, 16), 2)
-    assert source({"spec": {}}, host(3)).ranks == range(3, 4)
+    assert source(objects.foreign(), host(3)).ranks == range(3, 4)
 
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
     tails = [Tail(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
-    found = list(previous.lines([*tails, Past(attempt=1)], processes_per_host=2))
+    found = list(previous.lines([*tails, Past(attempt=1)], Members(range(2), 2)))
     assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 

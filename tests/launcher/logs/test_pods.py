@@ -103,3 +103,21 @@ def test_where_no_pod_has_a_log_the_exit_code_says_so(server: Server, logs: Logs
 def test_a_rank_that_the_job_does_not_have_is_an_error(logs: Logs) -> None:
     left = logs("--rank", "7")
     assert left.code == 2 and "--rank 7 does not exist: ranks are 0–1." in left.err
+
+
+def test_the_lines_of_a_rank_that_moved_come_from_the_hosts_that_held_it(
+    server: Server, logs: Logs, tmp_path: Path
+) -> None:
+    server.put(JOBSETS.path("team", "lm"), objects.jobset(spares=1))
+    spare = objects.pod(2)
+    server.put(PODS.path("team", spare["metadata"]["name"]), spare)
+    beat = f"-{log_lines.line(objects.beat(attempt=2, members='0,2'))}"
+    write(server, 0, "agent 0: leads", "[0] a", beat)
+    write(server, 1, "agent 1: was lost for a while", "[1] old")
+    write(server, 2, "agent 2: was a spare", "[1] new")
+    left = logs("--rank", "1")
+    assert left.out.splitlines() == ["old", "new"]
+    assert left.err.splitlines() == ["agent 2: was a spare"], "an agent's line belongs to the ranks that it has now"
+    assert [json.loads(line)["host"] for line in logs("--rank", "1", "-o", "json").out.splitlines()] == [2, 1, 2]
+    refused = logs("--rank", "2")
+    assert refused.code == 2 and "--rank 2 does not exist: ranks are 0–1" in refused.err

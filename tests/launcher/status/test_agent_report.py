@@ -55,7 +55,7 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
         pods = [over(number, 83, message=text) for number, text in enumerate(written[:5])]
         first = over(0, 64, message=farewell(64, "the cause", attempt=2**63 - 1))
         for seen in (snapshot(jobset(5), *pods, records=found), snapshot(jobset(5), first, *pods[1:], records=found)):
-            told = [status_of(seen), explain(seen), *previous.lines(found, 1)]
+            told = [status_of(seen), explain(seen), *previous.lines(found, seen.members)]
             json.dumps([dataclasses.asdict(one) for one in told], default=str)
             list(screens.screen(status_of(seen), seen))
         assert seen.report.verdict is not None and seen.report.verdict.verdict.message == "the cause"

@@ -14,7 +14,6 @@ from jaxlaunch.launcher.cli.status import screen
 from jaxlaunch.launcher.kube.node_fit import fit
 from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.kube.objects import condition as read_condition
-from jaxlaunch.launcher.logs.pods import processes_per_host
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.status.job_status import State, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
@@ -61,8 +60,29 @@ STATES: dict[str, tuple[Snapshot, State]] = {
     "between generations, all pods gone": (snapshot(jobset(1, status={"restarts": 1})), State.RESTARTING),
     "with a pod that ended, before JobSet saw it": (snapshot(jobset(1), over(0, 83)), State.RESTARTING),
     "with one of two pods failed, before JobSet saw it": (
-        snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        snapshot(jobset(2, restarts={"in_place": 0}), pod(0), over(1, 137), records=(beat(phase="compile"),)),
         State.RESTARTING,
+    ),
+    "with one of two pods lost, which is replaced alone": (
+        snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        State.GATHERING,
+    ),
+    "with one of two pods lost, after a verdict of the whole gang": (
+        snapshot(jobset(2), pod(0), over(1, 83), records=(beat(phase="compile"),)),
+        State.RESTARTING,
+    ),
+    "with one of two pods drained, which left alone": (
+        snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped", attempt=1)), records=(beat(),)),
+        State.GATHERING,
+    ),
+    "with the pod of the leader lost": (snapshot(jobset(2), pod(1), records=()), State.GATHERING),
+    "with a spare in the place of a lost host": (
+        snapshot(jobset(2, spares=1), pod(0), pod(2), records=(beat(attempt=2, members="0,2"),)),
+        State.RUNNING,
+    ),
+    "with one of two hosts done, whose Job deletes the other": (
+        snapshot(jobset(2), over(0, 0), records=(beat(),)),
+        State.RUNNING,
     ),
     "with pods that all did well, before JobSet saw it": (snapshot(jobset(1), over(0, 0)), State.RUNNING),
     "again": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)), State.RUNNING),
@@ -289,7 +309,7 @@ def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None
     )
     env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
     assert status_of(snapshot(made)).steps is None
-    assert processes_per_host(made) == 1
+    assert hosts.table(made).each == 1
 
 
 @pytest.mark.parametrize("label", ["restart-attempt", "job-index"])

@@ -20,7 +20,9 @@ class Recorded:
 
     def look(self, at: float, **changes: Any) -> None:
         statuses = {rank: Status(phase=phase) for rank, phase in enumerate(changes.pop("phases", ["step"]))}
-        given = dict(stage="run", attempt=1, missing=[], refused=[], step=None, committed=None, overdue=None)
+        given = dict(
+            stage="run", attempt=1, members="0", missing=[], refused=[], step=None, committed=None, overdue=None
+        )
         given |= {
             "seconds": {},
             "restarts": {},

@@ -1,4 +1,5 @@
-"""Which hosts hold ranks: the one table of a gang, which the leader keeps and tells every agent at each start. Pure.
+"""Which hosts hold ranks: the one table of a gang, which the leader keeps, tells every agent at each start, and writes
+to its log, where `status` and `logs` read it. Pure.
 
 A host's index says who it is; its ranks follow from its place in the table. A host that is not in it is a spare: it
 takes a place when one is free.
@@ -10,6 +11,11 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated
+
+from jaxlaunch.records.checked import like
+
+Wire = Annotated[str, like(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")]  # a table's hosts as text: `0-2,5`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,11 @@ class Members:
         """The ranks of a host; none of a spare."""
         place = self._places.get(host)
         return range(0) if place is None else range(place * self.each, (place + 1) * self.each)
+
+    def host(self, rank: int) -> int:
+        """The host that holds a rank; where none does, as of a rank of a larger gang, its place."""
+        place = rank // self.each
+        return self.hosts[place] if place < len(self.hosts) else place
 
     def regrouped(self, present: Collection[int], size: int) -> Members:
         """The table of `size` of the hosts that are present, host 0 first.

@@ -1,0 +1,50 @@
+"""Hosts of a gang that are lost while its other pods stay: which they are, and who holds their ranks. Pure."""
+
+from __future__ import annotations
+
+from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.snapshot import Snapshot
+
+
+def has_begun(snapshot: Snapshot) -> bool:
+    """Whether the processes of these pods have started once, so that a pod that is not there is a lost one.
+
+    Without the leader's log that is known of the leader alone: Kubernetes makes its pod before all others.
+    """
+    if not snapshot.waits_for_pods or not snapshot.hosts:
+        return False
+    beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
+    if beat is not None and beat.stage is not None:
+        return beat.stage != "gather" or any(one.generation == generation for one in snapshot.report.earlier)
+    others = [host for host in snapshot.hosts if host.number != 0]
+    leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
+    if not any(host.has_started for host in others) or (leader is not None and leader.has_started):
+        return False
+    return leader is None or leader.created > min(host.created for host in others)
+
+
+def lost(snapshot: Snapshot) -> list[int]:
+    """The hosts without a pod, or with one that failed; none of a gang that is done, whose Job deletes pods."""
+    here = {host.number: host for host in snapshot.hosts}
+    if 0 in here and here[0].phase == "Succeeded":
+        return []
+    return [number for number in range(snapshot.expected_hosts) if number not in here or here[number].phase == "Failed"]
+
+
+def are_members_lost(snapshot: Snapshot) -> bool:
+    """Whether a host that holds ranks is lost: the gang waits, or is about to."""
+    return any(number in snapshot.members for number in lost(snapshot))
+
+
+def away(snapshot: Snapshot) -> list[int]:
+    """The hosts that are lost, and those whose new pod has not started."""
+    late = [host.number for host in snapshot.hosts if not host.has_started]
+    return sorted({*lost(snapshot), *late})
+
+
+def spares(snapshot: Snapshot) -> list[int]:
+    """The hosts that are there and hold no rank, of a job whose ranks may move."""
+    if not hosts.moves(snapshot.jobset):
+        return []
+    there = [host for host in snapshot.hosts if host.has_started and not host.has_ended and not host.is_leaving]
+    return [host.number for host in there if host.number not in snapshot.members]
