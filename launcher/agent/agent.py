@@ -16,6 +16,7 @@ from jaxlaunch.launcher.agent.gang.config import Config, open_coordinator
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.host.child import die_with_parent
 from jaxlaunch.launcher.agent.host.member import Member
+from jaxlaunch.launcher.agent.host.remote_folder import RemoteFolder
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.http import metrics
 from jaxlaunch.launcher.agent.http.server import MetricsServer
@@ -38,8 +39,8 @@ DEPUTY = 1  # the host that writes the summary when host 0 is lost
 class Agent:
     """Runs until the gang ends. Raises OSError when a port is in use."""
 
-    def __init__(self, config: Config, copier: int | None = None) -> None:
-        """`copier` is the pid of the process that copies the run folder to its bucket, where it is in one."""
+    def __init__(self, config: Config, copied: RemoteFolder | None = None) -> None:
+        """`copied` is the run folder's copy of a bucket, where it is in one."""
         self._config = config
         self._loop = Loop()
         self._site_folder = SiteFolder()
@@ -69,6 +70,7 @@ class Agent:
             say=self.say,
             finish=self._finish,
             orphaned=self._orphaned,
+            take=(lambda ranks: None) if copied is None else copied.take,
         )
         self._leader: Leader | None = None
         if clock is not None:
@@ -77,8 +79,8 @@ class Agent:
                 config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
             )
 
-        if copier is not None:
-            self._loop.on_end_of(copier, self._copier_ended)
+        if copied is not None:
+            self._loop.on_end_of(copied.pid, self._copier_ended)
 
     def _copier_ended(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"

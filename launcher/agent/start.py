@@ -35,7 +35,7 @@ def start() -> int:
     try:
         if copied is None:
             return _run(place)
-        return _run(dataclasses.replace(place, run_dir=copied.folder), copied.pid)
+        return _run(dataclasses.replace(place, run_dir=copied.folder), copied)
     finally:
         if copied is not None and not copied.close():
             print(f"agent {place.host}: the run folder was not copied to its bucket whole", file=sys.stderr)
@@ -68,9 +68,9 @@ def _copied(place: Config) -> RemoteFolder | None:
     return copied
 
 
-def _run(place: Config, copier: int | None = None) -> int:
+def _run(place: Config, copied: RemoteFolder | None = None) -> int:
     try:
-        agent = Agent(place, copier)
+        agent = Agent(place, copied)
     except OSError as error:
         is_taken = error.errno == errno.EADDRINUSE
         hint = " Is another agent of this host still running?" if is_taken else ""

@@ -2,8 +2,10 @@
 
 The agent starts it, because it is the standard library alone and runs in any image; what can reach a bucket is the
 trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts left. After it a file that changes
-is put whole, seconds later, the large ones less often: an object has no append. The end of stdin ends it, after all
-is put and `done` said. Errors are JSON on stdout before `ready`, and lines on stderr after it.
+is put whole, seconds later, the large ones less often: an object has no append. A line `ranks 8 16` on stdin tells
+which ranks the host has from now on: their logs are fetched, so that what another host wrote stays before what this one
+adds, and the line is repeated. The end of stdin ends it, after all is put and `done` said. Errors are JSON on stdout
+before `ready`, and lines on stderr after it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,20 @@ class Mirror:
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))
-        self._put = {name: (state, 0.0) for name, state in self._states().items()}
+                    about = path.stat()
+                    self._put[name] = (about.st_mtime_ns, about.st_size), 0.0
+
+    def move(self, before: range, ranks: range) -> None:
+        """The host has `ranks` in place of those `before`: puts the logs that others continue, and fetches its own."""
+        self.push(at_once=True)
+        for name in list(self._put):
+            log = LOG.fullmatch(name)
+            if log and int(log[2]) in before and int(log[2]) not in ranks:
+                del self._put[name]
+                (self._folder / name).unlink(missing_ok=True)
+        gained = [rank for rank in ranks if rank not in before]
+        for rank in gained:
+            self.pull(range(rank, rank + 1), False)
 
     def push(self, *, at_once: bool = False) -> None:
         """Puts the files that changed and are due, or all that changed. Raises StorageError, SpecError."""
@@ -121,11 +136,11 @@ def main() -> int:
         print(json.dumps({"error": str(error)}), flush=True)
         return contract.STORAGE
     print("ready", flush=True)
-    return _follow(mirror)
+    return _follow(mirror, range(*options.ranks))
 
 
-def _follow(mirror: Mirror) -> int:
-    is_last, said = False, ""
+def _follow(mirror: Mirror, ranks: range) -> int:
+    is_last, said, rest = False, "", b""
     while True:
         try:
             mirror.push(at_once=is_last)
@@ -139,7 +154,22 @@ def _follow(mirror: Mirror) -> int:
         if is_last:
             return contract.STORAGE if said else contract.DONE
         readable, _, _ = select.select([0], [], [], min(EVERY_S.values()))
-        is_last = bool(readable) and not os.read(0, 4096)
+        data = os.read(0, 4096) if readable else b""
+        is_last = bool(readable) and not data
+        *orders, rest = (rest + data).split(b"\n")
+        for order in orders:
+            moved = range(*map(int, order.split()[1:]))
+            _move(mirror, ranks, moved)
+            ranks = moved
+            print(order.decode(), flush=True)
+
+
+def _move(mirror: Mirror, before: range, ranks: range) -> None:
+    """The agent does not wait for long: an error is only said."""
+    try:
+        mirror.move(before, ranks)
+    except (TrainerError, OSError) as error:
+        print(f"mirror: the logs of ranks that moved may lack lines: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,13 @@ class Member:
         say: Callable[[str], None],
         finish: Finish,
         orphaned: Callable[[Verdict], None],
+        take: Callable[[range], None],  # is told the ranks of this host before they start
     ) -> None:
         self.gang: Mapping[str, Any] = {}  # the leader's last report of all hosts
         self.last_message_at = time.monotonic()
         self.timeouts_s = phase_timeouts(config.job.timeouts_s)
         self._config, self._loop, self._hello, self._clock = config, loop, hello, clock
-        self._say, self._finish, self._orphaned = say, finish, orphaned
+        self._say, self._finish, self._orphaned, self._take = say, finish, orphaned, take
         self.processes = Processes(
             config, loop, site_folder, stdout, say=say, on_report=self._on_report, on_end=self._child_ended
         )
@@ -283,6 +284,8 @@ class Member:
             self._clock.enter("init", time.monotonic())
         listens = link.peer if self._config.is_leader else None  # as the other hosts reach it
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
+        self.processes.flush()
+        self._take(members.ranks(self._config.host))
         self.processes.start(members, order.attempt, order.coordinator, listens, order.start, order.saved)
         children = list(self.processes.children.values())
         if not children:

@@ -12,6 +12,7 @@ import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from jaxlaunch import isolated
@@ -20,6 +21,7 @@ from jaxlaunch.launcher.agent.host import temporary_folder
 
 BEGIN_S = 60.0  # to import the store's client and fetch a few small files
 END_S = 20.0  # to put what is new; the kubelet ends it earlier where the pod's grace period is over
+MOVE_S = 3.0  # to fetch the logs of ranks that move here; less than a host may be silent
 READY, DONE = "ready", "done"
 WHOLE = (0, 1)  # hosts that write attempts and summary: the leader, and its deputy when it is lost
 
@@ -35,13 +37,14 @@ class RemoteFolder:
         """Returns when the folder holds what earlier attempts left. Raises FolderError."""
         folder, self._lock = temporary_folder.make("run-")
         self.folder = Path(folder)
-        ranks = config.ranks()
+        self._ranks = ranks = config.ranks()
         whole = ["--whole"] if config.host in WHOLE else []
         argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
         self._process = subprocess.Popen(
             [sys.executable, *isolated.inline("jaxlaunch.trainer.buckets.mirror"), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # what was not read yet is still in the pipe, where select sees it
             start_new_session=True,  # a Ctrl-C is not for it
             pass_fds=[self._lock],  # it uses the folder for a while after an agent that was killed
         )
@@ -66,6 +69,19 @@ class RemoteFolder:
         except (ValueError, KeyError, TypeError):
             return "the trainer, which copies it, is not in this image, or does not start"
 
+    def take(self, ranks: range) -> None:
+        """Is told the ranks of the attempt that starts; fetches the logs of those that another host had, in MOVE_S."""
+        if ranks == self._ranks:
+            return
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._ranks, order, until = ranks, f"ranks {ranks.start} {ranks.stop}", time.monotonic() + MOVE_S
+        try:
+            self._process.stdin.write(order.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:  # it has ended, which the agent says
+            return
+        self._hears(order, until)
+
     def close(self) -> bool:
         """Returns when all is put, or after END_S; whether it was.
 
@@ -73,14 +89,22 @@ class RemoteFolder:
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        readable, _, _ = select.select([self._process.stdout], [], [], END_S)
-        is_whole = bool(readable) and self._process.stdout.readline().decode(errors="replace").strip() == DONE
+        is_whole = self._hears(DONE, time.monotonic() + END_S)
         if not is_whole:
             self._process.kill()
         self._process.wait()
         self._process.stdout.close()
         self._remove()
         return is_whole
+
+    def _hears(self, word: str, until: float) -> bool:
+        """Whether the process says this before then."""
+        assert self._process.stdout is not None
+        while (left := until - time.monotonic()) > 0 and select.select([self._process.stdout], [], [], left)[0]:
+            line = self._process.stdout.readline().decode(errors="replace")
+            if not line or line.strip() == word:
+                return bool(line)
+        return False
 
     def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

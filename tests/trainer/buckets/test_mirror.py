@@ -56,6 +56,22 @@ def test_a_host_beside_the_leader_fetches_the_logs_of_its_own_ranks(bucket, tmp_
     assert files(tmp_path) == {"logs/rank-9.log": "3\n"}
 
 
+def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others(bucket, tmp_path) -> None:
+    put(bucket, **{"logs/rank-1.log": "by host 1\n", "logs/rank-2.log": "by host 2\n"})
+    mirror = Mirror(URL, tmp_path)
+    mirror.pull(range(1, 2), False)
+    (tmp_path / "logs" / "rank-1.log").write_text("by host 1\nmore\n")
+    mirror.move(range(1, 2), range(2, 3))
+    assert files(tmp_path) == {"logs/rank-2.log": "by host 2\n"}
+    assert bucket.objects[f"{HOME}/logs/rank-1.log"] == b"by host 1\nmore\n"
+    with (tmp_path / "logs" / "rank-2.log").open("a") as file:
+        file.write("by host 1\n")
+    put(bucket, **{"logs/rank-1.log": "by host 1\nmore\nby host 3\n"})
+    mirror.move(range(2, 3), range(1, 2))
+    assert bucket.objects[f"{HOME}/logs/rank-2.log"] == b"by host 2\nby host 1\n"
+    assert files(tmp_path) == {"logs/rank-1.log": "by host 1\nmore\nby host 3\n"}
+
+
 def test_of_the_logs_of_earlier_starts_none_is_fetched(bucket, tmp_path) -> None:
     logs = {f"{start}logs/rank-{rank}.log": "1\n" for start in ("", "starts/2/", "starts/10/") for rank in (0, 9)}
     put(bucket, **logs, **{"starts/2/summary.json": "2\n"})

@@ -30,7 +30,9 @@ def member() -> tuple[Member, MagicMock]:
     place = config.read(environ | {contract.JOB: job.to_json()})
     loop, quiet = MagicMock(), MagicMock()
     hello = Hello.of(place, 9400)
-    return Member(place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), orphaned=quiet), loop
+    return Member(
+        place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), orphaned=quiet, take=quiet
+    ), loop
 
 
 def test_a_connection_that_the_leader_reset_at_once_is_dialled_again(

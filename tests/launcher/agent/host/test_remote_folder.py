@@ -38,6 +38,19 @@ def test_a_run_folder_is_whole_only_where_its_copier_says_so(copier, lines: str,
     assert copier(lines).close() is is_whole
 
 
+def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_without_end(
+    copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copier("cat; echo done")
+    copied.take(range(1))  # those that it began with
+    copied.take(range(2, 3))
+    assert copied.close() is True, "what it repeats is read before its last word"
+    monkeypatch.setattr(remote_folder, "MOVE_S", 0.1)
+    silent = copier("cat > /dev/null; echo done")
+    silent.take(range(2, 3))
+    assert silent.close() is True
+
+
 def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> None:
     copied = copier("exec sleep 600")
     before = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
