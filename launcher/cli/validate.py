@@ -49,6 +49,9 @@ def summarize(job: JobSpec) -> dict[str, Any]:
         "devices_per_process": job.devices_per_process,
         "accelerator": job.accelerator.type,
     }
+    if job.spares or job.is_elastic:
+        summary["spares"] = job.spares
+        summary["fewer_hosts"] = [_on(job, hosts) for hosts in reversed(job.sizes) if hosts < job.hosts]
     if job.train is not None:
         sizes = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True))
         summary["mesh"] = sizes
@@ -60,16 +63,49 @@ def summarize(job: JobSpec) -> dict[str, Any]:
     return summary
 
 
+def _on(job: JobSpec, hosts: int) -> dict[str, Any]:
+    """What a job that lost hosts has on fewer; where its task brings the batch, its mesh is all that is known."""
+    devices, train = hosts * job.accelerator.devices_per_host, job.on_hosts(hosts)
+    if train is None:
+        return {"hosts": hosts, "devices": devices}
+    mesh = train.mesh.resolve(devices)
+    part = train.batch // (math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate)
+    of = {"accumulate": train.accumulate, "batch_per_device": part}
+    return {"hosts": hosts, "devices": devices, "mesh": dict(zip(MESH_AXES, mesh, strict=True)), **of}
+
+
+def _of_a_lost_host(job: JobSpec) -> list[str]:
+    """What becomes of the job when it loses a host, of several."""
+    if job.host_count == 1:
+        return []
+    if not job.replaces_hosts:
+        why = ": a TPU slice is lost as a whole" if job.accelerator.platform == "tpu" else ""
+        return [f"a lost host: all pods are made again{why}"]
+    spare = (
+        f"{count(job.spares, 'spare')} {'takes' if job.spares == 1 else 'take'} its ranks, and " if job.spares else ""
+    )
+    first = f"a lost host: {spare}its pod alone is made again"
+    sizes = [_on(job, hosts) for hosts in reversed(job.sizes) if hosts < job.hosts]
+    if not sizes:
+        return [first]
+    rows = []
+    for one in sizes:
+        batch = f", {one['batch_per_device']} per device, accumulate {one['accumulate']}" if "mesh" in one else ""
+        rows.append(f"  {count(one['hosts'], 'host')}: {said(one['mesh']) if 'mesh' in one else ''}{batch}")
+    return [f"{first}; after timeouts.replace it continues with fewer:", *rows]
+
+
 def lines(job: JobSpec) -> list[str]:
     """What a job asks for, for a reader."""
     asked = summarize(job)
     each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
     summary = [f"{job.name}: {mesh_checks.devices(job)} of type {job.accelerator.type}, {each}"]
     if job.train is None:
-        return [*summary, f"command: {job.command[0] if job.command else ''}"]
+        return [*summary, f"command: {job.command[0] if job.command else ''}", *_of_a_lost_host(job)]
     micro = f", in {asked['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
     return [
         *summary,
         f"mesh: {said(asked['mesh'])}",
         f"batch: {asked['batch']} examples a step{micro}, {asked['batch_per_device']} per device",
+        *_of_a_lost_host(job),
     ]

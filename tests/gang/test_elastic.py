@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.job.load import load
 from tests.compiled import SITE, quick_starts
 from tests.gang.agents import ROOT, Gang, job
 from tests.gang.runs import HERE, Result, digits
@@ -20,8 +21,12 @@ pytestmark = pytest.mark.computes
 HOSTS = 4
 BATCH = 24  # divides over 4, 3 and 2 hosts
 EXAMPLES, STEPS = 480, 160
+EXAMPLE = load(ROOT / "examples" / "elastic.yaml")
+assert EXAMPLE.train is not None and EXAMPLE.train.batch == BATCH and EXAMPLE.sizes == (2, 3, 4)
 DIGITS = digits(
     batch=BATCH,
+    mesh=EXAMPLE.train.mesh.model_dump(exclude_unset=True),
+    optimizer=EXAMPLE.train.optimizer.model_dump(exclude_unset=True),
     data={"source": "synthetic", "examples": EXAMPLES, "eval_examples": 48, "shape": [8, 8], "trace": True},
 )
 
@@ -56,7 +61,12 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(tmp_path: Pat
     train = DIGITS if len(lost) == 1 else packed(tmp_path)
     with gang(tmp_path / "fixed", train, 1, devices_per_process=HOSTS) as fixed:
         assert fixed.start().wait() == [0]
-    fields: dict[str, Any] = {"sizes": (2, 3, 4), "replaces": True, "in_place_limit": 9, "timeouts_s": {"replace": 1.0}}
+    fields: dict[str, Any] = {
+        "sizes": EXAMPLE.sizes,
+        "replaces": True,
+        "in_place_limit": 9,
+        "timeouts_s": {"replace": 1.0},
+    }
     with gang(tmp_path / "elastic", train, HOSTS, **fields) as elastic:
         elastic.start()
         elastic.until("a save", lambda: (elastic.run_dir / "checkpoints" / "10" / contract.MANIFEST).exists())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxlaunch.launcher.cli import validate
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import parse
 
@@ -39,3 +40,22 @@ def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(keys: dict[str, An
     with pytest.raises(UserError, match="hosts|spares|batch") as refused:
         parse(yaml.safe_dump(given))
     assert said in str(refused.value)
+
+
+def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None:
+    def last(**keys: Any) -> list[str]:
+        given = {key: value for key, value in document(**keys).items() if value is not None}
+        lines = validate.lines(parse(yaml.safe_dump(given)))
+        return lines[next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :]
+
+    mesh = TRAIN | {"mesh": {"dp": -1}}
+    assert last(train=mesh, spares=2) == [
+        "a lost host: 2 spares take its ranks, and its pod alone is made again; after timeouts.replace it continues "
+        "with fewer:",
+        "  3 hosts: dp 3 × fsdp 1 × mp 1, 4 per device, accumulate 2",
+        "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
+    ]
+    assert last(hosts=3) == ["a lost host: its pod alone is made again"]
+    assert last(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are made again"]
+    slices = last(hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"])
+    assert slices == ["a lost host: all pods are made again: a TPU slice is lost as a whole"]

@@ -154,15 +154,15 @@ def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_
     assert (spec["podReplacementPolicy"], pod["restartPolicy"]) == ("Failed", "Never")
     assert spec["completions"] == spec["parallelism"]
     hosts = spec["completions"] * manifest["spec"]["replicatedJobs"][0]["replicas"]
-    (waits,) = {
-        json.loads(one["value"])["replaces"] for one in pod["containers"][0]["env"] if one["name"] == contract.JOB
-    }
+    (job,) = (json.loads(one["value"]) for one in pod["containers"][0]["env"] if one["name"] == contract.JOB)
+    waits, dispensable = job["replaces"], hosts - min(job.get("sizes", [hosts]))
     assert waits is (hosts > 1 and "google.com/tpu" not in str(pod["containers"]) and spec.get("backoffLimit") != 0)
     actions = {rule["action"] for rule in spec["podFailurePolicy"]["rules"]}
     if waits:
         assert actions == {"FailJob", "Ignore"} and "backoffLimit" not in spec
         charged = manifest["spec"]["failurePolicy"]["maxRestarts"]
-        assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (charged, 0)
+        assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (charged, dispensable)
+        assert ("successPolicy" in spec) is (dispensable > 0), "a pod that is not needed may never succeed"
     else:
         assert actions == {"FailJob"} and spec["backoffLimit"] == 0
     gone = [one for one in pod["tolerations"] if one.get("effect") == "NoExecute" and "tolerationSeconds" in one]
