@@ -90,8 +90,7 @@ class Member:
         self._side = HostSide(config.key)  # of the handshake with the leader
         self._refusal: str | None = None  # why the leader that was reached last is not this host's
         self._attempt = 0
-        self._has_started = False
-        self._is_stopping = False
+        self._has_started = self._is_stopping = False
         self._verdict: Verdict | None = None
         self._signalled_at: float | None = None
         self._ticked_at = self._beat_at = time.monotonic()
