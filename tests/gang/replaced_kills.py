@@ -1,4 +1,4 @@
-"""Kills hosts, agents and processes of a gang that goes on without them: python -m tests.gang.replaced_kills --seed 1
+"""Kills hosts, agents and processes of a gang that stays: python -m tests.kills --replaced --seed 1
 
 Several events happen to one `launcher run` of three hosts, with or without a spare: SIGKILL for a rank's process
 (`process`), for the agent of a host (`agent`) or for all that runs on it (`host`), of one or of two at once, host 0
@@ -227,7 +227,7 @@ def _read(path: str) -> bytes:
 
 def main(argv: Sequence[str]) -> int:
     """Carries out the events; the number of lines with something wrong is the exit code, 99 at most."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.kills --replaced", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--spares", type=int, choices=[0, 1], help="[default: in turn]")
