@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, rows
+from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, differences, rows
 from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml12 import reader
 from jaxlaunch.records.summary import Start
-
-SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
 
 
 def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
@@ -27,9 +25,8 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     ending.close(run, checkpoints)
     starts = Starts(run, uid)
     run.replace(starts.path(JOB), resolved.encode())
-    trained = [row for row in starts.earlier if row.has_trained] or starts.earlier
-    job = reader.parse(resolved, JOB).data
-    changed = dict(_changed("", _job(folder, trained[-1]), job)) if trained else {}
+    job, compared = reader.parse(resolved, JOB).data, starts.compared
+    changed = {} if compared is None else dict(differences("", _job(folder, compared), job))
     starts.begin(changed, ending.newest_step(checkpoints))
 
 
@@ -48,12 +45,3 @@ def _job(folder: Path, start: Start) -> Any:
     except OSError:
         return {}
     return reader.parse(text.decode(errors="replace"), JOB).data
-
-
-def _changed(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*then, *now]):
-            yield from _changed(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
-    elif then != now:
-        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]

@@ -133,3 +133,22 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     assert "resumed at step" in gang.talk + gang.out
     assert b"resumed at step" in run["starts/1/logs/rank-0.log"]
     assert not is_alive(gang.agents[0].pid)
+    if scheme == "gs":
+        another_rate_is_refused(tmp_path, bucket, home, env)
+
+
+def another_rate_is_refused(tmp_path: Path, bucket: Bucket, home: str, env: dict[str, Any]) -> None:
+    """The same job, submitted again with another learning rate: the bucket keeps both jobs, what differs, and the step
+    that is saved."""
+    train = json.loads(env[contract.TRAIN_SPEC])
+    train["optimizer"] = {"lr": 0.5}
+    more = {contract.TRAIN_SPEC: json.dumps(train), contract.UID: "another-start", contract.POD_UID: "pod-3"}
+    gang, codes = launch(tmp_path / "again", job(None), env=env | more)
+    assert codes == [contract.BAD_SPEC], gang.talk
+    kept = {name.partition("/.jaxlaunch/")[2]: data for name, data in dict(bucket.objects).items()}
+    summary = json.loads(kept["summary.json"])
+    assert "this job says 0.5: use another name" in summary["verdict"]["message"]
+    assert (summary["saved"], len(summary["starts"])) == (STEPS, 2)
+    assert summary["starts"][1]["changed"] == {"train.optimizer": [None, {"lr": 0.5}]}
+    jobs = [json.loads(kept[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")]
+    assert [one["train"].get("optimizer") for one in jobs] == [None, {"lr": 0.5}, None]

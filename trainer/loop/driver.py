@@ -154,6 +154,7 @@ class Loop(Generic[S]):
             self.report.phase("compile", 0)  # what makes a new state is compiled, too
             return 0, training.init()
         start, tree, meta = found
+        self.report.found(start)
         if self.best is not None:
             self.best.resume(meta.get(BEST), on_primary(self.store.steps))
         if self.patience is not None:

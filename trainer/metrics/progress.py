@@ -68,6 +68,10 @@ class Progress:
         finally:
             self.phase(*before)
 
+    def found(self, step: int) -> None:
+        """The checkpoint of `step` is on storage; whether training goes on from it is not decided yet."""
+        self._post({"found": step})
+
     def restored(self, step: int) -> None:
         """Training goes on from the checkpoint of `step`."""
         self._post({"restored": step})

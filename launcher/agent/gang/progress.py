@@ -154,6 +154,8 @@ class Progress:
         if isinstance(message.get("committed"), int):
             step, first = message["committed"], self.status.first_committed
             self._set(committed=max(step, self.status.committed or 0), first_committed=step if first is None else first)
+        if isinstance(message.get("found"), int):
+            self._set(committed=max(message["found"], self.status.committed or 0))
         if isinstance(message.get("restored"), int):
             restored = message["restored"]
             self._set(committed=max(restored, self.status.committed or 0), first_step=min(restored, MAX_NUMBER - 1) + 1)

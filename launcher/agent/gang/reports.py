@@ -19,7 +19,7 @@ from jaxlaunch.records.checked import ExitCode, Malformed, Whole, cut
 UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
 # How a line begins.
 _BEGIN = re.compile(
-    rb'\{"(?:hello|phase|committed|restored|joined|metrics|stopped|profile|note|error|atexit|unstartable)": ?'
+    rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|atexit|unstartable)": ?'
 )
 MAX_LABEL = 100  # characters of a phase or a version: they are in every beat
 MAX_BEGINS = 8  # of messages in one line that are tried, the last ones: each try may cost as much as the line is long
@@ -108,6 +108,7 @@ class _Line:
     phase: _Label
     step: Whole | None
     committed: Whole
+    found: Whole
     restored: Whole
     joined: bool
     metrics: Annotated[Mapping[str, Any], _fits]

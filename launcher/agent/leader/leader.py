@@ -145,6 +145,7 @@ class Leader:
             message = record.verdict.message
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
         self._tell_past()
+        self._starts.keep_job(reported_fields.job(self._config, os.environ))
         self._keep_summary(now)
         self._give_up()
         self._loop.every(TICK_S, self._tick)

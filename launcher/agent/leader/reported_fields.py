@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,6 +86,28 @@ def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[
         "left": left,
         "code": records[-1].verdict.code if records else None,
     }
+
+
+def job(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The job as its pods got it, under the keys of job.yaml: what the launcher alone reads of it is not there."""
+    given, slices = config.job, int(environ.get(contract.SLICES, "1"))
+    devices = {} if given.platform == "tpu" else {"per_host": given.devices_per_process * given.processes_per_host}
+    hosts = given.sizes[-1] if given.sizes else config.hosts // slices
+    found: dict[str, Any] = {
+        "name": given.name,
+        "hosts": {"min": given.sizes[0], "max": hosts} if len(given.sizes) > 1 else hosts,
+        "slices": slices,
+        "processes_per_host": given.processes_per_host,
+        "accelerator": {"type": given.accelerator, **devices},
+        "restarts": {"crash": given.crash_limit, "in_place": given.in_place_limit},
+        "timeouts": {phase: round(limit_s) for phase, limit_s in given.timeouts_s.items() if limit_s is not None},
+        "grace": round(given.grace_s),
+        "deadline": None if given.deadline_s is None else round(given.deadline_s),
+        "workdir": given.workdir,
+    }
+    if given.command is not None:
+        return found | {"command": list(given.command)}
+    return found | {"train": json.loads(environ.get(contract.TRAIN_SPEC, "{}"))}
 
 
 def address(hello: Hello, ip: str, ranks: range) -> dict[str, Any]:

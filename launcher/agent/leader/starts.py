@@ -2,19 +2,21 @@
 
 summary.json of the run folder is that of the newest start, with a row for every start. job.yaml beside it is the job of
 the newest start that trained: the one that the checkpoints are of.
+`launcher run` writes the job as it was resolved, and the leader of a JobSet's first pods as they got it, in JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records.summary import FILE, Start, Summary
 
 JOB, LOGS = "job.yaml", "logs"
+SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
 
 
 class Starts:
@@ -23,7 +25,7 @@ class Starts:
     def __init__(self, folder: RunFolder, uid: str) -> None:
         """Begins a start where `uid` is new here; the record of the one before is in its folder then."""
         found = folder.summary()
-        self._folder, self._has_job = folder, False
+        self._folder, self._has_job, self._is_new = folder, False, False
         self.known: int | None = None  # the newest step on storage, by the summary of this start
         self._rows = rows(found) or [
             _row(number, folder.summary(name=_path(number, FILE))) for number in folder.starts()
@@ -36,6 +38,7 @@ class Starts:
             return
         if found is not None and self._rows:
             self._keep(found, self._rows[-1].start)
+        self._is_new = True
         last = max((row.start for row in self._rows), default=0)
         self._rows.append(Start(last + 1, uid, started=time.time()))
 
@@ -61,12 +64,31 @@ class Starts:
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier)
 
+    @property
+    def compared(self) -> Start | None:
+        """The newest start before this one that trained, else the newest; its job is what this one's differs from."""
+        return next(reversed([row for row in self.earlier if row.has_trained] or self.earlier), None)
+
+    def keep_job(self, job: Mapping[str, Any]) -> None:
+        """Keeps the job of a start whose first pods these are, and in its row what changed."""
+        if not self._is_new:
+            return
+        self._folder.write(self.path(JOB), without_secrets(job))
+        before = {} if self.compared is None else self._folder.read(_path(self.compared.start, JOB))
+        changed = dict(differences("", before, without_secrets(job))) if before else {}
+        self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
+        self._keep_newest_job()
+
     def begin(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
         """Puts the row of this start on storage, before its agents begin; `saved` is the newest step there."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
+        self._keep_newest_job()
+        self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
+
+    def _keep_newest_job(self) -> None:
+        """Has the job of this start be the run's, where no start has trained yet."""
         if not any(row.has_trained for row in self.earlier):
             self._folder.copy(self.path(JOB), JOB)
-        self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
 
     def write(self, summary: Summary) -> None:
         """Replaces summary.json of the run, and at its end that of the start."""
@@ -88,6 +110,25 @@ class Starts:
         has_begun = found.of is not None or not found.starts  # else it was killed before its agents began
         if has_begun and self._folder.summary(name=name) != record:
             self._folder.write(name, record.to_json())
+
+
+def differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*then, *now]):
+            yield from differences(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
+    elif then != now:
+        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]
+
+
+def without_secrets(job: Any) -> Any:
+    """The job with "…" in place of values that may be tokens: more people read what pods write than the job's file."""
+    if not isinstance(job, Mapping):
+        return job
+    return {
+        key: dict.fromkeys(value, "…") if key in SECRET and isinstance(value, Mapping) else without_secrets(value)
+        for key, value in job.items()
+    }
 
 
 def rows(found: Summary | None) -> list[Start]:

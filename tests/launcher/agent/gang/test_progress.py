@@ -103,6 +103,8 @@ def test_an_evaluation_or_a_save_after_every_step_does_not_keep_it_from_being_le
 
 def test_what_was_restored_is_saved_but_not_committed_by_this_attempt() -> None:
     progress = Progress(0.0)
+    progress.take({"found": 40}, 1.0)
+    assert (progress.status.committed, progress.status.first_step) == (40, None)
     progress.take({"restored": 40}, 1.0)
     assert (progress.status.committed, progress.status.first_committed) == (40, None)
     progress.take({"committed": 60}, 2.0)

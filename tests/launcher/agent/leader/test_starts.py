@@ -1,0 +1,67 @@
+"""What a leader keeps of each start on a cluster: the job as its pods got it, and what differs from the one before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.leader import reported_fields
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
+
+
+def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4) -> Starts:
+    """A start that trained from step `first` on, and ended."""
+    job = AgentJob("t", sizes=(1, 3), timeouts_s={"step": None, "save": 90.0})
+    environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: uid, contract.JOB: job.to_json()}
+    environ |= {contract.HOSTS: str(hosts), contract.SLICES: "1", contract.TRAIN_SPEC: json.dumps(train)}
+    starts = Starts(RunFolder(folder, pytest.fail), uid)
+    starts.keep_job(reported_fields.job(config.read(environ), environ))
+    of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
+    starts.write(Summary(None, step=None, seconds={}, restarts={}, of=of))
+    assert read(folder, "summary.json")["starts"][-1]["ended"] is None
+    code = contract.BAD_SPEC if first is None else contract.DONE
+    starts.write(Summary(of_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of))
+    return starts
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def test_each_start_keeps_the_job_that_its_pods_got_and_says_what_changed(tmp_path: Path) -> None:
+    data = {"source": "torch", "dataset": "a:B", "args": {"token": "hf_secret"}}
+    train = {"task": "classify", "batch": 24, "data": data}
+    start(tmp_path, "a", {**train, "optimizer": {"lr": 0.1}})
+    first = read(tmp_path, "starts/1/job.yaml")
+    assert first["train"]["data"] == {**data, "args": {"token": "…"}}
+    assert (first["name"], first["hosts"], first["timeouts"]) == ("t", {"min": 1, "max": 3}, {"save": 90})
+    assert jobs.parse(json.dumps(first)).train is not None  # the commands that read a run's job read this
+    start(tmp_path, "b", {**train, "optimizer": {"lr": 0.2}}, first=None)  # it was refused
+    start(tmp_path, "a-later", {**train, "optimizer": {"lr": 0.1}, "seed": 8}, first=5)
+    start(tmp_path, "a-later", {"optimizer": {"lr": 0.3}}, first=5)  # the next pods of the same JobSet
+    rows = read(tmp_path, "summary.json")["starts"]
+    assert [row["changed"] for row in rows] == [
+        {},
+        {"train.optimizer.lr": [0.1, 0.2]},
+        {"train.seed": [None, 8]},
+    ]
+    assert read(tmp_path, "starts/1/job.yaml") == first
+    assert read(tmp_path, "job.yaml") == read(tmp_path, "starts/3/job.yaml") != first
+
+
+def test_a_start_after_one_of_this_machine_says_of_no_key_that_it_changed(tmp_path: Path) -> None:
+    start(tmp_path, "a", {"batch": 8})
+    (tmp_path / "starts" / "1" / "job.yaml").write_text("name: t\ntrain: {batch: 4}\n")
+    start(tmp_path, "b", {"batch": 8})
+    assert read(tmp_path, "summary.json")["starts"][1]["changed"] == {}
