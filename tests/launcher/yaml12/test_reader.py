@@ -68,8 +68,10 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: pytest.TempPathFactory) -> None
 
 
 def test_every_fault_of_a_text_is_found_at_once() -> None:
-    found = read("a: &x 1\nb: *x\nc: !t 2\nd: 1\nd: 2\ne: .inf\n? [k]\n: v\n")
-    assert [fault.line for fault in found.faults] == [1, 2, 3, 5, 6, 7]
+    found = read("a: &x 1\nb: *x\nc: !t 2\nd: 1\nd: 2\ne: .inf\n? [k]\n: v\nf: 1" + 40 * "0" + "\n")
+    assert [fault.line for fault in found.faults] == [1, 2, 3, 5, 6, 7, 9]
+    assert found.faults[4].message == "e = .inf is not a finite number."
+    assert found.faults[6].message == "f is a number of 41 digits."
 
 
 def test_what_stands_below_a_duplicate_key_is_judged_too() -> None:
