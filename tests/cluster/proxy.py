@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.cluster.harness.api import Api
 from tests.launcher import apiserver
-from tests.launcher.apiserver import Fault, Handler, Server
+from tests.launcher.apiserver import Handler, Server
 
 FORWARDED = ("Content-Type", "Accept")
 RETURNED = ("Content-Type", "Retry-After", "Date")
@@ -70,15 +70,6 @@ class Forwarding(Handler):
 
 
 # --- faults of a watch ------------------------------------------------------------------------------------------------
-
-
-def only_watches(fault: Fault) -> Fault:
-    """The fault, for the next watch; lists and single objects of the same path pass, and use it up."""
-
-    def chosen(handler: Handler) -> bool:
-        return bool(handler.query.get("watch")) and fault(handler)
-
-    return chosen
 
 
 def close(handler: Handler) -> bool:
