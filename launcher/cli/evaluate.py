@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +14,10 @@ from jaxlaunch import programs
 from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trained, trainer_process
+
+RECORD = "classification.json"  # in the run folder
+LISTED = 20  # classes
+MOST = 5  # confused pairs, and worst examples
 
 
 @click.command("eval")
@@ -25,6 +33,10 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     precision and held-out examples are the job's, each example counts once. --data eval_split='test[:50%]', or
     --data eval_path=/other/*.array_record, evaluates on other examples. Uses the devices that JAX finds, those of a CPU
     job on the CPU alone; of another number than the training's, they split the batch.
+
+    Of a classification it also shows precision, recall and F1 of each class, how often classes are confused, the
+    expected calibration error (15 bins), and the examples with the largest loss, by their files. -o json has all
+    of it, and so has classification.json in the run folder.
     """
     trainer_process.require("launcher eval")
     if best and step not in (None, programs.BEST):
@@ -37,12 +49,73 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     found = trainer_process.run("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
     for note in found["notes"]:
         output.say(note)
+    told = found.get("classification")
+    if told is not None and not keys:
+        _record(home, {"step": found["step"], "ema": ema, **told})
     if form != "text":
-        return output.data({key: found[key] for key in ("step", "metrics", "examples")}, form)
+        shown = ("step", "metrics", "examples", *(["classification"] if told is not None else []))
+        return output.data({key: found[key] for key in shown}, form)
     numbers = "  ".join(f"{name} {value:.6g}" if value is not None else f"{name} nan" for name, value in _sorted(found))
     output.show(f"step {found['step']}  {numbers}  examples {found['examples']}")
+    if told is not None:
+        output.show(*_lines(told))
 
 
 def _sorted(found: dict[str, dict[str, float | None]]) -> list[tuple[str, float | None]]:
     """The metrics, the loss first."""
     return sorted(found["metrics"].items(), key=lambda item: (item[0] != "loss", item[0]))
+
+
+def _record(home: Path, told: Mapping[str, Any]) -> None:
+    """Keeps what is known of the classes in the run folder, where the page of the run finds it."""
+    draft = home / f".{RECORD}"
+    try:
+        draft.write_text(json.dumps(told))
+        draft.replace(home / RECORD)
+    except OSError as error:
+        output.say(f"{home / RECORD} cannot be written: {error.strerror}")
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """The classes, what is confused and the worst examples."""
+    firsts = [f"{name} {told[key]:.4g}" for name, key in (("top-1", "top1"), ("top-5", "top5")) if key in told]
+    error = f"expected calibration error {told['calibration']['ece']:.4g} ({len(told['calibration']['bins'])} bins)"
+    yield "  ".join([*firsts, f"macro F1 {told['macro']['f1']:.4g}", error])
+    rates = [
+        (each["label"], str(each["examples"]), *(_rate(each[key]) for key in ("precision", "recall", "f1")))
+        for each in told["per_class"][:LISTED]
+    ]
+    yield from output.columns([("CLASS", "EXAMPLES", "PRECISION", "RECALL", "F1"), *rates])
+    if told["classes"] > LISTED:
+        yield f"and {told['classes'] - LISTED:,} more classes"
+    if pairs := _pairs(told)[:MOST]:
+        yield f"most confused: {', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
+    worst = [
+        (
+            each["where"] or f"example {each['example']}",
+            each["label"],
+            each["predicted"],
+            f"{each['confidence']:.4f}",
+            "nan" if each["loss"] is None else f"{each['loss']:.4g}",
+        )
+        for each in told["worst"][:MOST]
+    ]
+    yield from output.columns([("WORST", "LABEL", "PREDICTED", "PROBABILITY", "LOSS"), *worst])
+
+
+def _pairs(told: Mapping[str, Any]) -> list[tuple[int, str, str]]:
+    """Examples, their label and the other class that they are taken for, the most first."""
+    if "confused" in told:
+        return [(each["examples"], each["label"], each["predicted"]) for each in told["confused"]]
+    names = [each["label"] for each in told["per_class"]]
+    found = [
+        (number, names[row], names[column])
+        for row, numbers in enumerate(told["confusion"])
+        for column, number in enumerate(numbers)
+        if number and row != column
+    ]
+    return sorted(found, key=lambda pair: -pair[0])
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -80,7 +80,12 @@ def test_the_command_says_what_was_logged(run: Path, evaluate: Any) -> None:
     assert (found["step"], found["examples"]) == (30, 72)
     assert found["metrics"]["accuracy"] == logged(run)[30]["accuracy"]
     text = evaluate(str(run), "--data", "eval_examples=24")
-    assert text.out.startswith("step 30  loss ") and text.out.rstrip().endswith("examples 24")
+    first, summary, *_ = text.out.splitlines()
+    assert first.startswith("step 30  loss ") and first.endswith("examples 24") and summary.startswith("top-1 ")
+    told = json.loads((run / "classification.json").read_text())
+    assert (told["step"], told["ema"], told["examples"], told["top1"]) == (30, True, 72, found["metrics"]["accuracy"])
+    assert told | {"step": 0, "ema": 0} == found["classification"] | {"step": 0, "ema": 0}
+    assert sum(map(sum, told["confusion"])) == sum(each["examples"] for each in told["per_class"]) == 72
     assert "has a moving average" in text.err
 
 

@@ -12,6 +12,7 @@ import pytest
 from jaxlaunch import programs
 from jaxlaunch.launcher.cli.evaluate import eval_command
 from jaxlaunch.launcher.cli.export import export_command
+from jaxlaunch.launcher.cli.predict import predict_command
 from jaxlaunch.launcher.cli.sample import sample_command
 
 # What each program is asked for, and the same written out.
@@ -23,6 +24,10 @@ ASKED: list[tuple[Any, list[str]]] = [
         "f --prompt=-a --prompt=b -n 2 --top-p 0.5 --min-p 0.1 --step best --ema --precision bf16".split(),
     ),
     (programs.Evaluate(folder="f", step=7), ["f", "--step=7"]),
+    (
+        programs.Predict(folder="f", files=("a", "b"), output="t.csv", top=3, skip_broken=True),
+        "f a b -o t.csv --top 3 --skip-broken".split(),
+    ),
     (programs.Export(to="t", base="b", merged=True), ["--to", "t", "--merged", "--base", "b"]),
 ]
 
@@ -41,6 +46,7 @@ def test_a_program_reads_what_it_is_handed_as_json_and_what_is_written_out(
     [
         (programs.Sample, sample_command),
         (programs.Evaluate, eval_command),
+        (programs.Predict, predict_command),
         (programs.Export, export_command),
     ],
 )

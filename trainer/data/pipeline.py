@@ -133,7 +133,7 @@ class Evaluation:
         check: Check | None = None,
     ) -> None:
         self._examples = Examples(source, example, Reading(seed, example_rng.EVAL, deterministic, check))
-        self._batch, self._rows = batch, _contiguous(rows, batch)
+        self.source, self._batch, self._rows = source, batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
         parts = source.evaluated_parts if isinstance(source, Parted) else {None: range(len(self._examples))}
         whole = [-(-len(part) // batch) for part in parts.values()]
@@ -165,11 +165,19 @@ class Evaluation:
         batches = reader.iterate(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
-    def _read(self, number: int, rows: range) -> Batch:
+    def indexes(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The numbers in the set of all examples of a batch, [B], those that fill it up included."""
+        return self._placed(number, range(self._batch))[1]
+
+    def _placed(self, number: int, rows: range) -> tuple[range, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The part of a batch, and the numbers of some of its rows: in the set, and counted on beyond its end."""
         _, part, within = self._batches[number]
         position_B = within * self._batch + np.arange(rows.start, rows.stop)
         # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
-        index_B = part.start + position_B % len(part)
+        return part, part.start + position_B % len(part), position_B
+
+    def _read(self, number: int, rows: range) -> Batch:
+        part, index_B, position_B = self._placed(number, rows)
         batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch

@@ -27,9 +27,11 @@ def main() -> int:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []
         found = load(asked.folder, train, step=asked.step, ema=asked.ema, note=notes.append)
-        means = found.evaluate()
+        means, told = found.report()
         examples = means.pop(Key.EXAMPLES)
-        return {"step": found.step, "metrics": finite(means), "examples": int(examples), "notes": notes}
+        return {"step": found.step, "metrics": finite(means), "examples": int(examples), "notes": notes} | (
+            {} if told is None else {"classification": told}
+        )
 
     return print_result(find)
 

@@ -32,6 +32,8 @@ from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.model_arrays import Named
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
+from jaxlaunch.trainer.tasks.classification import Classification
+from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.train import batch_check
 
 
@@ -127,11 +129,44 @@ class TaskModel:
 
         The means of loss and metrics by name, and `examples`, how many there were: what the training logs at this step.
         """
-        means = Means(getattr(self._task, "derived", None))
-        evaluation, compiled = self._evaluation(data), None
-        for part, batch in zip(evaluation.parts, evaluation.iterate(self._step.put), strict=True):
-            compiled = compiled or self._step.evaluator(batch)
-            means.add(part, jax.device_get(compiled(self.params, self.rest, batch)))
+        return self._means(self._evaluation(data), None, lambda number, found: None)
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any] | None]:
+        """Evaluates the held-out data, each example once, with more on the classes of a classification.
+
+        **Returns:**
+
+        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`; `None` of other tasks.
+
+        **Raises:**
+
+        [`TrainerError`](#trainererror) where no data is held out.
+        """
+        evaluation, task = self._evaluation(None), self._task
+        if not isinstance(task, Classify) or not task.tells_classes(self.spec):
+            return self.evaluate(), None
+        told: list[Classification] = []
+
+        def add(number: int, found: Any) -> None:
+            """Adds what was seen of a batch."""
+            if not told:
+                told.append(Classification(task.classes))
+            seen, weight_B = jax.device_get(found)
+            told[0].add(seen, weight_B, evaluation.indexes(number))
+
+        means = self._means(evaluation, task.seen, add)
+        return means, told[0].record(task.names, getattr(evaluation.source, "where", None))
+
+    def _means(
+        self, evaluation: Evaluation, also: Callable[..., Any] | None, add: Callable[[int, Any], None]
+    ) -> dict[str, float]:
+        """One pass over the held-out data; `add` gets what `also` makes of each batch."""
+        means, compiled = Means(getattr(self._task, "derived", None)), None
+        for number, batch in enumerate(evaluation.iterate(self._step.put)):
+            compiled = compiled or self._step.evaluator(batch, also)
+            sums, found = compiled(self.params, self.rest, batch)
+            means.add(evaluation.parts[number], jax.device_get(sums))
+            add(number, found)
         return means.all()
 
     def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:

@@ -240,11 +240,24 @@ class Step:
         sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
         return sums
 
-    def evaluator(self, batch: Batch) -> Executable:
-        """`evaluate` of parameters and other arrays in place of a state, compiled for batches like this one."""
+    def evaluator(self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None) -> Executable:
+        """`evaluate` of parameters and other arrays in place of a state, compiled for batches like this one.
+
+        Returns with the sums what `also` makes of model and batch, and the rows' weights, whole on every process; of
+        the forward pass, which both begin with, XLA keeps one.
+        """
+
+        def of(params: Named, rest: Named, batch: dict[str, Array]) -> tuple[Any, Any]:
+            sums = self._sums_of(params, rest, batch)
+            if also is None:
+                return sums, None
+            whole = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+            more = also(self._evaluating(params, rest), batch), batch["weight"]
+            return sums, jax.tree.map(lambda each: jax.lax.with_sharding_constraint(each, whole), more)
+
         with self.context():
             arguments = self.abstract.params, self.abstract.rest, self._like(batch)
-            return Executable("eval", self._sums_of, arguments, compiler_options=often(self._mesh))
+            return Executable("eval", of, arguments, compiler_options=often(self._mesh))
 
     def merged(self, params: Named, rest: Named) -> nnx.Module:
         """The model of these arrays as it evaluates, in the compute dtype; called within `context`."""

@@ -31,6 +31,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
 from jaxlaunch.trainer.tasks import blends, losses, ranges
+from jaxlaunch.trainer.tasks.classification import Seen, seen
 
 BUILT_IN = MLP | ViT | ResNet | ConvNeXt
 
@@ -120,6 +121,25 @@ class Classify:
         """
         logits_BV: Array = model(self._inputs(model, batch))
         return logits_BV if self._scale is None else self._scale.outside(logits_BV)
+
+    def tells_classes(self, spec: TrainSpec) -> bool:
+        """Whether an evaluation tells of classes: labels are classes, and the loss is of the logits."""
+        return type(self).loss is Classify.loss and spec.loss.target == "class"
+
+    def seen(self, model: Any, batch: dict[str, Array]) -> Seen:
+        """What an evaluation tells of each example of a batch."""
+        return seen(model(self._inputs(model, batch)), batch["label"])
+
+    @property
+    def classes(self) -> int:
+        """Those of the model, known from when the loss was traced."""
+        assert self._classes is not None, "the loss is traced first"
+        return self._classes
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes, as far as they have names."""
+        return list((self._described or {}).get("classes", ()))
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """The source that `train.data` describes. Raises DataError, SpecError."""

@@ -100,6 +100,10 @@ class Pictures:
             ) from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
+    def where(self, number: int) -> str:
+        """The file of an example, and where in it the image is."""
+        return self.index.where(self._pick(number))
+
     def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
         """The items under these indexes, read by another process, which opens the same images."""
         args: tuple[str, ...] = (self._data.model_dump_json(), self._split)

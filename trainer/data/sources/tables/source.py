@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -65,7 +65,9 @@ class Rows:
         classes: tuple[str, ...],
         scale: Scale | None,
         described: Mapping[str, Any],
+        where: Callable[[int], str],
     ) -> None:
+        self.where = where  # the file of a row by its number, and its number there
         self.name, self.classes, self.scale, self.described = name, classes, scale, described
         self._x_NF, self.label_N = x_NF, label_N
 
@@ -155,7 +157,9 @@ class Coder:
             self._features.of_all(table),
             tuple(map(str, classes or ())),
         )
-        return Rows(name, x_NF[chosen_N], label_N[chosen_N], named, self._scale, self._described(named))
+        row_N = np.flatnonzero(chosen_N)
+        about = self._scale, self._described(named), lambda number: table.where(int(row_N[number]))
+        return Rows(name, x_NF[chosen_N], label_N[chosen_N], named, *about)
 
     def _described(self, classes: tuple[str, ...]) -> dict[str, Any]:
         """What a prediction needs to know of the training's table."""

@@ -1,0 +1,94 @@
+"""What an evaluation tells of a classification, against formulas of its own; scikit-learn agrees where it has them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlaunch.trainer.tasks import classification
+from jaxlaunch.trainer.tasks.classification import Classification, seen
+
+RNG = np.random.default_rng(0)
+
+
+def told(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, Any]:
+    """The record of all rows in batches, the last of which is filled up with the first rows at weight 0."""
+    found = Classification(logits.shape[1])
+    for start in range(0, len(labels), batch):
+        at = np.arange(start, start + batch)
+        index, weight = at % len(labels), (at < len(labels)).astype(np.float32)
+        found.add(seen(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index)
+    record = found.record([f"c{number}" for number in range(3)], "file {}".format)
+    return dict(json.loads(json.dumps(record, allow_nan=False)))
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    logits = RNG.normal(0, 2, (101, 8)).astype(np.float32)
+    logits[:, 6] = -20.0  # never chosen
+    logits[::9] = np.round(logits[::9])  # ties
+    return logits, RNG.integers(0, 7, 101)  # 7 is no row's label
+
+
+def test_rates_and_confusion_are_those_of_counting(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    logits, labels = rows
+    chosen, found = logits.argmax(-1), told(logits, labels)
+    square = [[int(((labels == a) & (chosen == b)).sum()) for b in range(8)] for a in range(8)]
+    assert found["confusion"] == square and found["examples"] == 101
+    for number, rate in enumerate(found["per_class"]):
+        both = int(((labels == number) & (chosen == number)).sum())
+        called, there = int((chosen == number).sum()), int((labels == number).sum())
+        assert rate["label"] == (f"c{number}" if number < 3 else str(number)) and rate["examples"] == there
+        assert rate["precision"] == (both / called if called else None)
+        assert rate["recall"] == (both / there if there else None)
+        assert rate["f1"] == (2 * both / (called + there) if called + there else None)
+    ranks = [np.argsort(-row, kind="stable").tolist().index(label) for row, label in zip(logits, labels, strict=True)]
+    assert found["top1"] == np.mean([rank < 1 for rank in ranks])
+    assert found["top5"] == pytest.approx(np.mean([rank < 5 for rank in ranks]))
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores = metrics.precision_recall_fscore_support(labels, chosen, labels=range(7), average="macro", zero_division=0)
+    assert list(found["macro"].values()) == pytest.approx(scores[:3])
+
+
+def test_calibration_is_of_fifteen_bins_and_the_worst_examples_have_their_files(
+    rows: tuple[np.ndarray, np.ndarray],
+) -> None:
+    logits, labels = rows
+    found = told(logits, labels)
+    exact = logits.astype(np.float64)
+    chances = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
+    confidence, is_right = chances.max(-1), logits.argmax(-1) == labels
+    error = 0.0
+    for number in range(15):
+        inside = (confidence > number / 15) & (confidence <= (number + 1) / 15)
+        assert found["calibration"]["bins"][number]["examples"] == inside.sum()
+        if inside.any():
+            error += inside.mean() * abs(is_right[inside].mean() - confidence[inside].mean())
+    assert found["calibration"]["ece"] == pytest.approx(error, rel=1e-5)
+    nats = -np.log(chances[np.arange(101), labels])
+    worst = np.argsort(-nats, kind="stable")[: classification.WORST]
+    assert [each["example"] for each in found["worst"]] == worst.tolist()
+    assert [each["where"] for each in found["worst"]] == [f"file {number}" for number in worst]
+    assert [each["loss"] for each in found["worst"]] == pytest.approx(nats[worst].tolist(), rel=1e-4)
+
+
+def test_the_record_of_many_classes_is_bounded_and_no_number_is_lost_in_it() -> None:
+    labels = np.arange(3000) % 2000
+    logits = RNG.normal(0, 1, (3000, 2000)).astype(np.float32)
+    logits[5] = math.nan
+    found = told(logits, labels, 1000)
+    assert len(found["per_class"]) == 1000 and "confusion" not in found and len(found["confused"]) == 100
+    assert found["worst"][0] | {"predicted": None} == {
+        "example": 5,
+        "where": "file 5",
+        "label": "5",
+        "predicted": None,
+        "confidence": 0.0,
+        "loss": None,
+    }
+    assert len(json.dumps(found)) < 200_000
