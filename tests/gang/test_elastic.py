@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(tmp_path: Pat
         elastic.until("more hosts", lambda: f"stopped to continue with {more} hosts instead of {few}" in elastic.talk)
         assert set(elastic.wait()) == {0}
     assert [one["cause"] for one in elastic.attempts] == ["lost", "preempted", "done"]
-    assert f"{more} hosts instead of {few}: saved at step" in elastic.attempts[1]["verdict"]["message"]
+    said = elastic.attempts[1]["verdict"]["message"]  # it stops right after a regular save, often before another step
+    assert re.search(rf"{more} hosts instead of {few}: (saved at|nothing new to save after) step \d+", said), said
     assert len(json.loads((elastic.run_dir / "agents.json").read_text())) == more
     losses, ids = losses_and_ids(elastic)
     wanted, shown = losses_and_ids(fixed)
