@@ -45,6 +45,7 @@ def test_the_last_key_of_a_grid_changes_first_and_a_smaller_most_takes_its_begin
     for wrong in (["lr=1e-4..1e-1"], ["seed=0..40", "k=0..40"], ["a=1", "a=2"]):
         with pytest.raises(UserError):
             grid.grid(grid.axes(wrong), None)
+    assert len(grid.grid(grid.axes(["seed=0..999"]), None)) == grid.MOST
 
 
 def test_draws_are_those_of_their_seed_different_and_continued_by_a_larger_number() -> None:
@@ -56,6 +57,8 @@ def test_draws_are_those_of_their_seed_different_and_continued_by_a_larger_numbe
     assert all(1e-4 <= rate <= 1e-1 for rate in rates) and all(0 <= drop <= 0.5 for drop in drops)
     below = sum(rate < math.sqrt(1e-4 * 1e-1) for rate in rates)  # half of them, where the logarithm is uniform
     assert 70 < below < 130 and 70 < sum(drop < 0.25 for drop in drops) < 130
+    tenfold = [float(point[0].partition("=")[2]) for point in grid.drawn(grid.axes(["lr=1.0..10.0"]), 200, seed=3)]
+    assert 70 < sum(rate < math.sqrt(10) for rate in tenfold) < 130  # the least factor that the logarithm is for
     assert sorted(grid.drawn(grid.axes(["a=0..2", "b=x,y"]), 100, seed=0)) == sorted(
         (f"a={a}", f"b={b}") for a in range(3) for b in "xy"
     )
