@@ -5,16 +5,19 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.parallel.sharding import constrain
+from jaxlaunch.trainer.parallel.sharding import constrain, gathered
 
 
 class Features(NamedTuple):
@@ -58,14 +61,21 @@ class LanguageModel(nnx.Module):
     def embedded(self, tokens_BL: Array) -> Array:
         """The tokens' rows of the embedding, x_BLD.
 
-        Looked up in whole rows: a table split along D would give a stream split along D and copied along B.
+        Looked up in whole rows, of which each device sums the gradient. Where the table is larger than what a device
+        looks up, that costs more than to exchange the rows: the devices that share a table then look up each other's
+        tokens in their own columns of it. A table that is the head as well is whole in any case.
         """
-        return jnp.take(self.table_VD, tokens_BL, axis=0)
+        if not _is_larger(self.embedding.shape, tokens_BL.shape):
+            return jnp.take(constrain(self.embedding[...], "vocab", "embed"), tokens_BL, axis=0)
+        if self.head is None:
+            return jnp.take(self.table_VD, tokens_BL, axis=0)
+        tokens_BL = constrain(tokens_BL, "other_batch", "length")
+        return constrain(jnp.take(self.embedding[...], tokens_BL, axis=0), "other_batch", "length", "columns")
 
     @property
     def table_VD(self) -> Array:
-        """The embedding [V, D] with its rows whole: the lookup and a tied head then share one copy of it."""
-        return constrain(self.embedding[...], "vocab", "embed")
+        """The embedding [V, D] with its rows whole: the lookup and a tied head share one copy of it."""
+        return gathered(self.embedding[...], "vocab", "embed")
 
     @property
     def head_DV(self) -> Array:
@@ -73,11 +83,43 @@ class LanguageModel(nnx.Module):
 
         A loss in chunks would otherwise gather a head split along D once for every chunk.
         """
-        return self.table_VD.T if self.head is None else constrain(self.head[...], "embed", "vocab")
+        return self.table_VD.T if self.head is None else gathered(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array) -> Array:
         """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
-        logits_BLV = jnp.matmul(x_BLD, head_DV, preferred_element_type=self.output)
+        logits_BLV = _logits(x_BLD, head_DV, self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")
+
+
+def _is_larger(table: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
+    """Whether a table that fsdp splits along its columns has more rows than a device has tokens."""
+    mesh = jax.sharding.get_abstract_mesh()
+    fsdp, ep = mesh.shape.get("fsdp", 1), mesh.shape.get("ep", 1)
+    on_device = math.prod(tokens) // max(1, mesh.size // mesh.shape.get("mp", 1))
+    rows = table[0] // mesh.shape.get("mp", 1)
+    return bool(fsdp > 1 and ep == 1 and table[1] % fsdp == 0 and on_device < rows)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
+    """x [..., D] times the head. Its gradients are products of bfloat16 where x is, and not of float32."""
+    return jnp.matmul(x, head_DV, preferred_element_type=output)
+
+
+def _logits_forward(x: Array, head_DV: Array, output: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+    return _logits(x, head_DV, output), (x, head_DV)
+
+
+def _logits_backward(output: jnp.dtype, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    """float16 has no room for the small ones among the gradients of logits."""
+    x, head_DV = kept
+    if x.dtype == jnp.bfloat16:
+        gradient = gradient.astype(x.dtype)
+    rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    of_x = jnp.matmul(gradient, head_DV.T.astype(gradient.dtype)).astype(x.dtype)
+    return of_x, jnp.matmul(rows.T.astype(gradient.dtype), gradients).astype(head_DV.dtype)
+
+
+_logits.defvjp(_logits_forward, _logits_backward)

@@ -2,7 +2,8 @@
 
 A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task names them by path
 (`sharding = {r".*kernel": ("embed", "hidden")}`). Names cover the last dimensions; one in front of them, which nnx.vmap
-adds, is `layers`. On top of that, every array of the state is split over fsdp along one dimension that divides.
+adds, is `layers`. On top of that, every array of the state is split over fsdp along one dimension that divides, but for
+vectors: a collective for each of them would cost more than their bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +28,8 @@ Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost fir
 # Weights and activations share the table: change a strategy by changing one line.
 RULES: Mapping[str, Entry] = {
     "batch": BATCH_AXES,
+    "other_batch": tuple(axis for axis in BATCH_AXES if axis != "fsdp"),  # where fsdp splits columns instead
+    "columns": ("fsdp",),
     "layers": (),
     "length": (),  # of whole examples, as attention needs them
     "sequence": ("mp",),  # the same where positions do not interact: norms and the stream between products
@@ -68,6 +72,38 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     entries = _divided(x.shape, axes, mesh_axes, mesh)
     held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return held
+
+
+def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
+    """A weight with its named axes split and whole over fsdp; its gradient is split over fsdp too, as the state is.
+
+    `constrain` would hold the gradient as it holds the weight: each device would get the sum of all of it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or _is_by_device.get():
+        return constrain(weight, *axes)
+    entries = _divided(weight.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
+    split = _split_fsdp(weight.shape, axes, entries, mesh)
+    held: jax.Array = _held(weight, PartitionSpec(*entries), PartitionSpec(*split))
+    return held
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _held(weight: jax.Array, where: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
+    """`weight` held to one sharding, and its gradient to another."""
+    held: jax.Array = jax.lax.with_sharding_constraint(weight, where)
+    return held
+
+
+def _held_forward(weight: jax.Array, where: PartitionSpec, gradient: PartitionSpec) -> tuple[jax.Array, None]:
+    return _held(weight, where, gradient), None
+
+
+def _held_backward(where: PartitionSpec, gradient: PartitionSpec, _: None, found: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(found, gradient),)
+
+
+_held.defvjp(_held_forward, _held_backward)
 
 
 @contextlib.contextmanager
@@ -149,12 +185,15 @@ def _check(name: str, shape: tuple[int, ...], axes: Axes, entries: list[Entry], 
             )
 
 
-def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh) -> list[Entry]:
+def _split_fsdp(
+    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> list[Entry]:
     """`entries` with fsdp added to one dimension that divides, if there is one: `embed`, else the largest share.
 
     Never `layers`: a scan would then gather every layer's weights from one device at a time.
     """
-    if mesh.shape["fsdp"] == 1 or any("fsdp" in entry for entry in entries):
+    is_vector = sum(axis != "layers" for axis in axes) == 1
+    if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):
         return entries
     shares = [size // _ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
     fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0]

@@ -14,6 +14,7 @@ from jax import Array
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.parallel.sharding import gathered
 from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
@@ -213,14 +214,16 @@ def in_chunks(
     """`score` of the logits `project(x, head)`, labels and weights, a sum over positions such as `cross_entropy`, in
     `count` parts along L: the logits of one are in memory at a time.
 
-    The backward pass computes each part's logits again. The head's gradient is summed over the parts in float32.
+    The backward pass computes each part's logits again. The head's gradient is summed over the parts in float32, each
+    device's share of it alone.
     """
     wide_DV = head_DV.astype(jnp.float32)
 
     def of(part: tuple[Array, Array, Array]) -> Summed:
         """The sums of one chunk."""
         x, labels, weight = part
-        return score(project(x, wide_DV.astype(head_DV.dtype)), labels, weight)
+        narrow_DV = gathered(wide_DV.astype(head_DV.dtype), "embed", "vocab")
+        return score(project(x, narrow_DV), labels, weight)
 
     def add(sums: Summed, part: tuple[Array, Array, Array]) -> tuple[Summed, None]:
         return jax.tree.map(jnp.add, sums, of(part)), None

@@ -8,7 +8,7 @@ from jax import P
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.parallel.sharding import by_path, constrain, state_sharding
+from jaxlaunch.trainer.parallel.sharding import by_path, constrain, gathered, state_sharding
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,9 @@ def grid() -> jax.sharding.Mesh:
         ((16, 10), ("hidden", "classes"), P(("mp", "fsdp"), None)),
         ((64, 16), ("vocab", "embed"), P("mp", "fsdp")),
         ((65, 16), ("vocab", "embed"), P(None, "fsdp")),  # may stay whole
+        ((16,), ("embed",), P(None)),  # a vector: more collectives than bytes
+        ((3, 16), ("embed",), P(None, None)),
+        ((16,), ("hidden",), P("mp")),
         ((), None, P()),
     ],
 )
@@ -72,6 +75,16 @@ def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.s
     with jax.set_mesh(grid):
         held = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
     assert held.sharding.spec == P("fsdp", "mp")
+
+
+def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.Mesh) -> None:
+    weight, x = jnp.ones((8, 4)), jnp.ones((16, 8))
+    with jax.set_mesh(grid):
+        loss = jax.jit(jax.value_and_grad(lambda w: (x @ gathered(w, "embed", "hidden")).sum()))
+        total, gradient = loss(weight)
+        assert (total, gradient.sharding.spec) == (8 * 16 * 4, P("fsdp", "mp"))
+        assert (gradient == 16.0).all()
+        assert jax.jit(lambda w: gathered(w, "embed", "hidden"))(weight).sharding.spec == P(None, "mp")
 
 
 @pytest.mark.parametrize(
