@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer.attention import placeholder_kernel
 from jaxlaunch.trainer.errors import SpecError
@@ -61,6 +62,8 @@ class Visible(NamedTuple):
 
 UNSEEN = -1e38  # a score: far below all others, and finite after a subtraction
 FUSED = "fused"  # for plans; a job cannot name it
+SPLASH = "splash"  # it names its result itself, with what its backward pass needs of it
+MIXED = "mixed"  # the name by which remat may keep what attention makes
 Keys = Array | Visible | None  # an array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
 # A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
@@ -97,7 +100,9 @@ def full(name: str) -> Attention:
 def _named(name: str) -> Callable[..., Array]:
     if name not in TRACED:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
-    return jax.named_scope("attention")(TRACED[name])  # the scope by which a profile recognizes it
+    kernel = TRACED[name]
+    named = kernel if name == SPLASH else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), MIXED)
+    return jax.named_scope("attention")(named)  # the scope by which a profile recognizes it
 
 
 def _xla(
@@ -209,8 +214,8 @@ def _splash(
     from jaxlaunch.trainer.attention import splash  # Pallas takes half a second to import
 
     scores = splash.Scores(is_causal, window, cap, scale)
-    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores)
+    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=MIXED)
 
 
-ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, "splash": _splash}
+ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, SPLASH: _splash}
 TRACED = {**ATTENTION, FUSED: placeholder_kernel.fused(_xla)}

@@ -32,15 +32,24 @@ class Scores(NamedTuple):
 
 
 def attend(
-    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None, scores: Scores, *, interpret: bool = False
+    query_BLHK: Array,
+    key_BLGK: Array,
+    value_BLGK: Array,
+    ids: Ids | None,
+    scores: Scores,
+    *,
+    name: str | None = None,
+    interpret: bool = False,
 ) -> Array:
     """Attention out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
 
-    Raises ValueError for a length that blocks do not divide. `interpret` computes it on any device, slowly.
+    Raises ValueError for a length that blocks do not divide. `name`: that of its result, and of the sums by which its
+    backward pass does without the scores, for a remat that keeps some by name. `interpret` computes it on any device,
+    slowly.
     """
 
     def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
-        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, interpret)
+        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
         scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
         scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
         heads_first = (each.swapaxes(1, 2) for each in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK))
@@ -70,7 +79,9 @@ def attend(
 AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
 
 
-def _kernel(length: int, heads: int, scores: Scores, interpret: bool) -> kernels.SplashAttentionKernel:
+def _kernel(
+    length: int, heads: int, scores: Scores, name: str | None, interpret: bool
+) -> kernels.SplashAttentionKernel:
     side = next((side for side in BLOCKS if length % side == 0), None)
     if side is None:
         raise ValueError(f"its blocks are of {LANES} positions, which do not divide {length}")
@@ -88,6 +99,7 @@ def _kernel(length: int, heads: int, scores: Scores, interpret: bool) -> kernels
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=1,
+        residual_checkpoint_name=name,
         attn_logits_soft_cap=scores.cap,
         interpret=interpret,
     )

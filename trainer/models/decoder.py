@@ -23,12 +23,12 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models import stack
 from jaxlaunch.trainer.models.experts import Experts, Mixture, Routed
 from jaxlaunch.trainer.models.language_model import Features, LanguageModel
-from jaxlaunch.trainer.models.layers import RMSNorm, bias, gelu, product, rope, split, weight, whole
+from jaxlaunch.trainer.models.layers import RMSNorm, bias, gated, gelu, product, rope, split, weight, whole
 from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain
 
-NAMES = ("query", "key", "value", "mixed", "gate", "up")  # what remat may keep by name
+NAMES = ("query", "key", "value", implementations.MIXED, "gate", "up")  # what remat may keep by name
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": gelu,
@@ -81,7 +81,7 @@ class SelfAttention(nnx.Module):
         value_BLGK = checkpoint_name(product(x_BLD, self.value[...], bias=self.value_bias), "value")
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
         mixed_BLHK = look.attend(query_BLHK, key_BLGK, value_BLGK, keys)
-        mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
+        mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
         return product(mixed_BLHK, self.out[...], axes=2, bias=self.out_bias)
 
 
@@ -113,7 +113,7 @@ class GatedMLP(nnx.Module):
     def __call__(self, x_BLD: Array) -> Array:
         gate_BLF = checkpoint_name(product(x_BLD, self.gate[...], bias=self.gate_bias), "gate")
         up_BLF = checkpoint_name(product(x_BLD, self.up[...], bias=self.up_bias), "up")
-        hidden_BLF = constrain(self.activation(gate_BLF) * up_BLF, "batch", "length", "hidden")
+        hidden_BLF = constrain(gated(self.activation, gate_BLF, up_BLF), "batch", "length", "hidden")
         return product(hidden_BLF, self.down[...], bias=self.down_bias)
 
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.layers import product, weight
+from jaxlaunch.trainer.models.layers import gated, product, weight
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import dispatch
 from jaxlaunch.trainer.parallel.sharding import constrain
@@ -197,7 +197,7 @@ class Experts(nnx.Module):
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
             gate_RF = checkpoint_name(jax.lax.ragged_dot(x_RD, gate_EDF, counts_E), "gate")
             up_RF = checkpoint_name(jax.lax.ragged_dot(x_RD, up_EDF, counts_E), "up")
-            return jax.lax.ragged_dot(self.activation(gate_RF) * up_RF, down_EFD, counts_E)
+            return jax.lax.ragged_dot(gated(self.activation, gate_RF, up_RF), down_EFD, counts_E)
 
     def _stacked(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
         """As many rows of each expert."""
@@ -205,7 +205,7 @@ class Experts(nnx.Module):
         with jax.named_scope(flops.share_scope(min(pairs, room), room)):
             gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate_EDF), "gate")
             up_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, up_EDF), "up")
-            return jnp.einsum("erf,efd->erd", self.activation(gate_ERF) * up_ERF, down_EFD)
+            return jnp.einsum("erf,efd->erd", gated(self.activation, gate_ERF, up_ERF), down_EFD)
 
 
 def _counts(

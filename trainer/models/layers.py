@@ -6,6 +6,8 @@ B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -62,6 +64,20 @@ def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Arr
     return made if bias is None else made + bias[...][None, None]
 
 
+def again(function: Callable[..., Array]) -> Callable[..., Array]:
+    """`function` of arrays, number by number or a norm, which the backward pass computes again from its arguments.
+
+    They are in memory in any case, and what it makes of them meanwhile, some of it in float32, need not be.
+    """
+    computed: Callable[..., Array] = jax.checkpoint(function, prevent_cse=False)
+    return computed
+
+
+def gated(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
+    """What the last product of a gated MLP reads: activation(gate) * up."""
+    return again(lambda gate, up: activation(gate) * up)(gate, up)
+
+
 class Linear(nnx.Module):
     """x_BI -> x · kernel + bias. Kernel of variance 2 / inputs (He et al. 2015, for ReLUs), biases 0."""
 
@@ -88,13 +104,16 @@ class RMSNorm(nnx.Module):
         self.eps, self.from_one = eps, from_one
 
     def __call__(self, x: Array) -> Array:
-        scale, wide = self.scale[...], x.astype(jnp.float32)
-        scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
-        power = jnp.mean(jnp.square(wide), axis=tuple(range(-self.scale[...].ndim, 0)), keepdims=True)
-        normal = wide * jax.lax.rsqrt(power + self.eps)
-        if self.from_one:
-            return (normal * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
-        return normal.astype(x.dtype) * scale
+        return again(partial(_root_mean_square, eps=self.eps, from_one=self.from_one))(x, self.scale[...])
+
+
+def _root_mean_square(x: Array, scale: Array, eps: float, *, from_one: bool) -> Array:
+    axes, wide = tuple(range(-scale.ndim, 0)), x.astype(jnp.float32)
+    scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
+    normal = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=axes, keepdims=True) + eps)
+    if from_one:
+        return (normal * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+    return normal.astype(x.dtype) * scale
 
 
 class LayerNorm(nnx.Module):
@@ -106,11 +125,15 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        wide, last = x.astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = (centred * jax.lax.rsqrt(variance + self.eps)).astype(x.dtype)
-        return normal * self.scale[...].reshape(last) + self.bias[...].reshape(last)
+        return again(partial(_layer_norm, eps=self.eps))(x, self.scale[...], self.bias[...])
+
+
+def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    wide, last = x.astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    normal = (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
+    return normal * scale.reshape(last) + bias.reshape(last)
 
 
 def gelu(x: Array) -> Array:

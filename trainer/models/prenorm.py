@@ -14,11 +14,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.attention.implementations import Attention, Keys
-from jaxlaunch.trainer.models.layers import Drop, LayerNorm, bias, gelu, product, split, weight, whole
+from jaxlaunch.trainer.attention.implementations import MIXED, Attention, Keys
+from jaxlaunch.trainer.models.layers import Drop, LayerNorm, again, bias, gelu, product, split, weight, whole
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-NAMES = ("qkv", "mixed", "up")  # what remat may keep by name
+NAMES = ("qkv", MIXED, "up")  # what remat may keep by name
 STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3
 
 
@@ -38,7 +38,7 @@ class SelfAttention(nnx.Module):
         qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
         query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2))
         mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
-        mixed_BLHK = checkpoint_name(constrain(mixed_BLHK, "batch", "length", "heads", "head"), "mixed")
+        mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
         return product(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
 
 
@@ -55,7 +55,7 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BLD: Array) -> Array:
         up_BLF = checkpoint_name(product(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
-        hidden_BLF = constrain(self.gelu(up_BLF), "batch", "length", "hidden")
+        hidden_BLF = constrain(again(self.gelu)(up_BLF), "batch", "length", "hidden")
         return product(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
 
 

@@ -214,10 +214,16 @@ def scored(
     weight_BL: Array,
     score: Callable[[Array, Array, Array], losses.Summed],
 ) -> losses.Summed:
-    """`score` of the model's logits, labels and weights, a sum over positions; in chunks as losses.in_chunks."""
+    """`score` of the model's logits, labels and weights, a sum over positions; in chunks as losses.in_chunks.
+
+    The backward pass keeps the logits alone, and computes again what `score` makes of them, arrays of the same size.
+    """
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
     if count == 1:
-        return score(model.project(x_BLD, head_DV), labels_BL, weight_BL)
+        sums: losses.Summed = jax.checkpoint(score, prevent_cse=False)(
+            model.project(x_BLD, head_DV), labels_BL, weight_BL
+        )
+        return sums
     return losses.in_chunks(model.project, head_DV, x_BLD, labels_BL, weight_BL, count, score)
 
 

@@ -252,6 +252,18 @@ def test_splash_equals_xla_on_a_mesh(interpreted: None) -> None:
     same(found, wanted)
 
 
+def test_splash_by_name_is_not_computed_again() -> None:
+    """Lowered for a TPU that is not here: one kernel forward and two backward, where remat keeps what it makes."""
+    attend, kernels = causal("splash"), []
+    for names in ((), (implementations.MIXED,)):
+        kept = jax.checkpoint_policies.save_only_these_names(*names)
+        apply = jax.checkpoint(lambda query, key, value: attend(query, key, value, None).sum(), policy=kept)
+        step = jax.jit(jax.value_and_grad(apply, (0, 1, 2)))
+        lowered = step.trace(*operands(splash.LANES)).lower(lowering_platforms=("tpu",)).as_text()
+        kernels.append(lowered.count("tpu_custom_call"))
+    assert kernels == [4, 3]
+
+
 def test_splash_refuses_what_is_not_made_of_blocks() -> None:
     with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not divide 197"):
         full("splash")(*operands(197), None)
