@@ -2,7 +2,8 @@
 
 Four hosts train on this machine. One of them is killed (SIGKILL of its agent, which takes its processes with it), the
 run names the host that was lost, and goes on from its newest checkpoint. lost-host.svg replays the lines of the
-terminal with the time between them, at most half a second of it; run.png is the page of that run, and needs chromium.
+terminal with the time between them, at most half a second of it; run.png is the page of that run, run-dark.png and
+run-narrow.png the same in dark and 400 px wide; they need chromium.
 """
 
 from __future__ import annotations
@@ -122,14 +123,20 @@ def svg(lines: list[tuple[float, str]]) -> str:
 
 
 def main() -> None:
-    """Writes both pictures."""
+    """Writes all pictures."""
     with tempfile.TemporaryDirectory() as made, browser.page() as page:
         folder = Path(made)
         PICTURES.mkdir(exist_ok=True)
         (PICTURES / "lost-host.svg").write_text(svg(shown(run(folder))), encoding="utf-8")
         subprocess.run([LAUNCHER, "report", "digits"], cwd=folder, check=True)
-        page.open((folder / "digits.html").as_uri(), 1180)
-        (PICTURES / "run.png").write_bytes(page.picture(1180, most=1150))
+        take((folder / "digits.html").as_uri(), page)
+
+
+def take(url: str, page: browser.Page) -> None:
+    """The page of a run as README and docs/seeing-runs.md show it: in light, in dark, and 400 px wide."""
+    for name, width, is_dark in (("run", 1180, False), ("run-dark", 1180, True), ("run-narrow", 400, False)):
+        page.open(url, width, is_dark)
+        (PICTURES / f"{name}.png").write_bytes(page.picture(width, most=1150))
 
 
 if __name__ == "__main__":

@@ -355,7 +355,8 @@ function drawHeat(u, heat, columns, unit, { by, most, at }) {
   context.rect(left, top, width, height);
   context.clip();
   columns.forEach((column) => {
-    const begin = u.valToPos(column.from / unit, "x", true), wide = Math.max(u.valToPos(column.to / unit, "x", true) - begin, 1);
+    const begin = Math.round(u.valToPos(column.from / unit, "x", true)); // whole pixels: no seams between cells
+    const wide = Math.max(Math.round(u.valToPos(column.to / unit, "x", true)) - begin, 1);
     if (begin + wide < left || begin > left + width) return;
     for (let row = 0; row < rows; row++) {
       const first = Math.floor((row * heat.ranks) / rows), last = Math.max(first + 1, Math.floor(((row + 1) * heat.ranks) / rows));
