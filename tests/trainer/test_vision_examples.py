@@ -1,0 +1,79 @@
+"""The examples of images and tables train at a small size on what is bundled or made up, and predict."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch import contract, programs
+from jaxlaunch.launcher.job import load
+from jaxlaunch.trainer.evaluation import predict
+from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.train import loop_of
+from tests.trainer import references
+from tests.trainer.data.sources.images import made_images
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """The evaluations of an example's job, on eight devices."""
+    job = load.load(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
+    assert job.train is not None
+    spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
+    loop_of(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+
+
+def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
+    """What the trained model predicts."""
+    asked = programs.Predict(folder=str(folder / "checkpoints"), files=tuple(map(str, files)))
+    return list(predict.predicted(asked)["rows"])
+
+
+def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_path: Path) -> None:
+    command = next(line for line in (EXAMPLES / "table.yaml").read_text().splitlines() if "python -c" in line)
+    subprocess.run([sys.executable, *shlex.split(command.lstrip("# "))[1:]], cwd=tmp_path, check=True)
+    evaluated = trained("table", tmp_path, f"train.data.path={tmp_path}/cancer.npz", "train.batch=32")
+    assert evaluated[-1]["examples"] == 114 and evaluated[-1]["accuracy"] >= 0.94
+    (tmp_path / "new").mkdir()
+    (tmp_path / "cancer.npz").rename(tmp_path / "new" / "cancer.npz")
+    rows = said(tmp_path, tmp_path / "new")
+    assert [row["row"] for row in rows] == list(range(1, 21)) and {row["label"] for row in rows} == {"0", "1"}
+
+
+def test_the_resnet_of_cifar_learns_enlarged_digits(tmp_path: Path) -> None:
+    smaller = "train.model={kind: resnet, stem: small, stem_width: 8, depths: [1, 1], widths: [8, 16], channels: 1}"
+    overrides = ["train.data.name=digits", "train.data.size=12", "train.batch=64", "train.steps=45", smaller]
+    evaluated = trained(
+        "cifar_resnet", tmp_path, *overrides, "train.optimizer.schedule.warmup=5", "train.eval.every=15"
+    )
+    assert evaluated[-1]["loss"] < evaluated[0]["loss"] - 0.2 and evaluated[-1]["accuracy"] > evaluated[0]["accuracy"]
+
+
+def test_a_vit_is_fine_tuned_on_a_folder_and_labels_another(tmp_path: Path) -> None:
+    weights = references.folder("vit_tiny", tmp_path / "weights")
+    side = json.loads((weights / "config.json").read_text())["image_size"]
+    photos = made_images.folders(tmp_path / "photos", 24)
+    evaluated = trained(
+        "finetune_vit",
+        tmp_path,
+        f"train.model.init_from={weights}",
+        f"train.data.path={photos}",
+        f"train.data.size={side}",
+        "train.batch=8",
+        "train.optimizer.lr=0.003",
+        "train.optimizer.schedule.warmup=0",
+        "train.eval.every=10",
+    )
+    assert evaluated[-1]["accuracy"] == 1.0, evaluated
+    rows = said(tmp_path, made_images.folders(tmp_path / "new", 2))
+    assert [row["label"] for row in rows] == ["cat", "cat", "dog", "dog"]
