@@ -267,7 +267,7 @@ def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
         "image": given.image,
         "restartPolicy": "Always",
         "command": ["/bin/sh", "-c"],
-        "args": [f"set -ex; chmod 755 {script}; exec {script} --num_hops=2 --num_nics={gke.TCPXO_GPUS.value}"],
+        "args": [f"set -ex; chmod 755 {script}; exec {script} --num_hops=2"],
         "env": variables({"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64"}),
         "securityContext": {
             "runAsNonRoot": False,

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from jaxlaunch.accelerators import GPUS
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job.defaults import CheckpointUrl, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kube.quantity import amount
+from jaxlaunch.launcher.manifests.platforms.runtime import SHM_PLATFORMS
 from jaxlaunch.launcher.manifests.platforms.table import Where
 from jaxlaunch.trainer.spec import AUTO, TrainSpec
 
@@ -67,7 +67,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
         job=job,
         platform=where,
         volumes=_mounted(job, given, checkpoints, cache),
-        has_shared_memory=job.resources.shm is not None or job.accelerator.platform in GPUS,
+        has_shared_memory=job.resources.shm is not None or job.accelerator.platform in SHM_PLATFORMS.value,
         checkpoints=checkpoints,
         compile_cache=cache,
         filled=filled,

@@ -540,8 +540,7 @@ DAEMON: Object = {
     "restartPolicy": "Always",
     "command": ["/bin/sh", "-c"],
     "args": [
-        "set -ex; chmod 755 /fts/entrypoint_rxdm_container.sh; "
-        "exec /fts/entrypoint_rxdm_container.sh --num_hops=2 --num_nics=8"
+        "set -ex; chmod 755 /fts/entrypoint_rxdm_container.sh; exec /fts/entrypoint_rxdm_container.sh --num_hops=2"
     ],
     "env": [{"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}],
     "securityContext": {

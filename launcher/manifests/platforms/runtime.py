@@ -24,9 +24,16 @@ NCCL = Source(
 WORKERS = Source("NVIDIA AI Cluster Runtime: GKE GPUDirect-TCPXO", "github.com/NVIDIA/aicr, docs/integrator")
 SYSTEMD = Source("systemd: LimitMEMLOCK=", "freedesktop.org/software/systemd/man/latest/systemd.exec.html")
 SECONDARY = Source(
-    "Kubernetes Network Plumbing Working Group: selection of networks; OKE's NCCL tests over SR-IOV",
+    "Kubernetes Network Plumbing Working Group: selection of networks; pods of NVIDIA's network operator and "
+    "of OKE's NCCL tests over SR-IOV",
     "github.com/k8snetworkplumbingwg/multus-cni, docs/how-to-use.md; "
+    "github.com/Mellanox/network-operator, example/sriov-network; "
     "github.com/oracle-quickstart/oci-hpc-oke, manifests/nccl-tests/kueue/virtual-functions",
+)
+SHM = Source(
+    "xpk's TPU pods; Google's recipes for TPU7x; GKE's NCCL tests",
+    "github.com/AI-Hypercomputer/xpk, docker_resources.py; github.com/AI-Hypercomputer/tpu-recipes, training/ironwood; "
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpxo",
 )
 STANDARDS = Source("Kubernetes: Pod Security Standards", "kubernetes.io/docs/concepts/security/pod-security-standards")
 
@@ -43,6 +50,10 @@ TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
 TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
+
+# Platforms whose pods have a /dev/shm in memory, without a limit of its own: a container's is 64 MiB, too little for
+# NCCL and for the workers of a data loader.
+SHM_PLATFORMS: Fact[Sequence[str]] = Fact(("cuda", "rocm", "tpu"), SHM)
 
 # The annotation that names the networks of a pod's further interfaces.
 MULTUS = Fact("k8s.v1.cni.cncf.io/networks", SECONDARY)

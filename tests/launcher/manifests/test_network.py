@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kube.objects import template
@@ -10,6 +14,7 @@ from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.platforms import eks, gke
 from jaxlaunch.launcher.manifests.resolve import resolve
 
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\n"
 H200 = H100.replace("h100", "h200")
 TCPXO = "platform: gke\ntcpxo: {image: i%s}"
@@ -46,6 +51,21 @@ def environment(text: str, cluster: str) -> dict[str, str]:
 )
 def test_a_network_tells_its_libraries_what_its_maker_says(text: str, cluster: str, wanted: dict[str, str]) -> None:
     assert environment(text, cluster) == wanted
+
+
+def test_what_the_page_gives_other_clouds_renders_as_their_own_pods_are() -> None:
+    rows = re.findall(r"^  \|([^|]+)\| `(\{profile: rdma[^`]*\})`", PAGE.read_text(), re.MULTILINE)
+    rows.append(("AKS, shared", rows[0][1].replace("rdma/ib, count: 8", "rdma/shared_ib, count: 1")))
+    text = H100 + "node_selector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n"
+    found = {}
+    for nodes, value in rows:
+        if "…" not in value and "RESOURCE" not in value:
+            given = yaml.safe_load(value)
+            cluster = f"network: {{h100: {value}}}"
+            limits = template(render(resolve(load.parse(text), defaults.parse(cluster)))[0])["spec"]["containers"][0]
+            found[nodes.split(",")[0]] = limits["resources"]["limits"][given["resource"]]
+            assert environment(text, cluster) == given["env"]
+    assert found == {" AKS": "8", " CoreWeave": "1", "AKS": "1"}
 
 
 @pytest.mark.parametrize(("kind", "tuner"), [("h200", "a3u"), ("b200", "a4")])

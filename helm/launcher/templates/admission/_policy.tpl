@@ -115,7 +115,7 @@ p.spec.containers.exists(main, main.?resources.?limits.orValue({}).exists(name, 
 {{/* CEL: whether the init container `c` of the pod `p` is the receive daemon of gpudirect-tcpxo, as launcher/manifests/network.py writes it, and runs nothing else. */}}
 {{- define "launcher.celIsDaemon" -}}
 {{- $script := "/fts/entrypoint_rxdm_container.sh" -}}
-{{- $run := printf "set -ex; chmod 755 %s; exec %s --num_hops=2 --num_nics=8" $script $script -}}
+{{- $run := printf "set -ex; chmod 755 %s; exec %s --num_hops=2" $script $script -}}
 {{- $mounts := dict "/usr/local/nvidia" "/home/kubernetes/bin/nvidia" "/hostsysfs" "/sys" "/hostprocsysfs" "/proc/sys" -}}
 {{- $keys := splitList " " "name image imagePullPolicy restartPolicy command args env securityContext volumeMounts resources terminationMessagePath terminationMessagePolicy" -}}
 c.name == "tcpxo-daemon" && c.?image.orValue("") == {{ toJson .image }}
