@@ -55,7 +55,11 @@ MEASURED = Source(
     "Modal: memory of T4, A10, L4, L40S, A100 and H100, as nvidia-smi says it",
     "github.com/modal-labs/modal-client, pull request 2797",
 )
-UNREAD = Source("NVIDIA: memory and peak, of no page or device that was looked at", "none", "not yet")
+PRINTED = Source(
+    "NVIDIA's data sheets of A10, A40, L40 and L40S, dense bf16 FLOP/s, as others print them",
+    "github.com/Lightning-AI/pytorch-lightning, lightning/fabric/utilities/throughput.py; for L40S mullet.se, L40/L40S",
+)
+UNREAD_MEMORY = Source("NVIDIA: memory, of no page or device that was looked at", "none", "not yet")
 UNREAD_PEAK = Source("NVIDIA: peak, of no page that was looked at", "none", "not yet")
 SCALING = Source("How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus")
 DERIVED = Source("Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128", "the row's peak")
@@ -153,6 +157,8 @@ _READ = (
 )
 # Those whose memory alone was.
 _MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
+# Those of whose data sheet a copy was.
+_PRINTED = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
 
 def _nvidia(
@@ -164,10 +170,10 @@ def _nvidia(
     joins_hosts: bool = False,
     machine: Machine | None = None,
 ) -> Accelerator:
-    named = (NAMES,) if float(capability) >= _TURING else ()
-    measured = {make.name for make in makes} <= _MEASURED
+    names = {make.name for make in makes}
+    memory, peak = MEASURED if names <= _MEASURED else UNREAD_MEMORY, PRINTED if names <= _PRINTED else UNREAD_PEAK
     has_peak = any(make.peak_flops is not None for make in makes)
-    of_memory = (MEASURED, *[UNREAD_PEAK] * has_peak) if measured else (UNREAD,)
+    sources = (*[NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
         "cuda",
         per_host,
@@ -177,10 +183,7 @@ def _nvidia(
         joins_hosts=joins_hosts,
         arm=arm,
         machine=machine,
-        sources=(
-            *(_NVIDIA if any(make.name in _READ for make in makes) else (*named, *of_memory)),
-            *[LINKS] * (machine is not None),
-        ),
+        sources=(*(_NVIDIA if names & set(_READ) else sources), *[LINKS] * (machine is not None)),
     )
 
 

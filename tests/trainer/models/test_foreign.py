@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import haiku
 import jax
 import numpy as np
 import pytest
+from flax import linen, nnx
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
@@ -23,6 +25,21 @@ from tests.trainer.models import foreign_nets
 
 pytestmark = pytest.mark.usefixtures("standard")
 NETS = foreign_nets.__name__
+
+
+def test_the_running_variance_of_others_batch_norm_is_biased_where_torch_s_is_not() -> None:
+    """As docs/your-model.md says: torch keeps the variance that is divided by n - 1."""
+    x_BD = np.random.default_rng(0).normal(2.0, 3.0, (64, 3)).astype(np.float32)
+    own, module = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), linen.BatchNorm(False, momentum=0.9)
+    own(x_BD)
+    _, kept = module.apply(module.init(jax.random.key(0), x_BD), x_BD, mutable=["batch_stats"])
+    of = haiku.transform_with_state(lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True))
+    _, state = of.apply(*of.init(jax.random.key(0), x_BD), None, x_BD)
+    biased_D, torch_D = (x_BD.astype(np.float64).var(0, ddof=less) for less in (0, 1))
+    for found_D in (own.var[...], kept["batch_stats"]["var"]):
+        np.testing.assert_allclose(found_D, 0.9 + 0.1 * biased_D, rtol=1e-5)
+    np.testing.assert_allclose(state["batch_norm/~/var_ema"]["average"][0], biased_D, rtol=1e-5)  # 0 is left out of it
+    np.testing.assert_allclose(torch_D / biased_D, 1.016, atol=5e-4)
 
 
 @pytest.fixture(autouse=True)
