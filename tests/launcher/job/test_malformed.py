@@ -158,6 +158,13 @@ MEANT = (
 MEANT += ("9M", "32GB", "0.5 gib", "1 000", "yes", "a/b", "../a", "x" * 70, "A.b", "１２", "1.10", "1e400")
 
 
+@pytest.mark.parametrize(("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])])
+def test_a_name_that_a_hint_proposes_has_lost_no_letter(text: str, proposed: list[str]) -> None:
+    with pytest.raises(JobFaults) as raised:
+        jobs.parse(HEAD.partition("\n")[2] + f"name: {text}\n")
+    assert re.findall(r"write ([a-z-]+)\.", str(raised.value)) == proposed
+
+
 @pytest.mark.parametrize("text", MEANT)
 def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> None:
     for key in (
