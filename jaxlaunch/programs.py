@@ -65,8 +65,12 @@ class Sample:
     folder: str
     prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
     ids: tuple[str, ...] = _option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
+    chat: bool = _option(False, "Talk with the model through its chat template; Ctrl-D ends the conversation.")
+    system: str | None = _option(None, "The system message of --chat.", "TEXT")
     n: int | None = _option(None, "Samples of each prompt. [default: 1]", "N", type=int, least=1)
-    max_tokens: int | None = _option(None, "Tokens of a sample. [default: 128]", "N", type=int, least=1)
+    max_tokens: int | None = _option(
+        None, "Tokens of a sample. [default: 128, 512 with --chat]", "N", type=int, least=1
+    )
     temperature: float | None = _option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
     top_p: float | None = _option(
         None, "Sample from the most likely tokens whose probabilities sum to P.", "P", type=float, above=0, most=1

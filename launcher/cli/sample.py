@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,16 +27,22 @@ def sample_command(run: str, form: str, **given: Any) -> None:
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
     checkpoints, or a Hugging Face folder (config.json and safetensors). One sample is printed as it is made. Several
-    are made side by side, of all prompts, and printed at the end. Uses the devices that JAX finds; JAX_PLATFORMS=cpu
-    leaves accelerators alone.
+    are made side by side, of all prompts, and printed at the end. With --chat each line that you type is answered, with
+    all turns before it in view. Uses the devices that JAX finds; JAX_PLATFORMS=cpu leaves accelerators alone.
     """
     trainer_process.require("launcher sample")
-    if not given["prompt"] and not given["ids"]:
+    if given["chat"]:
+        _refuse_beside_chat(given)
+    elif given["system"] is not None:
+        raise UserError("--system is the system message of a conversation.", "give --chat as well.")
+    elif not given["prompt"] and not given["ids"]:
         raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
     folder, step = trained.weights(run)
     if given["step"] is None:
         given["step"] = step
     asked = programs.arguments(programs.Sample(folder=folder, **given))
+    if given["chat"]:
+        return _converse(asked, form)
     found: Mapping[str, Any] = {}
     for event in trainer_process.events("jaxlaunch.trainer.generate", *asked, environ=os.environ):
         if "piece" in event and form == "text":
@@ -48,6 +57,56 @@ def sample_command(run: str, form: str, **given: Any) -> None:
         output.data({"step": found["step"], "samples": found["samples"]}, form)
 
 
+def _refuse_beside_chat(given: Mapping[str, Any]) -> None:
+    """Raises UserError for options of samples that a conversation does not have."""
+    for name in ("prompt", "ids", "n", "beams"):
+        if given[name]:
+            raise UserError(
+                f"--chat and {programs.flag(name)} are both given.",
+                "leave one of them out: a conversation asks for each message, and has one answer to it.",
+            )
+
+
+def _converse(asked: tuple[str, ...], form: str) -> None:
+    """Prints the model's answers as they are made, or at the end the whole conversation as data."""
+    is_shown, found = form == "text", dict[str, Any]()
+    for event in trainer_process.events("jaxlaunch.trainer.generate", *asked, environ=os.environ, hear=_typed):
+        if "piece" in event and is_shown:
+            output.piece(event["piece"])
+        elif "ended" in event and is_shown:
+            output.piece("\n")
+            if not event["ended"]:
+                output.say("the answer is cut here; --max-tokens gives it more tokens.")
+        elif "refused" in event:
+            output.say(f"{event['refused']}; this message is not part of the conversation.")
+        elif "notes" in event:
+            for note in event["notes"]:
+                output.say(note)
+        elif "messages" in event:
+            found = event
+    if not is_shown:
+        output.data({"step": found["step"], "messages": found["messages"]}, form)
+    elif found["tokens"]:
+        _tell_speed(found)
+
+
+def _typed() -> str | None:
+    """The next line of stdin that says something; None at its end. On a terminal it is asked for, and can be edited."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # what input() edits lines with, and keeps them for the arrow keys
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                output.piece("\n")
+            return None
+        if line.strip():
+            return line
+
+
 def _show(found: Mapping[str, Any]) -> None:
     """Several samples under headings, and how fast they were; a single one was printed on the way."""
     each = [(at, number, one) for at, of_one in enumerate(found["samples"], 1) for number, one in enumerate(of_one, 1)]
@@ -56,6 +115,10 @@ def _show(found: Mapping[str, Any]) -> None:
     for at, number, one in each if len(each) > 1 else ():
         output.say(f"prompt {at}, sample {number}, log-probability {one['score']:.4g}")
         output.show(one["text"] if "text" in one else " ".join(map(str, one["ids"])))
+    _tell_speed(found)
+
+
+def _tell_speed(found: Mapping[str, Any]) -> None:
     of = "" if found["step"] is None else f" of step {found['step']}"
     speed = found["tokens"] / found["seconds"]
     output.say(f"{count(found['tokens'], 'token')}{of} in {found['seconds']:.1f} s, compiling included: {speed:.3g}/s")

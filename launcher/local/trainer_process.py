@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -82,24 +83,41 @@ def _shown(
     return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))
 
 
-def events(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does."""
+def events(
+    module: str, *arguments: str, environ: Mapping[str, str], hear: Callable[[], str | None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does.
+
+    Where `hear` is given, an object with `ask` is answered by what it returns, once the caller has seen it; None
+    ends the program's input.
+    """
     command, environ, has_result = isolated.command(module, *arguments), isolated.environ(environ), False
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        given = subprocess.DEVNULL if hear is None else subprocess.PIPE
+        process = subprocess.Popen(command, env=environ, stdin=given, stdout=subprocess.PIPE, stderr=errors, text=True)
         with process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
                     has_result = True
-                    yield json.loads(line)
+                    yield (event := json.loads(line))
+                    if hear is not None and "ask" in event:
+                        _answer(process, hear())
             except BaseException:
                 process.kill()  # nobody reads it any more
                 raise
         errors.seek(0)
         _check(module, process.returncode, errors.read(), None, has_result=has_result)
+
+
+def _answer(process: subprocess.Popen[str], text: str | None) -> None:
+    """Gives a program one line of JSON; without a text, the end of its input."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and what it printed says why
+        if text is None:
+            process.stdin.close()
+        else:
+            print(json.dumps(text), file=process.stdin, flush=True)
 
 
 def _check(module: str, code: int, said: str, hint: str | None, *, has_result: bool) -> None:

@@ -1,8 +1,9 @@
 """Samples from a trained model: `python -m jaxlaunch.trainer.generate FOLDER --prompt TEXT`.
 
 A process of its own, because the launcher never imports jax. FOLDER holds checkpoints, or a Hugging Face model. Prints
-JSON lines: `{"piece": …}` for every few characters of a single sample, then one object with all samples. Exits with a
-code of the contract.
+JSON lines: `{"piece": …}` for every few characters of a single sample, then one object with all samples. With `--chat`
+each line of stdin is what the user says, as a JSON string; `{"ask": …}` asks for the next one. Exits with a code of the
+contract.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 from jaxlaunch import programs
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.generator import Ids, Sample
-from jaxlaunch.trainer.generate.loaded import Prompt, TextModel, described, load
+from jaxlaunch.trainer.generate.chat import Chat
+from jaxlaunch.trainer.generate.choose import SamplingOptions
+from jaxlaunch.trainer.generate.loaded import Prompt, described, load
+from jaxlaunch.trainer.generate.streamed import streamed
 from jaxlaunch.trainer.start.process import print_result
-
-LOST = "\ufffd"  # stands for a character whose last bytes are still to come
 
 
 def main() -> int:
@@ -27,11 +28,15 @@ def main() -> int:
     asked = programs.read(programs.Sample, "jaxlaunch.trainer.generate", __doc__)
     answers = sys.stdout
 
-    def say(piece: str) -> None:
-        """Prints a piece of the one sample, while notes and libraries print to stderr."""
-        print(json.dumps({"piece": piece}), file=answers, flush=True)
+    def tell(event: Mapping[str, Any]) -> None:
+        """Prints an event, while notes and libraries print to stderr."""
+        print(json.dumps(event), file=answers, flush=True)
 
-    return print_result(lambda: sample(asked, say))
+    def say(piece: str) -> None:
+        """Prints a piece of a sample that is made alone."""
+        tell({"piece": piece})
+
+    return print_result(lambda: converse(asked, sys.stdin, tell) if asked.chat else sample(asked, say))
 
 
 def sample(asked: programs.Sample, say: Callable[[str], None]) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def sample(asked: programs.Sample, say: Callable[[str], None]) -> dict[str, Any]
     rows, how = loaded.rows([*asked.prompt, *map(_ids, asked.ids)]), asked.how()
     began = time.perf_counter()
     if len(rows) == 1 and how.get("n", 1) == 1 and how.get("beams", 1) == 1:
-        samples = [[_streamed(loaded, rows[0], how, say)]]
+        samples = [[streamed(loaded, rows[0], cast(SamplingOptions, how), say)]]
     else:
         samples = loaded.generate(rows, **how)
     seconds = time.perf_counter() - began
@@ -54,29 +59,31 @@ def sample(asked: programs.Sample, say: Callable[[str], None]) -> dict[str, Any]
     }
 
 
+def converse(asked: programs.Sample, lines: Iterable[str], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Answers what each line says until there are no more; `tell` gets the answers in pieces, and how each ended."""
+    notes: list[str] = []
+    loaded = load(asked.folder, step=asked.step, ema=asked.ema, precision=asked.precision, note=notes.append)
+    chat = Chat(loaded, cast(SamplingOptions, asked.how()), asked.system)
+    tokens, seconds = 0, 0.0
+    tell({"ask": loaded.step, "notes": notes})
+    for line in lines:
+        began = time.perf_counter()
+        try:
+            answer = chat.answer(json.loads(line), lambda piece: tell({"piece": piece}))
+        except SpecError as error:
+            tell({"refused": str(error)})
+        else:
+            tokens, seconds = tokens + len(answer.ids) + answer.ended, seconds + time.perf_counter() - began
+            tell({"ended": answer.ended})
+        tell({"ask": loaded.step})
+    return {"step": loaded.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
+
+
 def _ids(text: str) -> Prompt:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
         raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
-
-
-def _streamed(loaded: TextModel, prompt: Ids, how: dict[str, Any], say: Callable[[str], None]) -> Sample:
-    """The sample, said as far as its characters are whole."""
-    said, last = "", Sample([], 0.0, False)
-    for last in loaded.stream(prompt, **how):
-        text = _shown(loaded, last).rstrip(LOST)
-        if len(text) > len(said):
-            say(text[len(said) :])
-            said = text
-    if rest := _shown(loaded, last)[len(said) :]:
-        say(rest)
-    return last
-
-
-def _shown(loaded: TextModel, sample: Sample) -> str:
-    text = loaded.text(sample)
-    return "".join(f"{each} " for each in sample.ids) if text is None else text
 
 
 if __name__ == "__main__":

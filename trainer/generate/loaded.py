@@ -259,6 +259,12 @@ def _mesh(asked: Asked, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh
     return meshes.build(spec.Mesh(fsdp=len(devices)))
 
 
+def end_also(loaded: TextModel, ids: Sequence[int]) -> None:
+    """Ends the texts of a model at these tokens as well."""
+    generator = loaded._generator
+    generator.ends = tuple({*generator.ends, *ids})
+
+
 def described(samples: Sequence[Sequence[Sample]], texts: Callable[[Sample], str | None]) -> list[list[dict[str, Any]]]:
     """Samples as JSON: `text` where there is a tokenizer, `ids`, `score` and whether they `ended`."""
 

@@ -59,6 +59,16 @@ class Chats:
             raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
         return Document(*documents.without_surrogates(text), spans)
 
+    def asked(self, messages: Sequence[Any]) -> str:
+        """The text of messages, and of how the assistant's answer begins. Raises Unfit."""
+        return self._render(self._templates[DEFAULT], messages, None, prompt=True).text
+
+    def after_an_answer(self) -> str:
+        """What the template writes after the words of the assistant. Raises Unfit."""
+        words = "an answer"
+        turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
+        return self._render(self._templates[DEFAULT], turns, None).text.rpartition(words)[2]
+
     def _by_turns(
         self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, given: int
     ) -> Spans:
@@ -97,8 +107,7 @@ class Chats:
             import jinja2
         except ImportError:
             raise SpecError(
-                f"data.format = chat needs the package jinja2 for the template of {self._name}: "
-                f"{installation.hint('text')}"
+                f"The chat template of {self._name} needs the package jinja2: {installation.hint('text')}"
             ) from None
         from jaxlaunch.trainer.text.chat_template import Template
 

@@ -65,6 +65,9 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
     [
         (("nowhere", "--prompt", "a"), "There is no run nowhere: neither nowhere nor runs/nowhere is a folder."),
         ((".",), "There is no prompt.\n  hint: give --prompt TEXT, or --ids for a model without tokenizer."),
+        ((".", "--chat", "--prompt", "a"), "--chat and --prompt are both given.\n  hint: leave one of them out"),
+        ((".", "--chat", "-n", "2"), "--chat and -n are both given."),
+        ((".", "--prompt", "a", "--system", "b"), "--system is the system message of a conversation."),
         ((".", "--prompt", "a", "-n", "0"), "0 is not in the range x>=1"),
         ((".", "--prompt", "a", "--step", "last"), "'last' is neither the number of a step nor best"),
     ],

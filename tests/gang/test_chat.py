@@ -1,0 +1,95 @@
+"""`launcher sample --chat` on a terminal: a model that learned chats answers with the turns before in view."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import digits, job, launch
+from tests.trainer.text import chat_corpora
+
+pytestmark = pytest.mark.computes
+
+LETTERS = "abcd"
+DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "hidden": 64, "length": 63, "vocab": 512}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on chats whose second answer is the first one again: only who sees both turns knows it."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = chat_corpora.saved(
+        folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>"
+    )  # turns end by another
+    said = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
+    chats = [[{"role": role, "content": text.format(each)} for role, text in said] for each in LETTERS] * 16
+    data = {"source": "text", "format": "chat", "path": chat_corpora.lines(folder / "chats.jsonl", chats)}
+    data |= {"tokenizer": tokenizer, "data_dir": str(folder / "prepared"), "packing": "none", "eval_split": 0}
+    train = digits(task="lm", model=DECODER, data=data, batch=16, steps=80, optimizer={"lr": 1e-2})
+    run = launch(folder / "run", job(train, per_host=1))
+    assert run.code == 0, run.stderr[-4000:]
+    return run.folder
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
+        environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "dumb"}
+        self._ours, self.said = ours, ""
+        self.process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        """Types it."""
+        os.write(self._ours, text.encode())
+
+    def until(self, pattern: str) -> str:
+        """What is on the screen up to the pattern, since the last call."""
+        ends = time.monotonic() + 180
+        while (found := re.search(pattern, self.said)) is None:
+            assert time.monotonic() < ends, self.said
+            if select.select([self._ours], [], [], 1)[0]:
+                try:
+                    self.said += os.read(self._ours, 4096).decode(errors="replace")
+                except OSError:  # the other end is closed
+                    assert re.search(pattern, self.said), self.said
+        text, self.said = self.said[: found.end()], self.said[found.end() :]
+        return text.replace("\r\n", "\n")
+
+
+def test_each_turn_is_answered_with_those_before_it_in_view_until_ctrl_d(trained: Path) -> None:
+    terminal = Terminal("sample", str(trained), "--chat", "--max-tokens", "16")
+    terminal.until("> $")
+    for typed in ("c", "again"):
+        terminal.type(f"{typed}\n")
+        assert terminal.until("\n> $").endswith("\ncc\n> ")
+    terminal.type("\x04")
+    assert "tokens of step 80 in" in terminal.until(r"/s\r?\n")
+    assert terminal.process.wait(60) == 0
+
+
+def test_lines_of_a_file_are_answered_and_the_conversation_is_data(trained: Path) -> None:
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "sample", str(trained), "--chat", "-o", "json"]
+    environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [*command, "--max-tokens", "8"], env=environ, input="b\n\nagain\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    messages = json.loads(done.stdout)["messages"]
+    assert [(each["role"], each["content"]) for each in messages] == [
+        ("user", "b"),
+        ("assistant", "bb"),
+        ("user", "again"),
+        ("assistant", "bb"),
+    ]
