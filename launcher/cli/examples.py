@@ -92,7 +92,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "sample": {
         'launcher sample lm --prompt "def main("': "one greedy continuation",
         'launcher sample lm --prompt "def " -n 4 --temperature 0.8': "four random samples",
-        "launcher sample chat --chat": "a conversation with a model that was trained on chats",
+        "launcher sample chat --chat": "a conversation",
     },
     "schema": {
         "launcher schema > job.schema.json": "for an editor",

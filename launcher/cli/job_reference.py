@@ -17,7 +17,7 @@ from jaxlaunch.launcher.job.introspection import Type
 from jaxlaunch.launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
-_SAID = re.compile(r"(?:^|; )default:? (?P<default>[^;]+)(?:; |$)")
+_SAID = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = """\
@@ -94,11 +94,11 @@ def _default(field: FieldInfo) -> tuple[str, str]:
         value = value.model_dump(mode="json", exclude_unset=True)
     if field.default_factory is not None:
         value = {} if introspection.blocks(Type.of_field(field)) else None
-    if value == {}:
+    if value == {} and _SAID.search(meaning) is None:
         return "those of its keys", meaning
-    if value is not None:
+    if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
-    if (said := _SAID.search(meaning)) is None:
-        return "not set", meaning
+    said = _SAID.search(meaning)
+    assert said is not None, f"{meaning!r} does not say what holds where the key is left out"
     rest = "; ".join(filter(None, (meaning[: said.start()], meaning[said.end() :])))
     return said["default"], rest

@@ -82,7 +82,9 @@ class Accelerator(Block):
     """
 
     type: Kind = Field(description=f"cpu; gpu, NVIDIA's of any name; or {', '.join([*KNOWN][2:])}")
-    topology: str | None = Field(None, description="of a TPU slice, such as 2x4 or 4x4x8; required for TPUs only")
+    topology: str | None = Field(
+        None, description="of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
+    )
     per_host: Few = Field(
         default_factory=_whole_machine,
         description="accelerators of a host, for cpu virtual devices; "
@@ -90,7 +92,7 @@ class Accelerator(Block):
     )
     memory: Quantity | None = Field(
         None,
-        description="of one GPU, for `launcher plan`, where the nodes have another than the type says, as gpu does",
+        description="of one GPU, for `launcher plan`, if the type does not tell it; default the type's",
     )
 
     @property
@@ -116,9 +118,9 @@ class Reservation(Block):
     reservation: Annotated[ObjectName, Field(max_length=63)] = Field(
         description="its name; on Karpenter's nodes its id"
     )
-    project: Label | None = Field(None, description="gke: the project that shares it, if not the cluster's")
-    block: Label | None = Field(None, description="gke: one block of it")
-    sub_block: Label | None = Field(None, description="gke: one sub-block of the block")
+    project: Label | None = Field(None, description="gke: the project that shares it; default the cluster's own")
+    block: Label | None = Field(None, description="gke: one block of it; default any block")
+    sub_block: Label | None = Field(None, description="gke: one sub-block of the block; default any sub-block")
 
 
 Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
@@ -135,10 +137,11 @@ class Placement(Block):
     """
 
     preferred: LabelKey | None = Field(
-        None, description="the level, if one of its domains has room; a TPU slice also gets its node pool for itself"
+        None,
+        description="the level, if one of its domains has room; a TPU slice also gets a whole node pool; default none",
     )
     required: LabelKey | None = Field(
-        None, description="the level; the job waits until one of its domains has room for a slice"
+        None, description="the level; the job waits until one of its domains has room for a slice; default none"
     )
 
 
@@ -179,11 +182,15 @@ class Resources(Block):
     ```
     """
 
-    cpu: Quantity | None = Field(None, description="cores")
-    memory: Quantity | None = Field(None, description="request and limit")
-    ephemeral: Quantity | None = Field(None, description="ephemeral storage")
-    shm: Quantity | None = Field(None, description="size of /dev/shm; counts against memory")
-    hugepages: Quantity | None = Field(None, description="huge pages of 2 MiB; Karpenter does not add nodes for them")
+    cpu: Quantity | None = Field(None, description="cores; default no request")
+    memory: Quantity | None = Field(None, description="request and limit; default neither")
+    ephemeral: Quantity | None = Field(None, description="ephemeral storage; default no request")
+    shm: Quantity | None = Field(
+        None, description="size of /dev/shm; counts against memory; default no limit on GPUs, elsewhere the runtime's"
+    )
+    hugepages: Quantity | None = Field(
+        None, description="huge pages of 2 MiB; Karpenter does not add nodes for them; default none"
+    )
 
 
 class Restarts(Block):
@@ -232,7 +239,7 @@ class Timeouts(Block):
     data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
     eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
     save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
-    pending: Duration | None = Field(None, description="waiting in a queue and for nodes")
+    pending: Duration | None = Field(None, description="waiting in a queue and for nodes; default no limit")
 
     def seconds(self) -> dict[str, float | None]:
         """The timeouts that an agent enforces, by phase, in seconds; None: learned (step), or none."""
@@ -280,11 +287,11 @@ class Toleration(Block):
     ```
     """
 
-    key: LabelKey | None = Field(None, description="the taint; without it, Exists tolerates every taint")
+    key: LabelKey | None = Field(None, description="the taint; default every taint, with Exists")
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
-    value: LabelValue | None = Field(None, description="for Equal")
+    value: LabelValue | None = Field(None, description="for Equal; default the empty value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="null: every effect"
+        None, description="what the taint does; null: every effect"
     )
     seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: without limit")
 
@@ -298,7 +305,8 @@ class Code(Block):
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
-        ".", description="a folder to ship, relative to this file; what git ignores stays here"
+        ".",
+        description="a folder to ship, relative to this file; what git ignores stays here",
     )
     include: (
         list[Annotated[str, Field(min_length=1)]]
@@ -377,7 +385,8 @@ class JobSpec(Block):
     namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
     priority: ObjectName | None = Field(
-        None, description="with a queue Kueue's WorkloadPriorityClass, without one a PriorityClass"
+        None,
+        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the cluster's own",
     )
     capacity: Capacity = Field("on-demand", description="kind of nodes")
     placement: Placement | None = Field(
@@ -391,7 +400,7 @@ class JobSpec(Block):
     gang_secret: bool | None = Field(
         None,
         description="hosts authenticate each other, and encrypt what they say, by a Secret that submit creates; "
-        "left out: where there are several hosts and you may create Secrets",
+        "left out: true if there are several hosts and you may create Secrets",
     )
     resources: Resources = Field(Resources(), description="of a host")
     restarts: Restarts = Field(Restarts(), description="how often to restart")
@@ -407,9 +416,9 @@ class JobSpec(Block):
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
     tracker: Tracker | None = Field(
         None,
-        description="where the metrics go besides the run folder: wandb, mlflow, trackio, tensorboard or module:Name",
+        description="where the metrics go besides the run folder; default nowhere",
     )
-    notify: Notify | None = Field(None, description="a webhook that is told how the job fares")
+    notify: Notify | None = Field(None, description="a webhook that is told how the job fares; default none")
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
@@ -417,12 +426,15 @@ class JobSpec(Block):
         {}, description="by key, such as env.BROKER: why a value that has a credential's form may be written out"
     )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
-        None, description="a folder to ship, relative to this file; what git ignores stays here"
+        None,
+        description="a folder to ship, relative to this file; what git ignores stays here; default nothing is shipped",
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="where the program starts; default the code's folder, else the image's"
     )
-    service_account: ObjectName | None = Field(None, description="of the pods; its token is mounted only then")
+    service_account: ObjectName | None = Field(
+        None, description="of the pods; its token is mounted only then; default `default`, without its token"
+    )
     image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets")
     labels: dict[LabelKey, LabelValue] = Field({}, description="on every object of the job")
     annotations: dict[LabelKey, Text] = Field({}, description="on every object of the job")
@@ -441,8 +453,8 @@ class JobSpec(Block):
     )
     command: (
         Annotated[list[Text], Field(min_length=1), Words("a list of arguments, such as [python, train.py]")] | None
-    ) = Field(None, description="any JAX program, arguments as written; or train")
-    train: TrainSpec | None = Field(None, description="the built-in trainer; or command")
+    ) = Field(None, description="any JAX program, arguments as written; default none: train is given")
+    train: TrainSpec | None = Field(None, description="the built-in trainer; default none: command is given")
 
     @property
     def code_folder(self) -> str | None:

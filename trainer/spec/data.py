@@ -133,9 +133,11 @@ class ArrayRecord(OfImages):
         description="files or globs to train on, here or in gs:// or s3://"
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on"
+        None, description="files or globs to evaluate on; default none"
     )
-    eval_split: Fraction | None = Field(None, description="share of the records kept back when there is no eval_path")
+    eval_split: Fraction | None = Field(
+        None, description="share of the records held out when there is no eval_path; default none"
+    )
 
 
 class Text(Source):
@@ -178,7 +180,7 @@ class Text(Source):
         "default concat, and of bytes without a field one stream that no document ends",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on, where documents are prepared"
+        None, description="files or globs to evaluate on, where documents are prepared; default none"
     )
     eval_split: Fraction = Field(0.05, description="share kept back for evaluation: of the files, or of the documents")
     seed: Seed = Field(0, description="of the order in which documents are packed")
@@ -243,7 +245,7 @@ class Part(Block):
         description="of JSON lines, Parquet and Arrow: what holds the text; default text, for chats messages",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on"
+        None, description="files or globs to evaluate on; default none"
     )
     eval_split: Fraction = Field(0.05, description="share of the documents kept back for evaluation")
 
@@ -353,7 +355,9 @@ class Images(OfImages):
         "labels, .tar, .parquet, .arrow"
     )
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(None, description="share of the images kept back when nothing else evaluates")
+    eval_split: Fraction | None = Field(
+        None, description="share of the images held out when nothing else is evaluated; default none"
+    )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
     label: str | None = Field(None, min_length=1, description="column of the label; default found")
@@ -390,7 +394,9 @@ class Table(Source):
         ".npz"
     )
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(None, description="share of the rows kept back when nothing else evaluates")
+    eval_split: Fraction | None = Field(
+        None, description="share of the rows held out when nothing else is evaluated; default none"
+    )
     label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="column of the label, or several; default one named label, class, target or y"
     )
@@ -433,9 +439,15 @@ class Torch(Source):
         str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of what has __len__ and __getitem__")
     ]
     args: dict[str, Any] = Field({}, description="the arguments of a class")
-    eval_args: dict[str, Any] | None = Field(None, description="the same class with these arguments evaluates")
+    eval_args: dict[str, Any] | None = Field(
+        None, description="arguments with which the same class is evaluated; default none"
+    )
     eval_dataset: Annotated[
-        str | None, Field(pattern=r"^[\w.]+:[\w.]+$", description="what evaluates, where it is another")
+        str | None,
+        Field(
+            pattern=r"^[\w.]+:[\w.]+$",
+            description="what is evaluated, if it is another dataset; default the one that trains, with eval_args",
+        ),
     ] = None
     workers: Annotated[
         int | None,

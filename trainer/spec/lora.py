@@ -21,7 +21,8 @@ class Lora(Block):
     """
 
     init_from: Place | None = Field(
-        None, description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora"
+        None,
+        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; default new adapters",
     )
     rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")

@@ -59,7 +59,7 @@ class Loss(Block):
     )
     class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
         None,
-        description="images and tables: weight of each class in the mean; multi_label: of its positive examples",
+        description="images and tables: weight of each class; multi_label: of its positive rows; default 1 for each",
     )
     focal: Weight = Field(0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none")
     mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")

@@ -57,7 +57,7 @@ class RopeScaling(Block):
     )
     factor: Rate = Field(description="frequencies are divided by it")
     original_length: Tokens | None = Field(
-        None, description="context length before scaling, in tokens; not with linear"
+        None, description="context length before scaling, in tokens; default none: linear has none, the others need it"
     )
     low_freq_factor: Rate = Field(
         1.0, description="llama3: frequencies with fewer rotations within original_length are divided"
@@ -151,7 +151,7 @@ class Decoder(Layered):
             "qwen3-235b-a22b",
         ]
         | None
-    ) = Field(None, description="a preset of sizes by name; keys given here override it")
+    ) = Field(None, description="a preset of sizes by name; keys given here override it; default none")
     family: (
         Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"] | None
     ) = Field(None, description="model family that an export is written as; default the first that supports these keys")
@@ -176,7 +176,7 @@ class Decoder(Layered):
         [], description="linear layers with a bias: queries, keys and values; attention's output; the MLP"
     )
     qk_norm: Literal["head", "whole"] | None = Field(
-        None, description="RMSNorm of queries and keys before RoPE: per head, or over all heads"
+        None, description="RMSNorm of queries and keys before RoPE: per head, or over all heads; null: none"
     )
     norms: Literal["before", "after", "both"] = Field(
         "before", description="RMSNorm of the inputs of attention and MLP, of their outputs, or of both"
@@ -190,7 +190,7 @@ class Decoder(Layered):
     score_cap: Rate | None = Field(
         None, description="soft cap of attention scores: cap × tanh(score / cap); null: none"
     )
-    logit_cap: Rate | None = Field(None, description="the same for the logits")
+    logit_cap: Rate | None = Field(None, description="the same for the logits; null: none")
     window: Tokens | None = Field(
         None, description="sliding window: tokens that a position attends to, including itself; null: no window"
     )
@@ -198,7 +198,8 @@ class Decoder(Layered):
         None, description="layers with and without the window, repeated: [window, full]; default: all have it"
     )
     rope_local_theta: Rate | None = Field(
-        None, description="rope_theta of the layers with a window, to which rope_scaling then does not apply"
+        None,
+        description="rope_theta of the layers with a window, which then have no rope_scaling; null: that of all layers",
     )
     experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
         None, description="experts (MLPs) of a layer, of which a router picks some for each token; null: one MLP"
@@ -305,7 +306,7 @@ class GPT2(Layered):
 
     kind: Literal["gpt2"] = Field("gpt2", description="this model")
     preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it"
+        None, description="a preset of sizes by name; keys given here override it; default none"
     )
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")

@@ -174,14 +174,24 @@ class Link(Block):
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
-    b1: Fraction | None = Field(None, description=f"{_defaults('b1')}; muon's is its Adam's")
-    b2: Fraction | None = Field(None, description=f"{_defaults('b2')}; muon's is its Adam's")
-    eps: Rate | None = Field(None, description=_defaults("eps"))
-    momentum: Fraction | None = Field(None, description=_defaults("momentum"))
-    nesterov: bool | None = Field(None, description=f"{_defaults('nesterov')}; all but adam need a momentum")
-    beta: Fraction | None = Field(None, description=f"{_defaults('beta')}: its momentum")
-    ns_steps: Few | None = Field(None, description=f"{_defaults('ns_steps')}: Newton-Schulz iterations")
-    consistent_rms: Rate | None = Field(None, description=f"{_defaults('consistent_rms')}; 0.2: updates of Adam's size")
+    b1: Fraction | None = Field(
+        None, description=f"decay of the first moment; default {_defaults('b1')}; muon's is its Adam's"
+    )
+    b2: Fraction | None = Field(
+        None, description=f"decay of the second moment; default {_defaults('b2')}; muon's is its Adam's"
+    )
+    eps: Rate | None = Field(None, description=f"avoids a division by zero; default {_defaults('eps')}")
+    momentum: Fraction | None = Field(
+        None, description=f"share of the step before that is kept; default {_defaults('momentum')}"
+    )
+    nesterov: bool | None = Field(
+        None, description=f"Nesterov's momentum; all but adam need a momentum; default {_defaults('nesterov')}"
+    )
+    beta: Fraction | None = Field(None, description=f"muon's momentum; default {_defaults('beta')}")
+    ns_steps: Few | None = Field(None, description=f"Newton-Schulz iterations; default {_defaults('ns_steps')}")
+    consistent_rms: Rate | None = Field(
+        None, description=f"size of muon's updates, 0.2: Adam's; default {_defaults('consistent_rms')}"
+    )
 
     @field_validator("args", *OPTIONS)
     @classmethod
@@ -226,7 +236,7 @@ class Group(Block):
         description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
     )
     lr: Rate = Field(1.0, description="a factor of the learning rate")
-    weight_decay: Weight | None = Field(None, description="in place of the optimizer's")
+    weight_decay: Weight | None = Field(None, description="of these parameters; default the optimizer's")
     freeze: bool = Field(False, description="the parameters stay as they are: no gradient, no state")
 
     @field_validator("freeze")

@@ -154,10 +154,10 @@ class Published(Block):
     SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})  # that a job says, or a folder
 
     kind: str = Field(description="this model")
-    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it")
+    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it; default none")
     init_from: Place | None = Field(
         None,
-        description="a Hugging Face folder or gs://, s3:// URL to start from; its config.json sets every size",
+        description="a Hugging Face folder or gs://, s3:// URL to start from, for every size; default random weights",
     )
 
     @property

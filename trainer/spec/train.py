@@ -88,7 +88,9 @@ class TrainSpec(Block):
     batch: Ids = Field(128, description="global batch: examples per step, over all devices and micro-batches")
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
-    epochs: Positive | None = Field(None, description="passes over the training set, in place of steps")
+    epochs: Positive | None = Field(
+        None, description="passes over the training set, in place of steps; default none: steps count"
+    )
     seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
     optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
     lora: Lora | None = Field(None, description="adapters that are trained in place of the model; null: none")

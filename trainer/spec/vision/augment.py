@@ -106,7 +106,7 @@ class Augment(Block):
     """
 
     preset: Literal["imagenet-resnet", "imagenet-vit", "cifar", "mnist"] | None = Field(
-        None, description="a recipe by name; keys given here override it"
+        None, description="a recipe by name; keys given here override it; default none"
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
         None, description="random-resized crop: least and most share of the area; null: the middle in its proportions"
@@ -117,9 +117,9 @@ class Augment(Block):
     shift: Natural = Field(0, description="pixels that the image is shifted by at most, black behind it")
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
-    jitter: Jitter | None = Field(None, description="colours")
-    randaugment: RandAugment | None = Field(None, description="operations of one strength")
-    augmix: AugMix | None = Field(None, description="blended chains of operations")
+    jitter: Jitter | None = Field(None, description="colours; default unchanged")
+    randaugment: RandAugment | None = Field(None, description="operations of one strength; default none")
+    augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
     erase: Probability = Field(0.0, description="probability that a rectangle is filled with the image's mean colour")
     eval_crop: Share = Field(
         1.0, description="of an evaluation: the side of the middle that is seen; 0.875: 224 of 256"

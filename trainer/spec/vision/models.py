@@ -22,7 +22,7 @@ class OfImages(Published):
         None, description="mean of each channel, subtracted from the pixels; null: each image is standardized by itself"
     )
     pixel_std: list[Rate] | None = Field(
-        None, description="standard deviation of each channel, to divide by; goes with pixel_mean"
+        None, description="standard deviation of each channel, to divide by; goes with pixel_mean; default none"
     )
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class ViT(OfImages, Layered):
 
     kind: Literal["vit"] = Field("vit", description="this model")
     preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it"
+        None, description="a preset of sizes by name; keys given here override it; default none"
     )
     layers: Many = Field(6, description="transformer blocks")
     width: Wide = Field(192, description="size of the residual stream")
@@ -128,7 +128,7 @@ class ResNet(Staged):
 
     kind: Literal["resnet"] = Field("resnet", description="this model")
     preset: Literal["resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it"
+        None, description="a preset of sizes by name; keys given here override it; default none"
     )
     block: Literal["basic", "bottleneck"] = Field(
         "basic", description="two convolutions of 3 × 3, or one between two of 1 × 1 with a quarter of the channels"
@@ -164,7 +164,7 @@ class ConvNeXt(Staged):
 
     kind: Literal["convnext"] = Field("convnext", description="this model")
     preset: Literal["convnext-tiny", "convnext-small", "convnext-base", "convnext-large"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it"
+        None, description="a preset of sizes by name; keys given here override it; default none"
     )
     depths: Stages = Field([3, 3, 9, 3], description="blocks of each stage")
     widths: Stages = Field([96, 192, 384, 768], description="channels of each stage")
