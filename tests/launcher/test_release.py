@@ -202,6 +202,16 @@ def test_a_release_is_tested_first_and_all_that_it_publishes_is_signed_by_digest
         assert re.search(r'cosign sign --yes "[^"]+@\$(?:DIGEST|digest)"', str(jobs[name]["steps"]))
     assert "cosign attest --yes --type spdxjson" in str(jobs["image"]["steps"])
     assert "cosign sign-blob --yes" in str(jobs["publish"]["steps"])
+    assert "twine check --strict dist/*" in str(jobs["package"]["steps"])
+    for words in ("cyclonedx-py requirements requirements/train.txt", "jaxlaunch-$VERSION.cdx.json"):
+        assert words in str(jobs["package"]["steps"])
+    assert "*.cdx.json" in str(jobs["publish"]["steps"])
+
+
+def test_the_newest_jax_is_tried_each_night() -> None:
+    nightly = loaded(ROOT / ".github" / "workflows" / "nightly.yaml")
+    assert "schedule" in nightly["on"]
+    assert "install --quiet --upgrade jax " in str(nightly["jobs"]) and "make quick" in str(nightly["jobs"])
 
 
 def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
