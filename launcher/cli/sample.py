@@ -59,10 +59,10 @@ def sample_command(run: str, form: str, **given: Any) -> None:
 
 def _refuse_beside_chat(given: Mapping[str, Any]) -> None:
     """Raises UserError for options of samples that a conversation does not have."""
-    for name in ("prompt", "ids", "n", "beams"):
+    for name, word in (("prompt", "--prompt"), ("ids", "--ids"), ("n", "-n"), ("beams", "--beams")):
         if given[name]:
             raise UserError(
-                f"--chat and {programs.flag(name)} are both given.",
+                f"--chat and {word} are both given.",
                 "leave one of them out: a conversation asks for each message, and has one answer to it.",
             )
 
