@@ -107,7 +107,10 @@ def job(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     }
     if given.command is not None:
         return found | {"command": list(given.command)}
-    return found | {"train": json.loads(environ.get(contract.TRAIN_SPEC, "{}"))}
+    try:
+        return found | {"train": json.loads(environ.get(contract.TRAIN_SPEC, "{}"))}
+    except ValueError:  # the trainer says what is wrong with it
+        return found
 
 
 def address(hello: Hello, ip: str, ranks: range) -> dict[str, Any]:

@@ -65,3 +65,6 @@ def test_a_start_after_one_of_this_machine_says_of_no_key_that_it_changed(tmp_pa
     (tmp_path / "starts" / "1" / "job.yaml").write_text("name: t\ntrain: {batch: 4}\n")
     start(tmp_path, "b", {"batch": 8})
     assert read(tmp_path, "summary.json")["starts"][1]["changed"] == {}
+    environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: "c", contract.JOB: AgentJob("t").to_json()}
+    environ |= {contract.HOSTS: "1", contract.SLICES: "1", contract.TRAIN_SPEC: "{"}
+    assert "train" not in reported_fields.job(config.read(environ), environ)
