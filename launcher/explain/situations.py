@@ -199,8 +199,12 @@ SITUATIONS: Mapping[str, Situation] = {
         "rendezvous-and-lost-hosts",
         "wait: after timeouts.replace it continues with fewer hosts, or all pods are made again.",
     ),
-    "shrunk": Situation("it runs with fewer hosts for a while, and grows again when they are back"),
-    "spare-used": Situation("it runs with all its ranks; the pod that takes the place of a lost one is missing"),
+    "shrunk": Situation(
+        "it runs with fewer hosts for a while, and grows again when they are back", "rendezvous-and-lost-hosts"
+    ),
+    "spare-used": Situation(
+        "it runs with all its ranks; the pod that takes the place of a lost one is missing", "rendezvous-and-lost-hosts"
+    ),
     "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
     "running": Situation("it runs"),
     "restarted": Situation("it runs again, in the attempt right after a failure"),
