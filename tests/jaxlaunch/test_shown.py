@@ -112,7 +112,7 @@ def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path:
         ({"image": np.zeros((2, 2, 2))}, "report(image=…): an array [H, W] or [H, W, C]"),
         ({"image": np.zeros(4)}, "this one is [4]"),
         ({"image": np.zeros((0, 4))}, "this one is [0, 4]"),
-        ({"image": {"it": jnp.zeros((4, 4), jnp.int32)}}, "report(image={'it': …}): an array"),
+        ({"image": {"it": np.zeros((4, 4), np.int32)}}, "report(image={'it': …}): an array"),
         ({"image": "cat.png"}, "this one is []"),
         ({"image": {str(at): np.zeros((2, 2)) for at in range(9)}}, "9 of them, and one step shows at most 8"),
         ({"image": {1: np.zeros((2, 2))}}, "report(image=…): a name is text, not int"),
