@@ -14,8 +14,8 @@ from jaxlaunch import programs
 from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trained, trainer_process
+from jaxlaunch.launcher.seen import classes
 
-RECORD = "classification.json"  # in the run folder
 LISTED = 20  # classes
 MOST = 5  # confused pairs, and worst examples
 
@@ -68,12 +68,12 @@ def _sorted(found: dict[str, dict[str, float | None]]) -> list[tuple[str, float 
 
 def _record(home: Path, told: Mapping[str, Any]) -> None:
     """Keeps what is known of the classes in the run folder, where the page of the run finds it."""
-    draft = home / f".{RECORD}"
+    draft = home / f".{classes.FILE}"
     try:
         draft.write_text(json.dumps(told))
-        draft.replace(home / RECORD)
+        draft.replace(home / classes.FILE)
     except OSError as error:
-        output.say(f"{home / RECORD} cannot be written: {error.strerror}")
+        output.say(f"{home / classes.FILE} cannot be written: {error.strerror}")
 
 
 def _lines(told: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlaunch.launcher.wording import visible
 
-_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "page.js", "tables.js", "start.js")
+_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "start.js")
 _STYLES = ("uPlot.min.css", "page.css")
 _NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 

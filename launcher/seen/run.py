@@ -12,7 +12,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import rows as starts_of
-from jaxlaunch.launcher.seen import checkpoints, folder, jobs, ranks, timeline
+from jaxlaunch.launcher.seen import checkpoints, classes, folder, jobs, ranks, timeline
 from jaxlaunch.launcher.seen.rows import Curve, Rows, reported, samples
 from jaxlaunch.launcher.seen.timeline import Running, Timeline
 from jaxlaunch.launcher.wording import visible
@@ -127,6 +127,7 @@ class Seen:
             "checkpoints": checkpoints.of(brief.folder, self.evals),
             "differs": jobs.changes(brief.folder, self.starts),
             "job": jobs.text(brief.folder),
+            "classes": classes.of(brief.folder),
             "samples": self._samples(),
             "commands": self._commands(),
         }

@@ -12,6 +12,7 @@ import pytest
 
 import jaxlaunch
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.seen import classes
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
@@ -85,6 +86,9 @@ def test_the_command_says_what_was_logged(run: Path, evaluate: Any) -> None:
     told = json.loads((run / "classification.json").read_text())
     assert (told["step"], told["ema"], told["examples"], told["top1"]) == (30, True, 72, found["metrics"]["accuracy"])
     assert told | {"step": 0, "ema": 0} == found["classification"] | {"step": 0, "ema": 0}
+    shown = classes.of(run)  # on the page
+    assert shown is not None
+    assert (shown["ema"], shown["confusion"], len(shown["worst"])) == (True, told["confusion"], len(told["worst"]))
     assert sum(map(sum, told["confusion"])) == sum(each["examples"] for each in told["per_class"]) == 72
     assert "has a moving average" in text.err
 

@@ -145,10 +145,10 @@ function behind(run) {
   return rows.length ? [el("h3", {}, "Ranks that were behind, or waited for data"), table(heads, rows, "Ranks that were behind")] : [];
 }
 
-const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, samples, rest };
+const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, classes, samples, rest };
 const PARTS = { // what each is made of: it is made anew only where that has changed
   sentence: ["sentence"], facts: ["step", "steps", "left_s", "goodput", "seconds", "wall_s", "saved", "attempts"], causes: ["seconds"],
-  attempts: ["attempts"], ranks: ["ranks", "heat"], checkpoints: ["checkpoints"], differs: ["differs"], samples: ["samples"], rest: ["notes", "commands", "job"],
+  attempts: ["attempts"], ranks: ["ranks", "heat"], checkpoints: ["checkpoints"], differs: ["differs"], classes: ["classes"], samples: ["samples"], rest: ["notes", "commands", "job"],
 };
 
 function fill(run) {
@@ -258,7 +258,7 @@ function show(run) {
       el("div", { id: "heat-controls", class: "controls" }), el("div", { id: "heat", class: "chart" }), el("p", { id: "heat-readout", class: "readout", role: "status" }),
       el("p", { id: "readout", class: "readout" }, "▲ a save, ○ an evaluation; each line above the strip begins an attempt, with what ended it."), place("causes")),
     place("attempts"), ...chapter("curves-title", "Curves", controls(holder), el("div", { id: "curves", class: "charts" })),
-    place("ranks"), place("checkpoints"), place("differs"), place("samples"), place("rest")),
+    place("ranks"), place("checkpoints"), place("differs"), place("classes"), place("samples"), place("rest")),
     el("footer", {}, `Made by launcher report from the files of the run. Curves by uPlot, © Leon Sorokin, MIT license.`));
   const draw = () => { fill(holder.now); timePair(holder.now); curves(holder.now); };
   draw();

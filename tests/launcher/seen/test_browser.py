@@ -102,6 +102,28 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
     assert chromium.errors == []
 
 
+def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(chromium: browser.Page, tmp_path: Path) -> None:
+    made_runs.run(tmp_path / "run", (0,))
+    for count, (width, is_dark) in {3: (1180, False), 50: (400, True), 60: (400, False)}.items():
+        made_runs.classification(tmp_path / "run", [NASTY[:100], *(f"class {at}" for at in range(1, count))])
+        text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+        (tmp_path / "run.html").write_text(text)
+        chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
+        cells = "document.querySelectorAll('.matrix tbody td')"
+        assert chromium.value(f"{cells}.length") == (count**2 if count <= 50 else 0)
+        if count <= 50:
+            assert chromium.value(f"[...{cells}].slice(0, 3).map((each) => each.textContent)") == ["8", "1", "·"]
+            shades = chromium.value(f"[...{cells}].slice(0, 3).map((each) => getComputedStyle(each).backgroundColor)")
+            assert len(set(shades)) == 3
+        else:
+            assert "class 1" in chromium.value("document.querySelector('[aria-label=\"Confused pairs\"]').innerText")
+        rows = "document.querySelectorAll('table[aria-label=\"Rates by class\"] tbody tr').length"
+        assert chromium.value(rows) == count
+        assert chromium.value("document.querySelectorAll('.calibration .bar').length") == 1
+        assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.errors == []
+
+
 def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)

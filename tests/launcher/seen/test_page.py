@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
 import json
+import math
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.seen import page, rows
+from jaxlaunch.launcher.seen import classes, page, rows
 from jaxlaunch.launcher.seen.run import Followed
 from jaxlaunch.records.verdict import of_code
 from tests.launcher.invoke import launcher
@@ -83,6 +88,56 @@ def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -
     text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
 
     assert len(text) < 1_000_000
+
+
+@pytest.mark.parametrize("count", [3, 50, 1000])
+def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: int) -> None:
+    made_runs.run(tmp_path / "run", codes=(0,), points=5)
+    made = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
+
+    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+
+    shown = data_of(text)["classes"]
+    assert text.count("<script") == 2 and len(text) < 1_000_000
+    assert shown["per_class"][1] == {"label": "1", "examples": 9, "precision": 0.8889, "recall": 0.8889, "f1": 0.8889}
+    assert shown["confusion"] == made.get("confusion")
+    assert [one["predicted"] for one in shown["confused"]] == ([] if count <= 50 else ["1"])
+    assert [one["loss"] for one in shown["worst"]] == [None, 3.5] and shown["worst"][0]["where"] == "example 3"
+
+
+def _spoiled(found: Any) -> Iterator[Any]:
+    """What was found, each time with another value of it replaced by each of another kind, or left out."""
+    for key in found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ():
+        for other in (None, -1, 1e999, math.nan, "x", [[]], {"a": 1}, True):
+            yield _with(found, key, other)
+        for inner in _spoiled(found[key]):
+            yield _with(found, key, inner)
+
+
+def _with(found: Any, key: Any, value: Any) -> Any:
+    made = copy.copy(found)
+    made[key] = value
+    return made
+
+
+def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / classes.FILE
+    found = made_runs.classification(tmp_path / "run", ["a", "b"])
+    kept = 0
+    for spoiled in [*_spoiled(found), {**found, "per_class": found["per_class"] * 2000}, [found], None]:
+        path.write_text(json.dumps(spoiled))
+        shown = classes.of(tmp_path / "run")
+        page.written(shown)
+        kept += shown is not None
+    assert kept < 80  # what may be absent, and what the page does not read
+    whole = json.dumps(found)
+    for text in ("[" * 100_000, whole[:-1], whole.replace("1000", "9" * 5000, 1), whole + " " * (4 << 20)):
+        path.write_text(text)
+        assert classes.of(tmp_path / "run") is None, text[:60]
+    path.unlink()
+    os.mkfifo(path)
+    assert classes.of(tmp_path / "run") is None
 
 
 def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -> None:
