@@ -74,7 +74,10 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher predict photos new/ -o labels.csv --top 3": "of a folder",
         "launcher predict patients new.csv -o new.parquet": "of the rows of a table",
     },
-    "prepare": {"launcher prepare job.yaml": "before a run, on all cores"},
+    "prepare": {
+        "launcher prepare job.yaml": "text, before a run, on all cores",
+        "launcher prepare photos.yaml --to packed --resize 256": "images, into records",
+    },
     "profile": {"launcher profile digits --steps 5": "of a run here or on a cluster"},
     "render": {
         "launcher render job.yaml": "what submit would write",

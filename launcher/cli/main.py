@@ -60,7 +60,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "jaxlaunch.launcher.cli.predict:predict_command",
         "Predict the labels of FILES with the model of RUN.",
     ),
-    "prepare": ("jaxlaunch.launcher.cli.prepare:prepare_command", "Tokenize and pack the text of JOB_FILE, once."),
+    "prepare": (
+        "jaxlaunch.launcher.cli.prepare:prepare_command",
+        "Pack the data of JOB_FILE, once: text, images or a table.",
+    ),
     "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
     "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
     "report": (

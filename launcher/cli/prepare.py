@@ -1,18 +1,21 @@
-"""`launcher prepare`: tokenizes and packs the text of a job, once, before it runs."""
+"""`launcher prepare`: packs the text, the images or the table of a job, once, before it runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import paths, run_folders, trainer_process
 from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.trainer.spec import Data, Images, Table
 
 BAR = 30  # characters of the longest bar
 
@@ -20,15 +23,37 @@ BAR = 30  # characters of the longest bar
 @click.command("prepare")
 @options.job
 @options.folders
+@click.option(
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Where the records of images or of a table are written.",
+)
+@click.option(
+    "--resize",
+    type=click.IntRange(1, 2**15),
+    metavar="PIXELS",
+    help="Reduce images whose shorter side is longer. [default: no]",
+)
 @options.form("text", "json", "yaml")
 def prepare_command(
-    job_file: Path, overrides: tuple[str, ...], run_dir: Path | None, volumes: tuple[str, ...], form: str
+    job_file: Path,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+    volumes: tuple[str, ...],
+    to: Path | None,
+    resize: int | None,
+    form: str,
 ) -> None:
-    """Tokenize and pack the text of JOB_FILE, once.
+    """Pack the data of JOB_FILE, once: text, images or a table.
 
-    `run` does the same at its first start; give both the same --run-dir and --volume. What is prepared is found again
-    by what it was made of: files, tokenizer, packing. After an interruption it resumes; what is there already is
-    verified to the byte. Prints how many documents and tokens there are, how long they are, and how full the rows.
+    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and --volume. What is
+    prepared is found again by what it was made of: files, tokenizer, packing. Prints how many documents and tokens
+    there are, how long they are, and how full the rows.
+
+    Images are decoded, and tables read, into files of array_record in --to; it prints the data block that reads them.
+
+    After an interruption it resumes; what is there already is verified to the byte.
     """
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
@@ -37,15 +62,43 @@ def prepare_command(
     base, folder = job_file.absolute().parent, (run_dir or run_folders.HOME / job.name).absolute()
     train = paths.of(job, base, folder, options.volumes(volumes)).train(job.train)
     environ = trainer_process.environ(job, train, base)
+    arguments = _arguments(train.data, to, resize)
     try:
-        found = trainer_process.run("jaxlaunch.trainer.text.prepare", environ=environ, show=output.say)["prepared"]
+        found = trainer_process.run(*arguments, environ=environ, show=output.say)
     except KeyboardInterrupt:
         output.say("stopped; what is complete is kept, and the same command resumes from there")
         raise
-    if form == "text":
-        output.show(*(line for each in found for line in _lines(each)))
+    if form != "text":
+        output.data(found, form)
+    elif to is None:
+        output.show(*(line for each in found["prepared"] for line in _lines(each)))
     else:
-        output.data({"prepared": found}, form)
+        output.show(*_of_records(to, found))
+
+
+def _arguments(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
+    """The program that prepares the data, and what it is told. Raises UserError for what it has no use of."""
+    source = f"train.data.source = {data.source}"
+    if isinstance(data, Images | Table):
+        if to is None:
+            raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
+        return "jaxlaunch.trainer.data.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
+    for option, value in (("--to", to), ("--resize", resize)):
+        if value is not None:
+            raise UserError(f"{option} is of images and tables, and {source}; leave it out.")
+    return ("jaxlaunch.trainer.text.prepare",)
+
+
+def _of_records(to: Path, found: Mapping[str, Any]) -> Iterator[str]:
+    """The report on a folder of records."""
+    for split in ("train", "eval"):
+        files = [about for about in found["files"].values() if about["split"] == split]
+        if files:
+            rows, held = sum(about["rows"] for about in files), sum(about["size"] for about in files)
+            yield f"{split}: {count(rows, 'example')} in {count(len(files), 'file')} of {to}, {size(held)}"
+    yield "Use it with:"
+    text: str = yaml.safe_dump({"data": found["data"]}, sort_keys=False, allow_unicode=True, width=110)
+    yield from (f"  {line}" for line in text.splitlines())
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

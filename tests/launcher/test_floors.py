@@ -44,7 +44,12 @@ FLOORS = (
         "jaxlaunch.trainer.text.prepare",
     ),
     ("jaxlaunch.trainer.ahead", "jaxlaunch.trainer.tasks", "jaxlaunch.trainer.train"),
-    ("jaxlaunch.trainer.data.look", "jaxlaunch.trainer.generate", "jaxlaunch.trainer.loop"),
+    (
+        "jaxlaunch.trainer.data.look",
+        "jaxlaunch.trainer.data.pack",
+        "jaxlaunch.trainer.generate",
+        "jaxlaunch.trainer.loop",
+    ),
     ("jaxlaunch.trainer.start.process", "jaxlaunch.trainer.step"),
     ("jaxlaunch.trainer.adapters",),
     ("jaxlaunch.trainer.models",),

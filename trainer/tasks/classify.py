@@ -19,7 +19,7 @@ from jaxlaunch.trainer.data.examples import Batch, Examples
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources.images.source import Pictures
 from jaxlaunch.trainer.data.sources.open import open_source
-from jaxlaunch.trainer.data.sources.tables.source import Rows, Scale
+from jaxlaunch.trainer.data.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
@@ -145,7 +145,7 @@ class Classify:
         """The source that `train.data` describes. Raises DataError, SpecError."""
         self._target = spec.loss.target
         found = open_source(spec, split)
-        self._scale = found.scale if isinstance(found, Rows) else None
+        self._scale = None if found is None else _scale_of(found, self._target)
         return found
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -187,11 +187,14 @@ class Classify:
         forms = Examples(found, self.example).forms
         form = forms[self._key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
+        packed: Mapping[str, Any] = getattr(found, "about", {})
         if isinstance(found, Rows):
             return {"kind": "table", **about, **found.described}
+        if packed.get("kind") == "table":
+            return {"kind": "table", **about, **{key: packed[key] for key in DESCRIBED}}
         if not isinstance(spec.data, OfImages) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
             return None
-        classes = list(found.index.classes) if isinstance(found, Pictures) else []
+        classes = list(found.index.classes) if isinstance(found, Pictures) else packed.get("classes", [])
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 
@@ -235,6 +238,19 @@ class Classify:
             raise DataError("train.data has no training examples to take the images' shape from")
         forms = Examples(source, self.example).forms  # which gives who takes a generator one
         return forms[self._key(forms)].shape
+
+
+def _scale_of(found: Source, target: str) -> Scale | None:
+    """What the numbers of a table are measured in; of a packed one as it was when it was packed. Raises SpecError."""
+    if isinstance(found, Rows):
+        return found.scale
+    packed: Mapping[str, Any] = getattr(found, "about", {})
+    if (was := packed.get("target", target)) != target:
+        raise SpecError(
+            f"train.loss.target = {target}, and the records of train.data.path were packed with {was}; pack them "
+            f"again, or set it to {was}"
+        )
+    return Scale.of(packed["scale"]) if packed.get("scale") else None
 
 
 def standardized(image: Array) -> Array:

@@ -132,6 +132,8 @@ def test_only_the_output_module_writes() -> None:
     found = {name: [word for word in words if word in text] for name, text in others.items()}
     assert {name: used for name, used in found.items() if used} == {
         "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
+        "evaluate.py": ["json.dumps("],  # a file in the run folder
+        "prepare.py": ["json.dumps("],  # as data.py
         "main.py": ["click.echo("],  # errors, before all else
         "job_reference.py": ["json.dumps("],  # no command either: the text of launcher schema
         "reference.py": ["print("],  # no command: it writes a page of docs/

@@ -43,7 +43,7 @@ class Augmented:
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self._source, self._transform = source, transform
-        self.name = name_of(source)
+        self.name, self.about = name_of(source), getattr(source, "about", {})
         self.may_draw = self.takes_rng = transform.draws
 
     def __len__(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
+import json
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,7 +14,7 @@ from typing import Any, Literal
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources import files
@@ -22,6 +25,7 @@ from jaxlaunch.trainer.spec import ArrayRecord
 # One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
 READER = "readahead_buffer_size:0,max_parallelism:0"
 READ_BYTES = 1 << 15  # of a file at once; array_record's own default is 1 MiB
+ABOUT = "jaxlaunch.json"  # beside files that `launcher prepare` has packed: what they hold
 OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
 
 
@@ -62,6 +66,11 @@ class Records:
             kind = faults.kind_of(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What `launcher prepare` noted of its files, such as the names of the classes; empty for those of others."""
+        return described(self._paths)
+
     def fingerprint(self) -> str:
         """Number of records and files, and a digest of the files."""
         return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
@@ -80,9 +89,29 @@ class Part:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._whole[self._index(index)]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """That of the whole."""
+        return self._whole.about
+
     def fingerprint(self) -> str:
         """The fingerprint of the whole, and which part this is."""
         return f"{self._whole.fingerprint()}, {self._label}"
+
+
+def described(paths: list[str]) -> dict[str, Any]:
+    """What the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
+    path = os.path.join(os.path.dirname(paths[0]), ABOUT)
+    if remote.is_remote(path):
+        if ABOUT not in remote.entries(os.path.dirname(path)):
+            return {}
+    elif not os.path.exists(path):
+        return {}
+    try:
+        found = json.loads(files.read(path, 0, files.size(path)))
+        return dict(found) if os.path.basename(paths[0]) in found["files"] else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is damaged: {error}; remove it, or the folder, and pack it again") from None
 
 
 class File:

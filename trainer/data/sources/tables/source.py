@@ -19,6 +19,7 @@ from jaxlaunch.trainer.data.sources.tables.files import Columns
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Table
 
+DESCRIBED = ("columns", "missing", "label", "classes", "scale")  # the keys of what `Rows.described` says
 Split = Literal["train", "eval"]
 Target = Literal["class", "multi_label", "regression"]
 
