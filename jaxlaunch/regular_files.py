@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 
-def opener(path: str, flags: int) -> int:
-    """For `open`: a descriptor of a regular file. Raises OSError for anything else, without waiting for anyone."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+def opener(path: str, flags: int, at: int | None = None) -> int:
+    """For `open`: a descriptor of a regular file, whose path may be of folder `at`. Raises OSError for anything else,
+    without waiting for anyone."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -23,9 +25,31 @@ def opener(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
-def read(path: Path | str, most: int, at_end: bool = False) -> bytes:
-    """The first `most` bytes of a regular file, or its last ones. Raises OSError, as `opener` does."""
-    with open(path, "rb", opener=opener) as file:
+def beneath(folder: Path) -> Callable[[str, int], int]:
+    """An `opener` of paths below `folder` that follows no link there.
+
+    A link may lead to a file that whoever made it cannot read, and whoever shows the folder can.
+    """
+
+    def opened(path: str, flags: int) -> int:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            *between, name = Path(path).relative_to(folder).parts
+            for each in between:
+                inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                os.close(at)
+                at = inner
+            return opener(name, flags | os.O_NOFOLLOW, at)
+        finally:
+            os.close(at)
+
+    return opened
+
+
+def read(path: Path | str, most: int, at_end: bool = False, below: Path | None = None) -> bytes:
+    """The first `most` bytes of a regular file, or its last ones; with `below` no link in that folder is followed.
+    Raises OSError, as `opener` does."""
+    with open(path, "rb", opener=opener if below is None else beneath(below)) as file:
         if at_end:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)

@@ -23,7 +23,7 @@ _RATES = ("precision", "recall", "f1")
 def of(folder: Path) -> dict[str, Any] | None:
     """The file of a run as the page takes it; None where there is none, or none that `launcher eval` wrote."""
     try:
-        text = regular_files.read(folder / FILE, _MOST_BYTES + 1)
+        text = regular_files.read(folder / FILE, _MOST_BYTES + 1, below=folder)
         return _checked(json.loads(text)) if len(text) <= _MOST_BYTES else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None

@@ -90,7 +90,7 @@ def brief(folder: Path) -> Brief:
 def read_summary(folder: Path) -> Summary | None:
     """What summary.json of a run says; None where it is not there, or none of ours."""
     try:
-        return Summary.from_json(json.loads(regular_files.read(folder / summary.FILE, MAX_JSON)))
+        return Summary.from_json(json.loads(regular_files.read(folder / summary.FILE, MAX_JSON, below=folder)))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -109,7 +109,7 @@ def is_held(folder: Path) -> bool:
 
 def _steps(folder: Path) -> int | None:
     try:
-        found = _STEPS.search(regular_files.read(folder / JOB, _MAX_JOB))
+        found = _STEPS.search(regular_files.read(folder / JOB, _MAX_JOB, below=folder))
     except OSError:
         return None
     return None if found is None else int(found[1])

@@ -24,7 +24,7 @@ _PRIVATE = ("env",)  # blocks whose values no page repeats: somebody puts a toke
 def read(path: Path) -> dict[str, Any]:
     """The job in a file as plain values; empty where there is none that can be read. Others may write there."""
     try:
-        found = reader.read(path, regular_files.opener).data
+        found = reader.read(path, regular_files.beneath(path.parent)).data
     except (OSError, UserError):
         return {}
     return found if isinstance(found, dict) else {}

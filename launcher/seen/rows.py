@@ -67,7 +67,7 @@ class Rows:
     def read(self) -> bool:
         """Reads what is new. Whether the file was begun anew, as a run that resumes does; then all is read again."""
         try:
-            file = open(self._path, "rb", opener=regular_files.opener)
+            file = open(self._path, "rb", opener=regular_files.beneath(self._path.parent))
         except OSError:
             return False
         with file:
@@ -134,7 +134,7 @@ def reported(run: Path, most: int) -> list[dict[str, Any]]:
     found, left = list[dict[str, Any]](), MOST_REPORTED
     for step in shown.steps(run / shown.FOLDER)[:most]:
         try:
-            text = regular_files.read(run / shown.FOLDER / f"{step}.json", MOST_REPORTED + 1)
+            text = regular_files.read(run / shown.FOLDER / f"{step}.json", MOST_REPORTED + 1, below=run)
             row = json.loads(text)
         except (OSError, ValueError, RecursionError):
             continue
@@ -149,7 +149,7 @@ def reported(run: Path, most: int) -> list[dict[str, Any]]:
 def samples(path: Path, most: int) -> list[dict[str, Any]]:
     """The newest rows of a file of JSON lines that are objects, the oldest first."""
     try:
-        text = regular_files.read(path, 4 * MAX_LINE, at_end=True)
+        text = regular_files.read(path, 4 * MAX_LINE, True, path.parent)
     except OSError:
         return []
     found = []

@@ -146,7 +146,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a page or a stream, or refuses."""
-        found = urllib.parse.urlsplit(self.path)
+        try:
+            found = urllib.parse.urlsplit(self.path)
+        except ValueError:  # an address with half a bracket
+            return self._refuse(HTTPStatus.BAD_REQUEST, "this is not an address\n")
         parts = found.path.split("/")
         if (
             not self._is_ours()
@@ -170,6 +173,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._compare(query.get("run", [])[:MOST_COMPARED], parts[1])
             case _:
                 self._refuse(HTTPStatus.NOT_FOUND, "there is no such page\n")
+
+    def send_response_only(self, code: int, message: str | None = None) -> None:
+        """Begins every answer with a status line, which one to a request of HTTP/0.9, or of no version, has not."""
+        self.request_version = self.protocol_version
+        super().send_response_only(code, message)
 
     def _is_ours(self) -> bool:
         """Whether the request is of our own page, or of a person: not of another site that found the port."""

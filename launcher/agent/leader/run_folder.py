@@ -45,7 +45,7 @@ class RunFolder:
         if self._folder is None:
             return []
         try:
-            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines()
+            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, True, self._folder).splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -131,7 +131,7 @@ class RunFolder:
         if self._folder is None:
             return {}
         try:
-            found = _json(self._folder / name)
+            found = _json(self._folder / name, self._folder)
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -149,7 +149,7 @@ class RunFolder:
             size = max(size, FIRST_BYTES) if rank == ranks[0] else size
             if size > left:
                 break
-            if lines := _end(log_path(start_folder(self._folder, start), rank), size):
+            if lines := _end(log_path(start_folder(self._folder, start), rank), size, self._folder):
                 found.append((rank, lines))
                 left -= size
         return found
@@ -175,15 +175,15 @@ def agents(folder: Path) -> list[Listed]:
     Raises OSError when it cannot be read.
     """
     try:
-        found: list[Listed] = checked.reader(Sequence[Listed])(_json(folder / AGENTS))
+        found: list[Listed] = checked.reader(Sequence[Listed])(_json(folder / AGENTS, folder))
     except ValueError:  # half written
         return []
     return found
 
 
-def _json(path: Path) -> Any:
-    """The value in a file. Raises OSError, and ValueError where it is none, or larger than ours get."""
-    data = regular_files.read(path, MAX_JSON + 1)
+def _json(path: Path, below: Path) -> Any:
+    """The value in a file of a folder. Raises OSError, and ValueError where it is none, or larger than ours get."""
+    data = regular_files.read(path, MAX_JSON + 1, below=below)
     if len(data) > MAX_JSON or sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"{path} is too large")
     return wire.decoded(data)
@@ -197,10 +197,10 @@ def _ends_a_line(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
-def _end(path: Path, size: int) -> list[str]:
-    """The last whole lines of a file, `size` bytes at most; none where it cannot be read."""
+def _end(path: Path, size: int, below: Path) -> list[str]:
+    """The last whole lines of a file of a folder, `size` bytes at most; none where it cannot be read."""
     try:
-        found = regular_files.read(path, size + 1, at_end=True)
+        found = regular_files.read(path, size + 1, True, below)
     except OSError:
         return []
     lines = found[-size:].decode(errors="replace").splitlines()

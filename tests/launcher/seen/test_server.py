@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,48 @@ def test_no_path_leads_out_of_the_folder(server: Server) -> None:
             status, text = get(server, path)
             assert status in (200, 404), path
             assert SECRET not in text and (status == 404 or data_of(text)["kind"] == "runs"), path
+
+
+def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "7.json").write_text(json.dumps({"samples": [{"text": SECRET}]}))
+    (tmp_path / "rows").write_text(json.dumps({"step": 1, "samples": [SECRET], SECRET: 1.0, "loss": 1.0}) + "\n")
+    (tmp_path / "job").write_text(f"name: {SECRET}\n")
+    run = tmp_path / "runs" / "second"
+    (run / "starts" / "1" / "logs").mkdir(parents=True)
+    (run / "starts" / "1" / "logs" / "rank-0.log").symlink_to(tmp_path / "secret")
+    links = {"reported": "words", "samples.jsonl": "rows", "metrics.jsonl": "rows", "job.yaml": "job"}
+    for name, other in links.items():
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(tmp_path / other)
+
+    status, text = get(server, rows_of(server)["second"]["page"])
+
+    assert status == 200 and SECRET not in text and data_of(text)["sentence"]["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "GET http://[::1/{token}/ HTTP/1.1",
+        "GET //[ HTTP/1.1",
+        "GET /{token}/",
+        "GET /{token}/ HTTP/0.9",
+        "GET /{token}/ HTTP/x.1",
+        "GET",
+        "POST /{token}/",
+        "\x16\x03\x01",
+        "GET /" + 70_000 * "a" + " HTTP/1.1",
+        "GET / HTTP/1.1\r\nX: " + 70_000 * "a",
+    ],
+    ids=lambda line: line[:30],
+)
+def test_every_request_is_answered_with_a_status_line(server: Server, request_: str) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=30) as client:
+        client.sendall(f"{request_.format(token=server.token)}\r\nHost: there\r\n\r\n".encode())
+        client.shutdown(socket.SHUT_WR)
+        answer = client.makefile("rb").readline()
+    assert re.fullmatch(rb"HTTP/1.1 [45]\d\d .+\r\n", answer), answer
 
 
 def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) -> None:
