@@ -460,7 +460,8 @@ class Leader:
         self._gathering.begin("replace")
         now = time.monotonic()
         self._clock.restart.enter("replace", now)
-        self._say(f"keeping {len(self._present)} of {len(self._members)} hosts, until {names(missing)} is replaced")
+        kept = len(self._members) - len(missing)
+        self._say(f"keeping {kept} of {len(self._members)} hosts, until {names(missing)} is replaced")
         self._keep_summary(now)
 
     def _part(self, verdict: Verdict) -> None:
@@ -506,8 +507,13 @@ class Leader:
 
     @property
     def _size(self) -> int:
-        """How many hosts would hold ranks in an attempt that started now; 0: there are too few."""
-        return max((size for size in self._config.sizes if size <= len(self._present)), default=0)
+        """How many hosts would hold ranks in an attempt that started now; 0: there are too few.
+
+        This host is one of them always: rank 0, at whose address the others look for JAX's coordinator, is here.
+        """
+        present = self._present
+        many = len(present) if self._config.host in present else 0
+        return max((size for size in self._config.sizes if size <= many), default=0)
 
     @property
     def _can_start(self) -> bool:

@@ -280,3 +280,16 @@ def test_an_attempt_that_host_1_has_ended_while_the_leader_stood_still_keeps_tha
     folder.append(theirs)
     of.leader._record(of_code(contract.LOST, "host 1 (ranks 2 to 3) was lost: connection closed", rank=2), 1.0)
     assert folder.records(UID) == [theirs] and of.leader._records[-1] == theirs
+
+
+def test_a_gang_with_a_spare_starts_when_the_host_that_leads_is_there(gang: Callable[..., Gang]) -> None:
+    """Rank 0 is always where the others look for JAX's coordinator, also when host 0 comes back last."""
+    job = AgentJob("t", ("true",), processes_per_host=1, in_place_limit=0, replaces=True, sizes=(2, 3))
+    of = gang(4, joined=0, job=job)
+    for host in (3, 1, 2):
+        of.join(host)
+    assert not [line for line in of.said if "starting" in line]
+    of.join(0)
+    assert of.said[-1] == "starting attempt 1: 3 processes on 3 hosts"
+    told = [json.loads(line) for line in of.hosts[3][0].recv(65536).splitlines()]
+    assert [one["members"] for one in told if one["type"] == "start"] == ["0-2"]
