@@ -257,14 +257,25 @@ def lost_host(snapshot: Snapshot) -> Answer | None:
 def _waiting(snapshot: Snapshot, away: list[int]) -> Answer:
     """The hosts that are there keep their pods."""
     needed = [host for host in away if host in snapshot.members] or away
+    spares = lost_hosts.spares(snapshot)
+    if 0 not in needed and len(spares) >= len(needed):
+        return _taken_over(snapshot, needed, spares[: len(needed)])
     there = snapshot.expected_hosts - len(away)
     kept = f"the other {count(there, 'host')} {'keeps its pod' if there == 1 else 'keep their pods'}"
     leads = ", which leads," if needed == [0] else ""
-    has_none = hosts.moves(snapshot.jobset) and not lost_hosts.spares(snapshot)
+    has_none = hosts.moves(snapshot.jobset) and 0 not in needed and not spares
     held = _held(snapshot, needed)
     headline = f"waits for {names(needed)}{leads} to come back: {held.headline}; {kept}"
     headline += "; no spare is left" if has_none else ""
     return dataclasses.replace(held, headline=headline)
+
+
+def _taken_over(snapshot: Snapshot, needed: list[int], spares: list[int]) -> Answer:
+    """For the seconds until the processes start again: the gang waits for no pod."""
+    last = snapshot.report.last
+    take, whose = ("takes", "its") if len(spares) == 1 else ("take", "their")
+    headline = f"is about to start again without {names(needed)}: {names(spares)} {take} {whose} ranks"
+    return Answer("spare-used", headline, () if last is None else (one_line(last.title),))
 
 
 def _running(snapshot: Snapshot, away: list[int]) -> Answer | None:

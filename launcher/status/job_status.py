@@ -70,7 +70,7 @@ class JobStatus:
     phase: str | None
     phase_s: float | None
     missing: tuple[int, ...]
-    members: str | None  # hosts that hold ranks, in the order of their ranks, as `0,3,2`; None: each its own always
+    members: str | None  # hosts with ranks, in the order of these, as `0,3,2`; None: each its own always, or not known
     spares: tuple[int, ...]  # hosts that are ready to hold ranks
     step: int | None
     steps: int | None
@@ -114,7 +114,9 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         phase=_phase(snapshot) if is_live else None,
         phase_s=_age(_utc(beat.since), snapshot.now) if is_live else None,
         missing=tuple(report.missing),
-        members=snapshot.members.to_wire() if hosts.moves(snapshot.jobset) else None,
+        members=snapshot.members.to_wire()
+        if hosts.moves(snapshot.jobset) and lost_hosts.is_table_known(snapshot)
+        else None,
         spares=tuple(lost_hosts.spares(snapshot)),
         step=report.step,
         steps=_steps(snapshot),
@@ -190,7 +192,9 @@ def _is_any_lost(snapshot: Snapshot) -> bool:
 
 
 def _all_succeeded(snapshot: Snapshot) -> bool:
-    return all(host.phase == "Succeeded" for host in snapshot.hosts)
+    """Whether the gang is done: of one whose lost pods are made again, host 0 alone says so."""
+    done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
+    return len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)
 
 
 def _progress(snapshot: Snapshot) -> State:

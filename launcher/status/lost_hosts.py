@@ -18,9 +18,17 @@ def has_begun(snapshot: Snapshot) -> bool:
         return beat.stage != "gather" or any(one.generation == generation for one in snapshot.report.earlier)
     others = [host for host in snapshot.hosts if host.number != 0]
     leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
-    if not any(host.has_started for host in others) or (leader is not None and leader.has_started):
+    if not any(host.has_started for host in others):
         return False
-    return leader is None or leader.created > min(host.created for host in others)
+    if leader is None or leader.left_alone:
+        return True
+    return not leader.has_started and leader.created > min(host.created for host in others)
+
+
+def is_table_known(snapshot: Snapshot) -> bool:
+    """Whether it is known which hosts hold ranks: not while the leader of a gang that has begun is away."""
+    has_said = snapshot.report.heartbeat is not None and snapshot.report.recorded is None
+    return has_said or not has_begun(snapshot)
 
 
 def lost(snapshot: Snapshot) -> list[int]:
@@ -43,8 +51,8 @@ def away(snapshot: Snapshot) -> list[int]:
 
 
 def spares(snapshot: Snapshot) -> list[int]:
-    """The hosts that are there and hold no rank, of a job whose ranks may move."""
-    if not hosts.moves(snapshot.jobset):
+    """The hosts that are there and hold no rank, of a job whose ranks may move; none where the table is not known."""
+    if not hosts.moves(snapshot.jobset) or not is_table_known(snapshot):
         return []
     there = [host for host in snapshot.hosts if host.has_started and not host.has_ended and not host.is_leaving]
     return [host.number for host in there if host.number not in snapshot.members]

@@ -892,6 +892,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(jobset(3), pod(1), pod(2)),
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the other 2 hosts keep ",
     ),
+    "the pod of the leader left, and its log with it": (
+        snapshot(SPARE, over(0, 143, message=farewell(80, "stopped")), pod(1), pod(2), pod(3)),
+        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the other 3 hosts keep ",
+    ),
     "the pod of the leader is made again": (
         snapshot(jobset(2), later(pending(0, NOTHING_FITS)), pod(1)),
         "^lm waits for host 0, which leads, to come back: host 0 is unschedulable: ",
@@ -900,6 +904,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))),
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
+    ),
+    "a spare is about to take the ranks of a host": (
+        snapshot(SPARE, pod(0), over(1, 143), pod(2), pod(3), records=(beat(members="0-2"), judged(80))),
+        "^lm is about to start again without host 1: host 3 takes its ranks$",
     ),
     "two hosts are lost, and there is one spare": (
         snapshot(SPARE, pod(0), pod(3), records=(past(81), beat(stage="gather", missing=[1, 2]))),

@@ -80,6 +80,14 @@ STATES: dict[str, tuple[Snapshot, State]] = {
         snapshot(jobset(2, spares=1), pod(0), pod(2), records=(beat(attempt=2, members="0,2"),)),
         State.RUNNING,
     ),
+    "with all hosts done but one that was lost": (
+        snapshot(jobset(2, spares=1), over(0, 0), over(1, 143), over(2, 0), records=(beat(attempt=2, members="0,2"),)),
+        State.RUNNING,
+    ),
+    "with the pod of the leader that left, and its log with it": (
+        snapshot(jobset(2), over(0, 143, message=farewell(80, "stopped")), pod(1)),
+        State.GATHERING,
+    ),
     "with one of two hosts done, whose Job deletes the other": (
         snapshot(jobset(2), over(0, 0), records=(beat(),)),
         State.RUNNING,
