@@ -80,7 +80,7 @@ def _of_a_lost_host(job: JobSpec) -> list[str]:
         return []
     if not job.replaces_hosts:
         why = ": a TPU slice is lost as a whole" if job.accelerator.platform == "tpu" else ""
-        return [f"a lost host: all pods are made again{why}"]
+        return [f"a lost host: all pods are replaced{why}"]
     spare = (
         f"{count(job.spares, 'spare')} {'takes' if job.spares == 1 else 'take'} its ranks, and " if job.spares else ""
     )

@@ -28,7 +28,7 @@ _LOGS = "launcher logs NAME --previous shows how it ended."
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
     "unread": Situation(
-        "what would show its state could not be read",
+        "the objects that show its state could not be read",
         "access-to-the-cluster",
         "ask the namespace's administrator for the right; `launcher doctor` lists what each command needs.",
     ),
@@ -57,7 +57,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "deleting": Situation("it is being deleted", None, "wait; every pod has its grace period to save a checkpoint."),
     "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
     # held back by Kueue
-    "queued": Situation("it waits for its turn in the queue"),
+    "queued": Situation("it is waiting for its turn in the queue"),
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
         "queues",
@@ -195,15 +195,15 @@ SITUATIONS: Mapping[str, Situation] = {
         "a container that runs next to the program failed, or still runs after the program has ended", "container-start"
     ),
     "host-lost": Situation(
-        "a host was lost: the others keep their pods, and wait for the pod that takes its place",
+        "a host was lost: the others keep their pods and wait for its replacement",
         "rendezvous-and-lost-hosts",
-        "wait: after timeouts.replace it continues with fewer hosts, or all pods are made again.",
+        "wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced.",
     ),
     "shrunk": Situation(
-        "it runs with fewer hosts for a while, and grows again when they are back", "rendezvous-and-lost-hosts"
+        "it runs with fewer hosts for a while, and uses more again when they are back", "rendezvous-and-lost-hosts"
     ),
     "spare-used": Situation(
-        "it runs with all its ranks; the pod that takes the place of a lost one is missing", "rendezvous-and-lost-hosts"
+        "it runs with all its ranks; the replacement of a lost pod is missing", "rendezvous-and-lost-hosts"
     ),
     "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
     "running": Situation("it runs"),
@@ -253,7 +253,7 @@ def see(situation: str, code: int | None = None) -> str | None:
 def page(text: str) -> str:
     """docs/explain.md with the table that the rows make, in place of the one in `text`."""
     rows = (
-        f"| `{key}` | {one.meaning} | {one.next_move or 'as `explain` says of the cause'} "
+        f"| `{key}` | {one.meaning} | {one.next_move or '`explain` says what to do'} "
         f"| {'' if one.section is None else f'[{one.section}](troubleshooting.md#{one.section})'} |\n"
         for key, one in SITUATIONS.items()
     )

@@ -56,6 +56,6 @@ def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None
         "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
     ]
     assert last(hosts=3) == ["a lost host: its pod alone is made again"]
-    assert last(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are made again"]
+    assert last(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are replaced"]
     slices = last(hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"])
-    assert slices == ["a lost host: all pods are made again: a TPU slice is lost as a whole"]
+    assert slices == ["a lost host: all pods are replaced: a TPU slice is lost as a whole"]
