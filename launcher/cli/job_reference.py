@@ -23,16 +23,16 @@ _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 _INTRODUCTION = """\
 # job.yaml
 
-Every key, from the schema itself: `launcher schema --markdown` prints this page, `launcher schema` the JSON schema.
+This page lists every key. `launcher schema --markdown` prints it, and `launcher schema` prints the JSON schema.
 Only `name`, `accelerator` and one of `train` and `command` are required. An unknown key is an error, and so is a key of
 the schema that is not implemented yet.
 
-The file is YAML 1.2: `3e-4` is a number, `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
-whole seconds. A quantity is Kubernetes' own: `8`, `500m`, `32Gi`. Relative paths start at the file's folder. Any key
-can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
+The file is YAML 1.2: `3e-4` is a number; `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
+whole seconds. A quantity is written as in Kubernetes: `8`, `500m`, `32Gi`. Relative paths start at the file's folder.
+Any key can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
 
-An example is a part of a job: it leaves out other keys, and those of the job whose values play no part. Whole jobs:
-[quickstart](quickstart.md), [your own script](your-script.md), [your own model](your-model.md). What the words mean:
+Each example is a part of a job: keys that do not matter there are left out. For complete jobs see the
+[quickstart](quickstart.md), [your own script](your-script.md) and [your own model](your-model.md). The terms are in the
 [glossary](glossary.md).
 """
 

@@ -32,15 +32,17 @@ User = Positive | Literal["root", "privileged"]
 class Nodes(Block):
     """Nodes as this cluster labels and taints them."""
 
-    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels they have")
-    tolerations: list[Toleration] = Field([], description="taints they have; left out: those of the platform")
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels of these nodes")
+    tolerations: list[Toleration] = Field([], description="taints of these nodes; left out: those of the platform")
 
 
 class CheckpointClaim(Block):
     """A PersistentVolumeClaim, ReadWriteMany, for the checkpoints of every job."""
 
     claim: ObjectName = Field(description="its name")
-    path: AbsolutePath = Field("/checkpoints", description="where it is mounted; a job's folder is below, by its name")
+    path: AbsolutePath = Field(
+        "/checkpoints", description="where it is mounted; each job has a folder with its name there"
+    )
 
 
 class CheckpointUrl(Block):
@@ -51,7 +53,7 @@ class CheckpointUrl(Block):
         Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"),
         AfterValidator(in_bucket),
         Words("a folder such as gs://bucket/runs"),
-    ] = Field(description="a job's folder is below, by its name")
+    ] = Field(description="a URL below which each job has a folder with its name")
 
 
 def _which(value: Any) -> str | None:
@@ -74,12 +76,12 @@ class CacheClaim(Block):
 class Tcpxo(Block):
     """What GPUDirect-TCPXO needs to know of this cluster."""
 
-    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(description="of the receive daemon")
+    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(description="image of the receive daemon")
     networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
         [f"vpc{number}" for number in range(1, 9)], description="the Network objects of eth1 to eth8"
     )
     env: dict[Variable, Text] | None = Field(
-        None, description="NCCL's variables for another release of the plugin, all of them; null: of January 2026"
+        None, description="all of NCCL's variables for another release of the plugin; null: those of January 2026"
     )
 
 
@@ -94,44 +96,46 @@ class Gib(Block):
 class Prometheus(Block):
     """The pods that may scrape."""
 
-    namespace: Label | None = Field(None, description="where they run; null: any")
-    labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="they have")
+    namespace: Label | None = Field(None, description="namespace of the Prometheus pods; null: any")
+    labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="their labels")
 
 
 class Defaults(Block):
     """The keys of the cluster defaults."""
 
-    version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
-    platform: Where = Field("generic", description="whose nodes these are")
+    version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
+    platform: Where = Field("generic", description="the platform that the nodes belong to")
     provisioner: Provisioner = Field(
         "karpenter",
-        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode; each labels capacity its way",
+        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode, each with its own labels",
     )
-    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="for jobs that name none")
-    image_pull_secrets: list[ObjectName] = Field([], description="for every job")
-    queue: Label | None = Field(None, description="for jobs that name none")
-    checkpoint: Checkpoint | None = Field(None, description="where checkpoints go")
-    compile_cache: CacheClaim | None = Field(None, description="XLA's, for jobs that name none")
-    service_account: ObjectName | None = Field(None, description="for jobs that name none; no token is mounted")
-    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, but on TPUs")
+    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="the image of jobs without one")
+    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling images, for every job")
+    queue: Label | None = Field(None, description="the queue of jobs without one")
+    checkpoint: Checkpoint | None = Field(None, description="where checkpoints are saved")
+    compile_cache: CacheClaim | None = Field(None, description="XLA's compilation cache, for jobs without one")
+    service_account: ObjectName | None = Field(
+        None, description="the ServiceAccount of jobs without one; no token is mounted"
+    )
+    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, except on TPUs")
     users: dict[Kind, User] = Field(
-        {}, description="by accelerator type, in place of user: a number, root, or privileged (root, every device)"
+        {}, description="by accelerator type, instead of user: a number, root, or privileged (root, every device)"
     )
-    nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type, where they are not labelled as usual")
-    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind, likewise")
+    nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type: nodes with other labels than usual")
+    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind of capacity, likewise")
     reservation_label: LabelKey | None = Field(
         None,
-        description="eks, managed node groups: the label that says their reservation; null: capacity-reservation-id",
+        description="eks, managed node groups: the label that names their reservation; null: capacity-reservation-id",
     )
-    network: dict[Kind, Network] = Field({}, description="by accelerator type, for jobs that name none")
+    network: dict[Kind, Network] = Field({}, description="by accelerator type: the network of jobs without one")
     slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
     gib: Gib | None = Field(None, description="for network: gpudirect-rdma; null: networks with the usual names")
     prometheus: Prometheus = Field(Prometheus(), description="who may scrape")
-    labels: dict[LabelKey, LabelValue] = Field({}, description="on everything")
-    annotations: dict[LabelKey, Text] = Field({}, description="on everything")
-    node_selector: dict[LabelKey, LabelValue] = Field({}, description="for every job")
-    tolerations: list[Toleration] = Field([], description="for every job")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on all objects")
+    annotations: dict[LabelKey, Text] = Field({}, description="annotations on all objects")
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="node labels that every job requires")
+    tolerations: list[Toleration] = Field([], description="taints that every job tolerates")
 
 
 @dataclasses.dataclass(frozen=True)

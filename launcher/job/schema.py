@@ -53,8 +53,8 @@ class HostRange(Block):
     ```
     """
 
-    min: Pods = Field(description="the fewest hosts that train; host 0 is one of them")
-    max: Pods = Field(description="the hosts that train, as soon as there are as many")
+    min: Pods = Field(description="the smallest number of hosts that may train; host 0 is one of them")
+    max: Pods = Field(description="the number of hosts that train when all are available")
 
 
 Tracker = Annotated[
@@ -81,18 +81,18 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(description=f"cpu; gpu, NVIDIA's of any name; or {', '.join([*KNOWN][2:])}")
+    type: Kind = Field(description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*KNOWN][2:])}")
     topology: str | None = Field(
-        None, description="of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
+        None, description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
     )
     per_host: Few = Field(
         default_factory=_whole_machine,
-        description="accelerators of a host, for cpu virtual devices; "
+        description="accelerators per host; with cpu, virtual devices; "
         f"default {accelerators.usual_hosts()}, TPUs by the topology",
     )
     memory: Quantity | None = Field(
         None,
-        description="of one GPU, for `launcher plan`, if the type does not tell it; default the type's",
+        description="memory of one GPU, for `launcher plan`, if the type does not determine it; default the type's",
     )
 
     @property
@@ -116,10 +116,12 @@ class Reservation(Block):
     """
 
     reservation: Annotated[ObjectName, Field(max_length=63)] = Field(
-        description="its name; on Karpenter's nodes its id"
+        description="name of the reservation; on Karpenter's nodes its id"
     )
-    project: Label | None = Field(None, description="gke: the project that shares it; default the cluster's own")
-    block: Label | None = Field(None, description="gke: one block of it; default any block")
+    project: Label | None = Field(
+        None, description="gke: the project that shares the reservation; default the cluster's own"
+    )
+    block: Label | None = Field(None, description="gke: one block of the reservation; default any block")
     sub_block: Label | None = Field(None, description="gke: one sub-block of the block; default any sub-block")
 
 
@@ -154,15 +156,19 @@ class Rdma(Block):
     ```
     """
 
-    profile: Literal["rdma"] = Field(description="the only one so far")
+    profile: Literal["rdma"] = Field(description="rdma, the only profile so far")
     resource: Annotated[
         str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
     ] = Field(description="the extended resource, such as rdma/ib")
-    count: Few = Field(1, description="number per host")
+    count: Few = Field(1, description="number of devices per host")
     networks: list[
         Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
-    ] = Field([], description="of Multus, one for each interface of a pod in addition to eth0; SR-IOV needs them")
-    env: dict[Variable, Text] = Field({}, description="what NCCL must be told of it, where the job's env does not")
+    ] = Field(
+        [], description="networks of Multus, one for each interface of a pod in addition to eth0; needed for SR-IOV"
+    )
+    env: dict[Variable, Text] = Field(
+        {}, description="variables that NCCL needs for this network; the job's env has precedence"
+    )
 
 
 Network = (
@@ -206,9 +212,10 @@ class Restarts(Block):
 
     crash: Natural = Field(
         5,
-        description="new sets of pods after a crash or a hang; also how often each lost pod is replaced alone",
+        description="how often all pods are replaced after a crash or a hang; also how often each lost pod is replaced "
+        "alone",
     )
-    in_place: Natural = Field(3, description="starts in the same pods in a row without a newly saved step")
+    in_place: Natural = Field(3, description="restarts in the same pods in a row without a newly saved step")
     preempted: Positive | Literal["unlimited"] = Field(
         20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
     )
@@ -257,8 +264,8 @@ class Logs(Block):
 
     kept: Quantity = Field(
         "16Mi",
-        description="of each rank over all attempts of a start, in the run folder: beyond it the oldest half "
-        "is dropped, and counted",
+        description="size of the output of each rank that is kept in the run folder, over all attempts of a start; "
+        "beyond it the oldest half is dropped, and its size is recorded",
     )
 
 
@@ -287,7 +294,7 @@ class Toleration(Block):
     ```
     """
 
-    key: LabelKey | None = Field(None, description="the taint; default every taint, with Exists")
+    key: LabelKey | None = Field(None, description="key of the taint; default every taint, with Exists")
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
     value: LabelValue | None = Field(None, description="for Equal; default the empty value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
@@ -319,7 +326,7 @@ class Code(Block):
 
 
 class Notify(Block):
-    """Whom host 0's agent tells what becomes of the job: a webhook, which can neither hold up nor fail it.
+    """A webhook that host 0's agent notifies of what happens to the job. It can neither delay nor fail the job.
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
@@ -327,13 +334,13 @@ class Notify(Block):
     ```
     """
 
-    url: Variable = Field(description="the variable, one of secrets, that holds the address")
+    url: Variable = Field(description="the variable under secrets that holds the address")
     format: Literal["json", "slack"] = Field(
-        "json", description="of the message: an object with every field, or Slack's"
+        "json", description="format of the message: a JSON object with every field, or Slack's"
     )
     events: list[Literal["failure", "stall", "done", "best"]] = Field(
         ["failure", "stall", "done"],
-        description="what is told: an attempt that failed or was stopped, no progress for `stall`, the end of a job "
+        description="events that are reported: an attempt that failed or was stopped, no progress for `stall`, a job "
         "that is done, an evaluation that is the best by train.checkpoint.best",
     )
     stall: Duration = Field(
@@ -363,8 +370,8 @@ class JobSpec(Block):
     ```
     """
 
-    version: Literal[1] = Field(1, alias="schema", description="of this file's keys")
-    name: JobName = Field(description="of the job and of the objects it creates")
+    version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
+    name: JobName = Field(description="name of the job and of the objects that it creates")
     image: Annotated[str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")] | None = (
         Field(None, description="the container image, for submit; default from the cluster defaults")
     )
@@ -372,15 +379,15 @@ class JobSpec(Block):
     hosts_given: Pods | HostRange = Field(
         default_factory=_hosts_of_a_slice,
         alias="hosts",
-        description="pods per slice; default 1, for a TPU by the topology; {min, max}: fewer may train for a while",
+        description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may continue with fewer "
+        "for a while",
     )
-    spares: Natural = Field(
-        0, description="pods more than hosts, warm and without work, which take the place of lost ones at once"
-    )
+    spares: Natural = Field(0, description="additional pods, started and idle, which replace lost hosts at once")
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
     platform: Where | None = Field(
-        None, description="whose labels of nodes the pods ask for; default from the cluster defaults, else generic"
+        None,
+        description="the platform whose node labels the pods select; default from the cluster defaults, else generic",
     )
     namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
     queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
@@ -388,26 +395,31 @@ class JobSpec(Block):
         None,
         description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the cluster's own",
     )
-    capacity: Capacity = Field("on-demand", description="kind of nodes")
+    capacity: Capacity = Field("on-demand", description="the kind of capacity that the nodes must have")
     placement: Placement | None = Field(
-        None, description="Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
+        None, description="placement by Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
     )
-    network: Network = Field("default", description="between hosts")
+    network: Network = Field("default", description="the network between hosts")
     compute_domain: bool = Field(
-        False, description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver"
+        False,
+        description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver",
     )
-    network_policy: bool = Field(True, description="a NetworkPolicy: only the job's own pods and Prometheus reach it")
+    network_policy: bool = Field(
+        True, description="create a NetworkPolicy that admits only the job's own pods and Prometheus"
+    )
     gang_secret: bool | None = Field(
         None,
-        description="hosts authenticate each other, and encrypt what they say, by a Secret that submit creates; "
-        "left out: true if there are several hosts and you may create Secrets",
+        description="hosts authenticate each other and encrypt their messages with a Secret that submit creates; left "
+        "out: true if there are several hosts and you may create Secrets",
     )
-    resources: Resources = Field(Resources(), description="of a host")
-    restarts: Restarts = Field(Restarts(), description="how often to restart")
-    grace: Duration = Field("60s", validate_default=True, description="between SIGTERM and SIGKILL: time to save")
+    resources: Resources = Field(Resources(), description="what the pod of each host requests")
+    restarts: Restarts = Field(Restarts(), description="how often the job may restart")
+    grace: Duration = Field(
+        "60s", validate_default=True, description="time between SIGTERM and SIGKILL, in which the job saves"
+    )
     deadline: Duration | None = Field(
         None,
-        description="longest time of the whole job; then it saves and ends with exit code 77; null: no limit",
+        description="longest time that the job may take; then it saves and ends with exit code 77; null: no limit",
     )
     ttl: Duration | None = Field(
         "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
@@ -416,28 +428,32 @@ class JobSpec(Block):
     logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
     tracker: Tracker | None = Field(
         None,
-        description="where the metrics go besides the run folder; default nowhere",
+        description="where the metrics are sent in addition to the run folder; default nowhere",
     )
-    notify: Notify | None = Field(None, description="a webhook that is told how the job fares; default none")
+    notify: Notify | None = Field(
+        None, description="a webhook that is notified of what happens to the job; default none"
+    )
     volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
     env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
     allow_literal: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        {}, description="by key, such as env.BROKER: why a value that has a credential's form may be written out"
+        {}, description="by key, such as env.BROKER: why a value that looks like a credential may be written here"
     )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None,
         description="a folder to ship, relative to this file; what git ignores stays here; default nothing is shipped",
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="where the program starts; default the code's folder, else the image's"
+        None, description="the folder in which the program starts; default the code's folder, else the image's"
     )
     service_account: ObjectName | None = Field(
-        None, description="of the pods; its token is mounted only then; default `default`, without its token"
+        None,
+        description="the ServiceAccount of the pods; its token is mounted only if this is set; default `default`, "
+        "without its token",
     )
-    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets")
-    labels: dict[LabelKey, LabelValue] = Field({}, description="on every object of the job")
-    annotations: dict[LabelKey, Text] = Field({}, description="on every object of the job")
+    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling the image")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on every object of the job")
+    annotations: dict[LabelKey, Text] = Field({}, description="annotations on every object of the job")
     node_selector: dict[LabelKey, LabelValue] = Field(
         {}, description="labels a node must have, in addition to those of the accelerator"
     )
@@ -449,7 +465,8 @@ class JobSpec(Block):
     )
     pod: dict[str, Any] = Field(
         {},
-        description="merged into the pod template last; may not change our command, labels, restartPolicy or variables",
+        description="merged into the pod template last; may not change jaxlaunch's command, labels, restartPolicy or "
+        "variables",
     )
     command: (
         Annotated[list[Text], Field(min_length=1), Words("a list of arguments, such as [python, train.py]")] | None

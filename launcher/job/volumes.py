@@ -25,7 +25,7 @@ class Claim(Block):
 
     claim: ObjectName = Field(description="the claim's name")
     path: AbsolutePath = Field(description="where it is mounted")
-    read_only: bool = Field(False, description="mounted for reading only")
+    read_only: bool = Field(False, description="mounted read-only")
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class Bucket(Block):
         Words("a bucket such as gs://name or s3://name"),
     ] = Field(description="gs:// or s3://, with or without a folder")
     path: AbsolutePath = Field(description="where it is mounted")
-    read_only: bool = Field(False, description="mounted for reading only")
+    read_only: bool = Field(False, description="mounted read-only")
 
     @property
     def name(self) -> str:

@@ -121,7 +121,7 @@ SAID: dict[str, tuple[int, str]] = {
         64,
         "train.lora.targets: wq matches no linear layer of train.model.kind = gpt2; there are c_",
     ),
-    "adapters for images": (64, "train.lora: is of a decoder or gpt2, and train.model.kind = mlp"),
+    "adapters for images": (64, "train.lora: applies to a decoder or gpt2, and train.model.kind = mlp"),
     "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
     "a task that the module lacks": (64, "has no 'Classifier'. It defines Classify"),
     "a task that is a function": (64, "is a function, not a class"),
@@ -163,7 +163,7 @@ SAID: dict[str, tuple[int, str]] = {
     "a best of no metric": (64, "train.checkpoint.best.metric = eval/bleu is not given by the evaluations of"),
     "a best of no evaluation": (64, "no held-out data to evaluate; leave train.checkpoint.best out"),
     "an end by no metric": (64, "they give eval/accuracy, eval/loss"),
-    "an end without evaluations": (64, "train.stop_early: needs evaluations on the way; give eval.every"),
+    "an end without evaluations": (64, "train.stop_early: needs evaluations during the run; set eval.every"),
 }
 
 

@@ -48,7 +48,7 @@ def faults(**train: Any) -> dict[str, str]:
         ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given together with name = sgd"),
         ({"chain": [{"name": "lion"}, {"name": "sgd"}]}, "chain", "lion and sgd would each multiply by the rate"),
         ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
-        ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and schedule-free needs none"),
+        ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and schedule-free needs no"),
         ({"name": "schedule-free", "ema": 0.9}, "ema", "does not apply to schedule-free, which averages by itself"),
         ({"name": "schedule-free", "b1": 0.0}, "b1", "must be above 0: schedule-free divides by it"),
         ({"groups": [{"match": "*.bias"}]}, "groups.0.match", "is not a pattern (nothing to repeat"),

@@ -33,7 +33,7 @@ def fault(path: str) -> str | None:
         return f"is not a URL of a bucket: write {scheme.lower()}:// in lower case"
     bucket = rest.partition("/")[0]
     if not bucket:
-        return "is not a URL of a bucket: it names none"
+        return "is not a URL of a bucket: it has no name"
     wrong = _wrong(scheme, bucket)
     return None if wrong is None else f"is not a URL of a bucket: {wrong}"
 
@@ -42,13 +42,13 @@ def _wrong(scheme: str, bucket: str) -> str | None:
     forbidden, allowed = _RULES[scheme]
     longest = _LONGEST_WITH_DOTS[scheme] if "." in bucket else _LONGEST
     if (found := re.search(forbidden, bucket)) is not None:
-        return f"its name holds {found[0]!r}, and names of {scheme}:// have {allowed}"
+        return f"its name contains {found[0]!r}, and names of {scheme}:// consist of {allowed}"
     if not _SHORTEST <= len(bucket) <= longest:
         return f"its name has {len(bucket)} characters, and names of {scheme}:// have {_SHORTEST} to {longest}"
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
-        return "its name begins or ends with no letter or digit"
+        return "its name must begin and end with a letter or digit"
     if ".." in bucket or any(len(part) > _LONGEST for part in bucket.split(".")):
-        return f"between the dots of its name are 1 to {_LONGEST} characters"
+        return f"its name must have 1 to {_LONGEST} characters between dots"
     if _ADDRESS.fullmatch(bucket):
         return "its name has the form of an IP address"
     return None

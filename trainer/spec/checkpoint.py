@@ -9,7 +9,7 @@ from jaxlaunch.trainer.spec.evaluation import Watched
 
 
 class Best(Watched):
-    """Steps that are kept for how well they evaluated, besides the newest.
+    """Steps that are kept because they evaluated best, in addition to the newest.
 
     ```yaml
     train:
@@ -19,7 +19,7 @@ class Best(Watched):
     ```
     """
 
-    keep: Positive = Field(1, description="best steps kept")
+    keep: Positive = Field(1, description="number of best steps that are kept")
 
 
 class Checkpoint(Block):
@@ -36,8 +36,8 @@ class Checkpoint(Block):
         None, description="a folder or gs://, s3:// URL; default the run folder, or the volume of the cluster defaults"
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
-    keep: Positive = Field(3, description="newest verified steps kept")
-    best: Best | None = Field(None, description="steps also saved and kept for a metric; null: none")
+    keep: Positive = Field(3, description="number of newest verified steps that are kept")
+    best: Best | None = Field(None, description="the best steps by a metric, which are also saved and kept; null: none")
 
     def kept(self) -> int:
         """The most steps that are kept at a time."""

@@ -37,8 +37,8 @@ class Source(Block):
     threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
-        description="whether an example is the same each time it is read; default: false for a dataset or a task of "
-        "yours, whose examples are read one at a time with seeded generators",
+        description="whether an example is the same each time it is read; default: false for your own dataset or task, "
+        "whose examples are read one at a time with seeded generators",
     )
 
 
@@ -49,27 +49,27 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
     for each in [path] if isinstance(path, str) else path or []:
         scheme, is_url, place = each.partition("://")
         if is_url and scheme.lower() not in (*buckets.STORES, "stdlib"):
-            raise ValueError(f"holds {each}, which cannot be read: folders, gs:// and s3:// can")
+            raise ValueError(f"contains {each}, which cannot be read: only folders, gs:// and s3:// can")
         if not each or (is_url and scheme != "stdlib" and not place.partition("/")[0]):
-            raise ValueError(f"holds {each!r}, which names no {'bucket' if each else 'file'}")
+            raise ValueError(f"contains {each!r}, which names no {'bucket' if each else 'file'}")
         if (wrong := buckets.fault(each)) is not None:
-            raise ValueError(f"holds {each}, which {wrong}")
+            raise ValueError(f"contains {each}, which {wrong}")
     return path
 
 
 def _one_readable(path: str) -> str:
     """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
     if not path:
-        raise ValueError("is empty: name bytes, or a folder or file of a tokenizer.json")
+        raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0].lower() not in buckets.STORES:
-        raise ValueError(f"is {path}, which cannot be read: folders, gs:// and s3:// can")
+        raise ValueError(f"is {path}, which cannot be read: only folders, gs:// and s3:// can")
     return in_bucket(path)
 
 
 def _mounted(path: str | None) -> str | None:
     """Raises ValueError for a URL."""
     if path is not None and "://" in path:
-        raise ValueError("is not a folder, which is needed to prepare data in: mount the bucket as a volume")
+        raise ValueError("is not a folder, and data can only be prepared in a folder: mount the bucket as a volume")
     return path
 
 
@@ -97,7 +97,7 @@ class OfImages(Source):
 
 
 class Tfds(OfImages):
-    """A tensorflow-datasets builder, read without TensorFlow; `digits` is ours and needs no network.
+    """A tensorflow-datasets builder, read without TensorFlow; `digits` is built in and needs no network.
 
     ```yaml
     train:
@@ -107,7 +107,7 @@ class Tfds(OfImages):
     """
 
     source: Literal["tfds"] = Field("tfds", description="this source")
-    name: str = Field("digits", description="of the builder, such as digits, mnist or my_set/config:1.0.0")
+    name: str = Field("digits", description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
     split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
     eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
     data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
@@ -116,7 +116,7 @@ class Tfds(OfImages):
 
 
 class ArrayRecord(OfImages):
-    """Files of array_record; a record is a tf.train.Example, as `jaxlaunch.write_records` writes it.
+    """Files of array_record; a record is a tf.train.Example, as written by `jaxlaunch.write_records`.
 
     ```yaml
     train:
@@ -166,31 +166,35 @@ class Text(Source):
     )
     format: Literal["text", "chat", "preference"] = Field(
         "text",
-        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens; "
-        "preference: chosen and rejected, and prompt or messages, texts or messages",
+        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
+        "tokens as targets; preference: chosen and rejected, and optionally prompt or messages",
     )
     field: str | None = Field(
         None,
         min_length=1,
-        description="of JSON lines, Parquet and Arrow: what holds the text; default text, for chats messages",
+        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
     )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
-        description="of documents into rows: concat cuts them, first-fit keeps them whole, none gives each a row; "
-        "default concat, and of bytes without a field one stream that no document ends",
+        description="how documents are packed into rows: concat cuts them, first-fit keeps them whole, none gives each "
+        "its own row; default concat; for bytes without a field one stream without document ends",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on, where documents are prepared; default none"
+        None, description="files or globs to evaluate on, if documents are prepared; default none"
     )
-    eval_split: Fraction = Field(0.05, description="share kept back for evaluation: of the files, or of the documents")
-    seed: Seed = Field(0, description="of the order in which documents are packed")
+    eval_split: Fraction = Field(
+        0.05, description="share of the files, or of the documents, that is held out for evaluation"
+    )
+    seed: Seed = Field(0, description="seed of the order in which documents are packed")
     data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
     apart: bool = Field(
-        False, description="document masking: attention and loss stop at file boundaries, as they do at documents'"
+        False,
+        description="document masking: attention and loss stop at the boundaries of files, as they do at those of "
+        "documents",
     )
-    bigram: bool = Field(False, description="also report what a bigram model counted on the same text reaches")
+    bigram: bool = Field(False, description="also report the loss of a bigram model that is counted on the same text")
 
     @property
     def is_prepared(self) -> bool:
@@ -204,20 +208,22 @@ class Text(Source):
         if self.format == "preference":
             given = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
             if given:
-                raise ValueError(f"{given[0]} is not of format: preference, whose rows have chosen and rejected")
+                raise ValueError(
+                    f"{given[0]} does not apply to format: preference, whose rows have chosen and rejected"
+                )
             return self
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
-            raise ValueError(f"{key} is of one stream of bytes; leave it out with a tokenizer, field or packing")
+            raise ValueError(f"{key} applies to one stream of bytes; leave it out with a tokenizer, field or packing")
         if self.format == "chat" and self.tokenizer == "bytes":
             raise ValueError("format: chat needs a tokenizer with a chat template; bytes have none")
         if not self.is_prepared and self.eval_path is not None:
-            raise ValueError("eval_path is of documents; give packing, such as concat, or use eval_split")
+            raise ValueError("eval_path applies to documents; set packing, for example to concat, or use eval_split")
         return self
 
 
 class Part(Block):
-    """One set of files of a mixture, and how much of it a batch holds.
+    """One set of files of a mixture, and its share of a batch.
 
     ```yaml
     train:
@@ -232,22 +238,24 @@ class Part(Block):
     """
 
     weight: Weight = Field(
-        description="share of the examples, relative to the others'; 0: only evaluated, on all of its documents"
+        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all of its "
+        "documents"
     )
     path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
     format: Literal["text", "chat"] = Field(
         "text",
-        description="of a row: text; chat: messages for the tokenizer's template, targets the assistant's tokens",
+        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
+        "tokens as targets",
     )
     field: str | None = Field(
         None,
         min_length=1,
-        description="of JSON lines, Parquet and Arrow: what holds the text; default text, for chats messages",
+        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
     )
     eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
         None, description="files or globs to evaluate on; default none"
     )
-    eval_split: Fraction = Field(0.05, description="share of the documents kept back for evaluation")
+    eval_split: Fraction = Field(0.05, description="share of the documents that is held out for evaluation")
 
     @property
     def only_evaluated(self) -> dict[str, Any]:
@@ -257,7 +265,7 @@ class Part(Block):
 
 
 class Mixture(Source):
-    """Several sets of text files in fixed proportions: which one an example is of is a function of its position.
+    """Several sets of text files in fixed proportions: the position of an example determines its set.
 
     ```yaml
     train:
@@ -275,10 +283,13 @@ class Mixture(Source):
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Part] = Field(description="by name")
     tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
-        "bytes", description="of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer"
+        "bytes",
+        description="tokenizer of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer",
     )
-    packing: Literal["concat", "first-fit", "none"] = Field("concat", description="of documents into rows, as of text")
-    seed: Seed = Field(0, description="of the order in which documents are packed")
+    packing: Literal["concat", "first-fit", "none"] = Field(
+        "concat", description="how documents are packed into rows, as for text"
+    )
+    seed: Seed = Field(0, description="seed of the order in which documents are packed")
     data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
@@ -288,7 +299,7 @@ class Mixture(Source):
     def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
         total = sum(part.weight for part in parts.values())
         if not 0 < total < math.inf:
-            raise ValueError(f"has weights that sum to {total:g}; give each part the share of the examples it is to be")
+            raise ValueError(f"has weights that sum to {total:g}; give each part its share of the examples")
         return parts
 
     @model_validator(mode="after")
@@ -311,7 +322,7 @@ def _different(classes: list[str | int] | None) -> list[str | int] | None:
     """Raises ValueError for a class that is named twice."""
     for twice in classes or []:
         if (classes or []).count(twice) > 1:
-            raise ValueError(f"holds {twice!r} twice; name each class once")
+            raise ValueError(f"contains {twice!r} twice; name each class once")
     return classes
 
 
@@ -323,7 +334,7 @@ _Readable = Annotated[str | list[str], AfterValidator(_readable)]
 _EvalPath = Annotated[  # beside files whose names may say of which split they are
     str | list[str] | None,
     AfterValidator(_readable),
-    Field(description="what to evaluate on; default what path names val, validation or test, next to train"),
+    Field(description="what to evaluate on; default the files that are called val, validation or test, next to train"),
 ]
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
@@ -359,13 +370,19 @@ class Images(OfImages):
         None, description="share of the images held out when nothing else is evaluated; default none"
     )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
-    image: str | None = Field(None, min_length=1, description="column of the image, or of its path; default found")
-    label: str | None = Field(None, min_length=1, description="column of the label; default found")
+    image: str | None = Field(
+        None, min_length=1, description="column of the image, or of its path; default it is detected"
+    )
+    label: str | None = Field(None, min_length=1, description="column of the label; default it is detected")
     classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
     on_broken: Literal["stop", "skip"] = Field(
-        "stop", description="an image that cannot be decoded ends the run; skip: all are decoded once, to leave it out"
+        "stop",
+        description="an image that cannot be decoded ends the run; skip: all images are decoded once, and broken ones "
+        "are left out",
     )
-    workers: _Workers = Field(0, description="processes that decode, per process of the run; 0: data.threads decode")
+    workers: _Workers = Field(
+        0, description="processes that decode images, per process of the run; 0: the threads of data.threads decode"
+    )
 
     @model_validator(mode="after")
     def _is_evaluated_once(self) -> Images:
@@ -405,8 +422,8 @@ class Table(Source):
     )
     missing: Literal["stop", "mean"] = Field(
         "stop",
-        description="a feature without a value ends the run; mean: it takes the column's mean in training, of texts "
-        "none",
+        description="a feature without a value ends the run; mean: it gets the mean of its column in the training "
+        "rows, and a text becomes all zeros",
     )
     classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
 
@@ -416,7 +433,7 @@ class Table(Source):
         names = [self.label] if isinstance(self.label, str) else self.label or []
         both = next((name for name in names if name in (self.columns or [])), None)
         if both is not None:
-            raise ValueError(f"columns holds {both!r}, which is the label")
+            raise ValueError(f"columns contains {both!r}, which is the label")
         return self
 
 
@@ -436,17 +453,18 @@ class Torch(Source):
 
     source: Literal["torch"] = Field(description="this source")
     dataset: Annotated[
-        str, Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of what has __len__ and __getitem__")
+        str,
+        Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of a class or object with __len__ and __getitem__"),
     ]
-    args: dict[str, Any] = Field({}, description="the arguments of a class")
+    args: dict[str, Any] = Field({}, description="arguments, if the dataset is a class")
     eval_args: dict[str, Any] | None = Field(
-        None, description="arguments with which the same class is evaluated; default none"
+        None, description="arguments of the same class for evaluation; default none"
     )
     eval_dataset: Annotated[
         str | None,
         Field(
             pattern=r"^[\w.]+:[\w.]+$",
-            description="what is evaluated, if it is another dataset; default the one that trains, with eval_args",
+            description="the dataset for evaluation, if it is another one; default the training dataset with eval_args",
         ),
     ] = None
     workers: Annotated[
@@ -471,8 +489,8 @@ class Synthetic(Source):
     """
 
     source: Literal["synthetic"] = Field(description="this source")
-    examples: Positive = Field(4096, description="of an epoch")
-    eval_examples: Natural = Field(512, description="of an evaluation")
+    examples: Positive = Field(4096, description="examples of an epoch")
+    eval_examples: Natural = Field(512, description="examples of an evaluation")
     shape: list[Many] | None = Field(None, description="of an image; default [28, 28]")
     classes: Ids = Field(10, description="of an image: labels are 0 to classes - 1")
 
@@ -480,7 +498,7 @@ class Synthetic(Source):
     @classmethod
     def _is_counted(cls, shape: list[int] | None) -> list[int] | None:
         if shape is not None and math.prod(shape) > COUNTED:
-            raise ValueError(f"is of {math.prod(shape)} numbers, and a device counts to {COUNTED}")
+            raise ValueError(f"has {math.prod(shape)} numbers, and a device counts to {COUNTED}")
         return shape
 
 

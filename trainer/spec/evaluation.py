@@ -25,7 +25,7 @@ class Samples(Block):
     """
 
     prompts: Annotated[list[str | list[Natural]], Field(min_length=1)] = Field(
-        description="texts, or token ids where the data has no tokenizer"
+        description="texts, or token ids if the data has no tokenizer"
     )
     max_tokens: Wide = Field(64, description="tokens of a sample")
     temperature: Weight = Field(0.0, description="0: greedy")
@@ -52,17 +52,21 @@ class Eval(Block):
 
 def _of_evaluation(metric: str) -> str:
     if not metric.startswith(EVAL) or metric == EVAL:
-        raise ValueError(f"is not a metric of an evaluation; write {EVAL}loss, or another that it gives")
+        raise ValueError(
+            f"is not a metric of an evaluation; write {EVAL}loss, or another metric that the evaluation gives"
+        )
     return metric
 
 
 class Watched(Block):
-    """A metric of the evaluations, and which way it gets better."""
+    """A metric of the evaluations, and whether smaller or larger values are better."""
 
     metric: Annotated[str, AfterValidator(_of_evaluation)] = Field(
-        "eval/loss", description="eval/loss, or eval/ and another that the task's evaluation gives"
+        "eval/loss", description="eval/loss, or eval/ and another metric of the task's evaluation"
     )
-    mode: Literal["min", "max"] = Field("min", description="which values are better; must be given but for a loss")
+    mode: Literal["min", "max"] = Field(
+        "min", description="which values are better; required unless the metric is a loss"
+    )
 
     @model_validator(mode="after")
     def _says_which(self) -> Watched:
@@ -72,7 +76,7 @@ class Watched(Block):
 
 
 class StopEarly(Watched):
-    """The end of a run that no longer gets better: a success.
+    """Ends a run that no longer improves; the run then counts as successful.
 
     ```yaml
     train:
@@ -83,4 +87,4 @@ class StopEarly(Watched):
     """
 
     patience: Positive = Field(description="evaluations in a row without a better value")
-    min_delta: Weight = Field(0.0, description="by how much a value must be better to count")
+    min_delta: Weight = Field(0.0, description="how much better a value must be to count")

@@ -10,7 +10,7 @@ from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Place, Rate
 
 
 class Lora(Block):
-    """Adapters that are trained in place of the model, which stays as it is. Hu et al. 2021.
+    """Adapters that are trained instead of the model, which does not change. Hu et al. 2021.
 
     ```yaml
     train:

@@ -10,7 +10,7 @@ from jaxlaunch.trainer.spec.block import Block, Fraction, Many, Rate, Weight
 
 
 class Dpo(Block):
-    """Direct preference optimization, of dpo.
+    """Direct preference optimization, for the task dpo.
 
     ```yaml
     train:
@@ -32,7 +32,7 @@ class Dpo(Block):
     @model_validator(mode="after")
     def _is_of_the_kind(self) -> Dpo:
         if self.kind == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing is of kind sigmoid; leave it out with ipo")
+            raise ValueError("label_smoothing applies only to kind sigmoid; leave it out with ipo")
         return self
 
 
@@ -51,7 +51,7 @@ class Loss(Block):
     )
     z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")
     smoothing: Fraction = Field(0.0, description="label smoothing: share of a label's weight spread over all classes")
-    dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair")
+    dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair of texts")
     target: Literal["class", "multi_label", "regression"] = Field(
         "class",
         description="images and tables: one class; multi_label: 0 or 1 for each class, by sigmoids; regression: "
@@ -80,11 +80,11 @@ class Loss(Block):
         if self.focal and self.smoothing and self.target == "class":
             raise ValueError(f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both given; keep one")
         if self.target == "multi_label" and self.z:
-            raise ValueError("z is of a softmax, which target: multi_label has none of")
+            raise ValueError("z applies to a softmax, and target: multi_label has none")
         if self.target == "regression":
             given = [
                 key for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix") if getattr(self, key)
             ]
             if given:
-                raise ValueError(f"{given[0]} is of classes, and target is regression")
+                raise ValueError(f"{given[0]} applies to classes, and target is regression")
         return self

@@ -12,7 +12,7 @@ from jaxlaunch.trainer.spec.block import Block, Positive
 
 
 class Mesh(Block):
-    """Devices per axis. Axes left out are 1; one may be -1 and takes what remains.
+    """Devices per axis. An axis that is left out is 1; one axis may be -1 and takes the remaining devices.
 
     ```yaml
     slices: 2
@@ -28,14 +28,15 @@ class Mesh(Block):
     ep: int = Field(1, description="the batch and the experts of a mixture are split")
     mp: int = Field(1, description="model parallel: weights and activations are split")
     dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
-        {}, description="how often an axis spans slices; left out: the outermost axes, as far as they divide"
+        {},
+        description="the factor of an axis that spans slices; left out: the outermost axes, as far as they divide",
     )
 
     @model_validator(mode="after")
     def _axes(self) -> Mesh:
         sizes = [getattr(self, axis) for axis in MESH_AXES]
         if any(size == 0 or size < -1 for size in sizes):
-            raise ValueError("an axis is a positive number of devices, or -1 for what remains")
+            raise ValueError("an axis is a positive number of devices, or -1 for the remaining ones")
         if sizes.count(-1) > 1:
             raise ValueError("only one axis may be -1")
         return self

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.spec.vision.models import ConvNeXt, ResNet, ViT, check_he
 
 
 class MLP(Block):
-    """A multi-layer perceptron over flattened examples.
+    """A multi-layer perceptron on flattened examples.
 
     ```yaml
     train:
@@ -103,7 +103,7 @@ Look = Literal["window", "full"]  # what a layer's attention sees
 
 
 class Decoder(Layered):
-    """A decoder of tokens: Llama's, unless the keys from head_size on say otherwise.
+    """A decoder of tokens: that of Llama, unless the keys from head_size on change it.
 
     ```yaml
     train:

@@ -182,7 +182,7 @@ class Link(Block):
     )
     eps: Rate | None = Field(None, description=f"avoids a division by zero; default {_defaults('eps')}")
     momentum: Fraction | None = Field(
-        None, description=f"share of the step before that is kept; default {_defaults('momentum')}"
+        None, description=f"share of the previous step that is kept; default {_defaults('momentum')}"
     )
     nesterov: bool | None = Field(
         None, description=f"Nesterov's momentum; all but adam need a momentum; default {_defaults('nesterov')}"
@@ -190,7 +190,7 @@ class Link(Block):
     beta: Fraction | None = Field(None, description=f"muon's momentum; default {_defaults('beta')}")
     ns_steps: Few | None = Field(None, description=f"Newton-Schulz iterations; default {_defaults('ns_steps')}")
     consistent_rms: Rate | None = Field(
-        None, description=f"size of muon's updates, 0.2: Adam's; default {_defaults('consistent_rms')}"
+        None, description=f"size of muon's updates; 0.2 is that of Adam; default {_defaults('consistent_rms')}"
     )
 
     @field_validator("args", *OPTIONS)
@@ -220,7 +220,7 @@ class Link(Block):
 
 
 class Group(Block):
-    """Parameters that are trained in another way. The first group whose pattern matches a parameter has it.
+    """Parameters that are trained in another way. A parameter belongs to the first group whose pattern matches it.
 
     ```yaml
     train:
@@ -236,14 +236,16 @@ class Group(Block):
         description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
     )
     lr: Rate = Field(1.0, description="a factor of the learning rate")
-    weight_decay: Weight | None = Field(None, description="of these parameters; default the optimizer's")
-    freeze: bool = Field(False, description="the parameters stay as they are: no gradient, no state")
+    weight_decay: Weight | None = Field(None, description="weight decay of these parameters; default the optimizer's")
+    freeze: bool = Field(False, description="the parameters do not change: they have no gradient and no state")
 
     @field_validator("freeze")
     @classmethod
     def _is_alone(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
-            raise ValueError("is given together with lr or weight_decay, which change nothing that is frozen; keep one")
+            raise ValueError(
+                "is given together with lr or weight_decay, which do not apply to frozen parameters; keep one"
+            )
         return freeze
 
 
@@ -276,7 +278,7 @@ class Optimizer(Link):
         description="transformations applied in order, instead of name",
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Weight = Field(0.0, description="of every parameter, times lr")
+    weight_decay: Weight = Field(0.0, description="weight decay of every parameter, multiplied by lr")
     decay_on: Literal["all", "matrices"] = Field(
         "all",
         description="parameters that weight_decay applies to; matrices: those of two axes or more, no bias or scale",
@@ -286,9 +288,11 @@ class Optimizer(Link):
         None, description="decay of a moving average of the weights, which eval then uses; null: none"
     )
     schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Field(
-        Schedule(), description="learning rate schedule; or its name only", json_schema_extra=or_text
+        Schedule(), description="learning rate schedule, or only its name", json_schema_extra=or_text
     )
-    groups: list[Group] = Field([], description="parameters with their own rate or decay, or frozen, by path")
+    groups: list[Group] = Field(
+        [], description="groups of parameters, by path, that have their own rate or decay, or are frozen"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -330,7 +334,9 @@ class Optimizer(Link):
         links = info.data.get("chain") or []
         is_free = SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links))
         if is_free and schedule.name in SHAPES and schedule.name != "constant":
-            raise ValueError(f"{schedule.name} decays, and schedule-free needs none; write constant, or leave it out")
+            raise ValueError(
+                f"{schedule.name} decays, and schedule-free needs no decay; write constant, or leave it out"
+            )
         return schedule
 
     def links(self) -> list[Link]:

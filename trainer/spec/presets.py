@@ -149,7 +149,7 @@ PRESETS: Mapping[str, Sizes] = {
 
 
 class Published(Block):
-    """A model that others have trained: sizes by name, weights from their files."""
+    """A published model: sizes by name, weights from files."""
 
     SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})  # that a job says, or a folder
 
@@ -157,7 +157,8 @@ class Published(Block):
     preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it; default none")
     init_from: Place | None = Field(
         None,
-        description="a Hugging Face folder or gs://, s3:// URL to start from, for every size; default random weights",
+        description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets the sizes; default "
+        "random weights",
     )
 
     @property

@@ -41,7 +41,7 @@ class Profile(Block):
 
 
 class OnNonfinite(Block):
-    """What to do when loss or gradients are not finite. The step that saw it changes nothing.
+    """What to do when the loss or the gradients are not finite. Such a step changes nothing.
 
     ```yaml
     train:
@@ -73,30 +73,33 @@ class TrainSpec(Block):
     """
 
     task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
-        description="a built-in task, or module:Class of a task of yours"
+        description="a built-in task, or module:Class of your own task"
     )
-    model: Model = Field(MLP(), description="by kind; default the task's own")
-    data: Data = Field(Tfds(), description="by source; default the task's own")
+    model: Model = Field(MLP(), description="the model, by kind; default the task's own")
+    data: Data = Field(Tfds(), description="the data, by source; default the task's own")
     mesh: Mesh = Field(Mesh(dp=-1), description="devices per mesh axis; default: all on dp")
     precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
     batch_norm: Literal["global", "device", "frozen"] = Field(
         "global",
-        description="batch norm in resnet and models of yours: statistics of the whole micro-batch, or of each "
-        "device's part, running statistics averaged over devices; frozen: the running ones, which stay as they are",
+        description="batch norm in resnet and in your own models. global: statistics of the whole micro-batch; device: "
+        "of each device's part, with running statistics averaged over devices; frozen: the running "
+        "statistics, which do not change",
     )
     remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
     batch: Ids = Field(128, description="global batch: examples per step, over all devices and micro-batches")
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
-    steps: Steps | None = Field(None, description=f"optimizer steps; or epochs; default {DEFAULT_STEPS} steps")
+    steps: Steps | None = Field(
+        None, description=f"optimizer steps; alternatively epochs; default {DEFAULT_STEPS} steps"
+    )
     epochs: Positive | None = Field(
-        None, description="passes over the training set, in place of steps; default none: steps count"
+        None, description="passes over the training set, instead of steps; default none: steps count"
     )
     seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
-    optimizer: Optimizer = Field(Optimizer(), description="by name, with its schedule")
-    lora: Lora | None = Field(None, description="adapters that are trained in place of the model; null: none")
+    optimizer: Optimizer = Field(Optimizer(), description="the optimizer, by name, and its schedule")
+    lora: Lora | None = Field(None, description="adapters that are trained instead of the model; null: none")
     loss: Loss = Field(Loss(), description="terms added to the loss in training, and label smoothing")
-    eval: Eval = Field(Eval(), description="on the held-out set")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often")
+    eval: Eval = Field(Eval(), description="evaluation on the held-out set")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often to save")
     stop_early: StopEarly | None = Field(
         None, description="early stopping: end when evaluations no longer improve; null: never"
     )
@@ -109,7 +112,9 @@ class TrainSpec(Block):
         AUTO,
         description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the run folder; null: none",
     )
-    on_nonfinite: OnNonfinite = Field(OnNonfinite(), description="when loss or gradients are not finite")
+    on_nonfinite: OnNonfinite = Field(
+        OnNonfinite(), description="what to do when the loss or the gradients are not finite"
+    )
     steps_per_dispatch: Many = Field(1, description="steps per dispatch to the device; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
@@ -146,13 +151,13 @@ class TrainSpec(Block):
     def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
         if task in (LM, DPO) and loss.of_labels:
-            raise ValueError(f"{loss.of_labels[0]} is of images and tables; it does not apply to tokens")
+            raise ValueError(f"{loss.of_labels[0]} applies to images and tables, not to tokens")
         if task == DPO and (loss.z or loss.smoothing):
-            raise ValueError("z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing")
+            raise ValueError("z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing")
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
-            raise ValueError(f"dpo is of preferences, which the task {DPO} trains on")
+            raise ValueError(f"dpo applies to preferences, which the task {DPO} trains on")
         if task == CLASSIFY and loss.chunks != "auto":
-            raise ValueError("chunks are of tokens; they do not apply to images")
+            raise ValueError("chunks apply to tokens, not to images")
         model = info.data.get("model")
         classes = getattr(model, "classes", None)
         if loss.class_weights and classes and len(loss.class_weights) != classes and not isinstance(model, CustomModel):
@@ -168,7 +173,9 @@ class TrainSpec(Block):
     def _is_of_a_model_with_norms(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
         if batch_norm != "global" and model is not None and not isinstance(model, CustomModel | ResNet):
-            raise ValueError(f"is of resnet or a model of yours; train.model.kind = {model.kind} has no batch norm")
+            raise ValueError(
+                f"applies to resnet and your own models; train.model.kind = {model.kind} has no batch norm"
+            )
         return batch_norm
 
     @field_validator("lora")
@@ -176,7 +183,7 @@ class TrainSpec(Block):
     def _has_products(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
         model = info.data.get("model")
         if lora is not None and model is not None and not isinstance(model, Decoder | GPT2):
-            raise ValueError(f"is of a decoder or gpt2, and train.model.kind = {model.kind}")
+            raise ValueError(f"applies to a decoder or gpt2, and train.model.kind = {model.kind}")
         return lora
 
     @field_validator("epochs")
@@ -199,7 +206,7 @@ class TrainSpec(Block):
     @classmethod
     def _is_evaluated(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
         if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
-            raise ValueError("needs evaluations on the way; give eval.every")
+            raise ValueError("needs evaluations during the run; set eval.every")
         return stop_early
 
     @field_validator("profile")
@@ -238,7 +245,7 @@ def on_devices(spec: TrainSpec, devices: int, full: int) -> TrainSpec:
     mesh = mesh_on(spec.mesh, devices, full)
     before, after = _shards(spec.mesh, full), _shards(mesh, devices)
     if spec.batch % after:
-        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {after} devices in place of {before}")
+        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {after} devices instead of {before}")
     part, least = spec.batch // after, -(-spec.accumulate * before // after)
     fitting = (count for count in range(least, part + 1) if part % count == 0)
     if isinstance(spec.model, CustomModel | ResNet):  # batch norm sees a micro-batch: another size is another training

@@ -54,7 +54,7 @@ def test_a_target_that_matches_nothing_is_refused(targets: list[str], says: str)
 @pytest.mark.parametrize(
     ("task", "lora", "says"),
     [
-        (tiny.Digits(), {}, "lora\n.*is of a decoder or gpt2, and train.model.kind = mlp"),
+        (tiny.Digits(), {}, "lora\n.*applies to a decoder or gpt2, and train.model.kind = mlp"),
         (tiny.Pictures(), {}, "train.model.kind = vit"),
         (tiny.Counting(), {"targets": []}, "lora.targets\n.*at least 1 item"),
         (tiny.Counting(), {"rank": 0}, "lora.rank\n.*greater than 0"),

@@ -30,5 +30,5 @@ def test_interpolated_positions_give_the_logits_of_transformers(name: str, image
 def test_an_image_that_the_folder_s_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
     block = {"kind": "vit", "init_from": str(folder(CASE, tmp_path / "hf")), "image": [36, 36]}
     train = spec.TrainSpec.model_validate({"task": "classify", "model": block})
-    with pytest.raises(SpecError, match=r"image = \[36, 36\] is not a height and a width that patch = 8 divides"):
+    with pytest.raises(SpecError, match=r"image = \[36, 36\] is not a height and a width that are multiples"):
         resolved(train)

@@ -260,10 +260,10 @@ def test_a_token_that_the_model_does_not_have_is_said() -> None:
 @pytest.mark.parametrize(
     ("task", "loss", "words"),
     [
-        (DPO, {"z": 1e-4}, "z and smoothing are of a cross-entropy; preferences have dpo.label_smoothing"),
+        (DPO, {"z": 1e-4}, "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing"),
         (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
-        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "label_smoothing is of kind sigmoid"),
-        (specs.LM, {"dpo": {"beta": 0.2}}, "dpo is of preferences, which the task dpo"),
+        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "label_smoothing applies only to kind sigmoid"),
+        (specs.LM, {"dpo": {"beta": 0.2}}, "dpo applies to preferences, which the task dpo"),
     ],
 )
 def test_keys_of_another_loss_are_refused(task: str, loss: dict[str, Any], words: str) -> None:

@@ -110,10 +110,10 @@ def test_a_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
     ("keys", "says"),
     [
         ({"loss": {"focal": 2.0, "smoothing": 0.1}}, "focal = 2 and smoothing = 0.1 are both given"),
-        ({"loss": {"target": "regression", "mixup": 0.2}}, "mixup is of classes, and target is regression"),
-        ({"loss": {"target": "multi_label", "z": 0.1}}, "z is of a softmax"),
+        ({"loss": {"target": "regression", "mixup": 0.2}}, "mixup applies to classes, and target is regression"),
+        ({"loss": {"target": "multi_label", "z": 0.1}}, "z applies to a softmax"),
         ({"loss": {"class_weights": [1.0, 2.0]}}, "class_weights has 2 numbers for model.classes = 10"),
-        ({"task": "lm", "loss": {"focal": 2.0}}, "focal is of images and tables"),
+        ({"task": "lm", "loss": {"focal": 2.0}}, "focal applies to images and tables"),
     ],
 )
 def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:

@@ -160,8 +160,8 @@ def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
     [
         (LM, {}, "format: preference has pairs of texts, which the task dpo trains on"),
         (DPO, {"format": "text"}, "has no pairs of texts, which dpo trains on; give source"),
-        (DPO, {"packing": "none"}, "packing is not of format: preference, whose rows have chosen and rejected"),
-        (DPO, {"field": "chosen"}, "field is not of format: preference"),
+        (DPO, {"packing": "none"}, "packing does not apply to format: preference, whose rows have chosen and rejected"),
+        (DPO, {"field": "chosen"}, "field does not apply to format: preference"),
     ],
 )
 def test_task_and_rows_go_together(task: str, keys: dict[str, Any], words: str) -> None:

@@ -43,14 +43,16 @@ class Jitter(Block):
     ```
     """
 
-    brightness: Weight = Field(0.0, description="of all channels")
-    contrast: Weight = Field(0.0, description="against the image's mean grey")
-    saturation: Weight = Field(0.0, description="against the image in grey")
-    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(0.0, description="turns of the colour circle, either way")
+    brightness: Weight = Field(0.0, description="change of brightness, of all channels")
+    contrast: Weight = Field(0.0, description="change of contrast, relative to the image's mean grey")
+    saturation: Weight = Field(0.0, description="change of saturation, relative to the image in grey")
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(
+        0.0, description="change of hue, in turns of the colour circle in either direction"
+    )
 
 
 class RandAugment(Block):
-    """Operations drawn from fourteen, all of one strength. Cubuk et al. 2020.
+    """Operations drawn from fourteen, all with the same strength. Cubuk et al. 2020.
 
     ```yaml
     train:
@@ -64,8 +66,10 @@ class RandAugment(Block):
     ```
     """
 
-    count: Annotated[int, Field(ge=1, le=14)] = Field(2, description="operations, one after the other")
-    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="their strength, of 30")
+    count: Annotated[int, Field(ge=1, le=14)] = Field(
+        2, description="number of operations, applied one after the other"
+    )
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="strength of the operations, up to 30")
 
 
 class AugMix(Block):
@@ -83,16 +87,18 @@ class AugMix(Block):
     ```
     """
 
-    severity: Annotated[int, Field(ge=1, le=10)] = Field(3, description="strongest operation, of 10")
+    severity: Annotated[int, Field(ge=1, le=10)] = Field(3, description="strength of the strongest operation, up to 10")
     width: Annotated[int, Field(ge=1, le=10)] = Field(3, description="chains")
-    depth: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="operations of a chain; null: 1 to 3")
-    alpha: Rate = Field(1.0, description="of the Dirichlet and Beta distributions that the shares are drawn from")
+    depth: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="operations per chain; null: 1 to 3")
+    alpha: Rate = Field(
+        1.0, description="parameter of the Dirichlet and Beta distributions that the shares are drawn from"
+    )
 
 
 class Augment(Block):
-    """Random changes of the images of training, each a function of the seed and of the example's position in the run.
+    """Random changes of the training images. Each depends only on the seed and the position of the example in the run.
 
-    In this order: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation cuts the middle of each image.
+    The order is: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation uses the middle of each image.
 
     ```yaml
     train:
@@ -109,20 +115,21 @@ class Augment(Block):
         None, description="a recipe by name; keys given here override it; default none"
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="random-resized crop: least and most share of the area; null: the middle in its proportions"
+        None, description="random-resized crop: smallest and largest share of the area; null: the middle of the image"
     )
     ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
-        [3 / 4, 4 / 3], description="of a crop: least and most width / height"
+        [3 / 4, 4 / 3], description="smallest and largest width / height of a crop"
     )
-    shift: Natural = Field(0, description="pixels that the image is shifted by at most, black behind it")
+    shift: Natural = Field(0, description="largest shift of the image in pixels; the free area is black")
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
-    jitter: Jitter | None = Field(None, description="colours; default unchanged")
-    randaugment: RandAugment | None = Field(None, description="operations of one strength; default none")
+    jitter: Jitter | None = Field(None, description="random changes of the colours; default unchanged")
+    randaugment: RandAugment | None = Field(None, description="random operations of equal strength; default none")
     augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
     erase: Probability = Field(0.0, description="probability that a rectangle is filled with the image's mean colour")
     eval_crop: Share = Field(
-        1.0, description="of an evaluation: the side of the middle that is seen; 0.875: 224 of 256"
+        1.0,
+        description="in an evaluation: the share of each side that is used, from the middle; 0.875: 224 of 256",
     )
 
     @model_validator(mode="before")
@@ -136,7 +143,9 @@ class Augment(Block):
     def _is_in_order(self) -> Augment:
         for key, pair in (("crop", self.crop), ("ratio", self.ratio)):
             if pair is not None and pair[0] > pair[1]:
-                raise ValueError(f"{key} = {pair} begins above its end; write the smaller number first")
+                raise ValueError(
+                    f"{key} = {pair}: the first number is larger than the second; write the smaller number first"
+                )
         if self.crop is not None and self.shift:
             raise ValueError(f"crop and shift = {self.shift} are both given; keep one")
         return self

@@ -11,12 +11,14 @@ from jaxlaunch.trainer.spec.presets import Layered, Published
 
 
 class OfImages(Published):
-    """What the published models of images have in common."""
+    """Keys that the published models of images have in common."""
 
     channels: Many = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
     classes: Ids = Field(10, description="labels are 0 to classes - 1")
     new_head: bool = Field(
-        False, description="with init_from: draw the last layer at random, for classes of your own, and read the rest"
+        False,
+        description="with init_from: initialize the last layer at random, for your own classes, and read the other "
+        "layers",
     )
     pixel_mean: list[float] | None = Field(
         None, description="mean of each channel, subtracted from the pixels; null: each image is standardized by itself"
@@ -28,14 +30,14 @@ class OfImages(Published):
     @model_validator(mode="after")
     def _has_pixels(self) -> OfImages:
         if self.new_head and self.init_from is None:
-            raise ValueError("new_head is of init_from; without it every layer is drawn at random")
+            raise ValueError("new_head applies to init_from; without it, every layer is initialized at random")
         if self.is_partial:
             return self
         if (self.pixel_mean is None) != (self.pixel_std is None):
             raise ValueError("pixel_mean and pixel_std go together")
         for key, values in (("pixel_mean", self.pixel_mean), ("pixel_std", self.pixel_std)):
             if values is not None and len(values) != self.channels:
-                raise ValueError(f"{key} = {values} is not one number for each of channels = {self.channels}")
+                raise ValueError(f"{key} = {values} does not have one number for each of channels = {self.channels}")
         return self
 
 
@@ -59,8 +61,8 @@ class ViT(OfImages, Layered):
     hidden: Wide | None = Field(None, description="units of the MLP; default 4 × width")
     image: list[Many] = Field(
         [32, 32],
-        description="height and width of an image; both a multiple of patch; where they differ from those of "
-        "init_from, its positions are interpolated",
+        description="height and width of an image, both multiples of patch; if they differ from those of init_from, "
+        "its positions are interpolated",
     )
     patch: Many = Field(4, description="height and width of a patch")
     pool: Literal["cls", "mean"] = Field(
@@ -78,7 +80,9 @@ class ViT(OfImages, Layered):
             return self
         check_heads(self.width, self.heads)
         if len(self.image) != 2 or any(side % self.patch for side in self.image):
-            raise ValueError(f"image = {self.image} is not a height and a width that patch = {self.patch} divides")
+            raise ValueError(
+                f"image = {self.image} is not a height and a width that are multiples of patch = {self.patch}"
+            )
         return self
 
     @property
@@ -111,12 +115,12 @@ class Staged(OfImages):
     @model_validator(mode="after")
     def _has_stages(self) -> Staged:
         if not self.is_partial and len(self.depths) != len(self.widths):
-            raise ValueError(f"depths = {self.depths} and widths = {self.widths} are not of equally many stages")
+            raise ValueError(f"depths = {self.depths} and widths = {self.widths} have different numbers of stages")
         return self
 
 
 class ResNet(Staged):
-    """A residual network with batch normalization, for images of any size: ResNet 18 to 152, as PyTorch has it (v1.5).
+    """A residual network with batch normalization, for images of any size: ResNet 18 to 152, PyTorch's variant (v1.5).
 
     ```yaml
     train:
@@ -135,14 +139,16 @@ class ResNet(Staged):
     )
     stem: Literal["imagenet", "small"] = Field(
         "imagenet",
-        description="before the stages: 7 × 7 with stride 2 and pooling; small: 3 × 3 with stride 1, for images of "
-        "32 pixels, which Hugging Face has no form of",
+        description="layers before the stages: 7 × 7 with stride 2 and pooling; small: 3 × 3 with stride 1, for images "
+        "of 32 pixels, which cannot be exported to Hugging Face",
     )
     stem_width: Many = Field(64, description="channels before the stages")
     norm_eps: Rate = Field(1e-5, description="added to the variance in batch normalization")
-    momentum: Fraction = Field(0.1, description="of the running statistics: the share that a batch replaces")
+    momentum: Fraction = Field(0.1, description="share of the running statistics that a batch replaces")
     running_variance: Literal["unbiased", "biased"] = Field(
-        "unbiased", description="unbiased: of a batch's variance × n / (n - 1), as PyTorch keeps it; biased: as Flax"
+        "unbiased",
+        description="running variance. unbiased: the variance of a batch × n / (n - 1), as in PyTorch; biased: as in "
+        "Flax",
     )
 
     @model_validator(mode="after")
@@ -158,7 +164,7 @@ class ConvNeXt(Staged):
     ```yaml
     train:
       task: classify
-      model: {preset: convnext-tiny, classes: 10, drop_path: 0.1}  # stochastic depth, as it was published
+      model: {preset: convnext-tiny, classes: 10, drop_path: 0.1}  # stochastic depth, as published
     ```
     """
 
@@ -168,9 +174,9 @@ class ConvNeXt(Staged):
     )
     depths: Stages = Field([3, 3, 9, 3], description="blocks of each stage")
     widths: Stages = Field([96, 192, 384, 768], description="channels of each stage")
-    patch: Many = Field(4, description="height and width of a patch, which the first convolution makes one pixel of")
+    patch: Many = Field(4, description="height and width of a patch, which the first convolution turns into one pixel")
     layer_scale: Annotated[float, Field(gt=0.0)] = Field(
-        1e-6, description="initial weights that each block's output is multiplied by, channel by channel"
+        1e-6, description="initial factors of each block's output, one per channel"
     )
     norm_eps: Rate = Field(1e-12, description="added to the variance in the last LayerNorm; it is 1e-6 in the others")
     drop_path: Fraction = Field(

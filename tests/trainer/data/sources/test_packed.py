@@ -165,11 +165,11 @@ def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"apart": True}, "apart is of one stream of bytes"),
-        ({"bigram": True}, "bigram is of one stream of bytes"),
-        ({"tokenizer": "bytes", "eval_path": "x"}, "eval_path is of documents; give packing"),
-        ({"tokenizer": "http://a/b"}, "is http://a/b, which cannot be read: folders, gs:// and s3:// can"),
-        ({"data_dir": "gs://team-a/b"}, "is not a folder, which is needed to prepare data in"),
+        ({"apart": True}, "apart applies to one stream of bytes"),
+        ({"bigram": True}, "bigram applies to one stream of bytes"),
+        ({"tokenizer": "bytes", "eval_path": "x"}, "eval_path applies to documents; set packing"),
+        ({"tokenizer": "http://a/b"}, "is http://a/b, which cannot be read: only folders, gs:// and s3:// can"),
+        ({"data_dir": "gs://team-a/b"}, "is not a folder, and data can only be prepared in a folder"),
         ({"packing": "best"}, "Input should be 'concat', 'first-fit' or 'none'"),
     ],
 )
