@@ -269,7 +269,7 @@ def test_some_of_it_is_found_on_the_page_of_errors(said: dict[str, dict[str, Any
 
 
 # What the newest start writes, whatever comes of it.
-OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl"}
+OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl", "ranks.json"}
 
 
 @pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])

@@ -170,7 +170,8 @@ def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     """How one training ends."""
     run = None
     try:
-        read, task = read_spec({contract.TRAIN_SPEC: json.dumps({k: v for k, v in spec.items() if v is not None})})
+        keys = {key: value for key, value in spec.items() if value is not None or key == "compile_cache"}
+        read, task = read_spec({contract.TRAIN_SPEC: json.dumps(keys)})
         run = loop_of(read, task, Place(run_dir=folder), stop, Progress(None))
         run.run()
         return {"code": 0, "says": "it trained", "traceback": False}
