@@ -32,6 +32,8 @@ def beneath(folder: Path) -> Callable[[str, int], int]:
     """
 
     def opened(path: str, flags: int) -> int:
+        if os.path.dirname(path) == str(folder):
+            return opener(path, flags | os.O_NOFOLLOW)
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             *between, name = Path(path).relative_to(folder).parts

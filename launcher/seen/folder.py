@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import functools
 import json
 import os
+import pwd
 import re
 import time
 from collections.abc import Iterator
@@ -116,9 +118,13 @@ def _steps(folder: Path) -> int | None:
 
 
 def _owner(folder: Path) -> str:
-    import pwd
-
     try:
-        return pwd.getpwuid(folder.stat().st_uid).pw_name
+        return _user(folder.stat().st_uid)
     except (OSError, KeyError):
         return ""
+
+
+@functools.cache
+def _user(uid: int) -> str:
+    """The name of a user. Raises KeyError where there is none."""
+    return pwd.getpwuid(uid).pw_name
