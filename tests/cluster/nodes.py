@@ -72,12 +72,17 @@ def tainted(access: Access, name: str, key: str, pods: Collection[str]) -> Itera
 @contextmanager
 def offering(access: Access, name: str, resource: str, count: int) -> Iterator[None]:
     """The node has so many of a resource of which nobody else knows."""
-    path = f"/api/v1/nodes/{name}/status"
-    access.api.merge(path, {"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}})
+    offer(access, name, resource, count)
     try:
         yield
     finally:
-        access.api.merge(path, {"status": {kind: {resource: None} for kind in ("capacity", "allocatable")}})
+        offer(access, name, resource, None)
+
+
+def offer(access: Access, name: str, resource: str, count: int | None) -> None:
+    """From now on the node has so many of this resource; None: it knows none of it."""
+    given = {resource: None if count is None else str(count)}
+    access.api.merge(f"/api/v1/nodes/{name}/status", {"status": {"capacity": given, "allocatable": given}})
 
 
 def evict(access: Access, namespace: str, pod: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import Any
 
@@ -10,10 +11,11 @@ from jaxlaunch.trainer.tasks.classify import Classify
 
 
 class Held(Classify):
-    """Classify on a source that can be held."""
+    """Classify on a source that can be held; a process says in which pod it reads it."""
 
     def source(self, spec: Any, split: Any) -> Any:
         source = super().source(spec, split)
+        print("reads on", socket.gethostname(), flush=True)
         return Source(source) if split == "train" else source
 
 
