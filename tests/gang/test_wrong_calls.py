@@ -130,7 +130,7 @@ SAID: dict[str, tuple[int, str]] = {
     "a dataset that raises": (65, "cannot be built: KeyError: 'no such share'"),
     "a dataset with arguments it does not take": (65, "with args path cannot be built"),
     "items of three": (65, "not tuple of 3"),
-    "items of two shapes": (65, "the first (8, 8); pad to one shape"),
+    "items of two shapes": (65, "pad to one shape"),
     "items of text": (65, "must return numbers"),
     "text that no file matches": (65, "data.path 'nowhere/*.txt' matches no file"),
     "text files that are empty": (65, "every file that matches is empty"),

@@ -185,6 +185,21 @@ def test_a_bucket_has_a_name_that_its_store_allows(bucket: str) -> None:
         assert TrainSpec(task="a:B", checkpoint={"path": kept}).checkpoint.path == kept
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"source": "mixture", "parts": {"a": {"weight": 1, "source": "images", "path": "x"}}},
+            "holds a with source = images, and a mixture is of text alone",
+        ),
+        ({"source": "images", "path": "x", "augment": "imagenet-vitt"}, "is not one of imagenet-resnet, imagenet-vit"),
+        ({"source": "images", "path": "x", "classes": []}, "names no class"),
+    ],
+)
+def test_what_a_data_block_cannot_be_is_said_with_what_it_can(data: dict[str, Any], message: str) -> None:
+    assert message in "".join(faults(data=data).values())
+
+
 @pytest.mark.parametrize("path", ["http://host/x", "gs://", ""])
 def test_weights_to_start_from_are_in_a_folder_or_a_bucket(path: str) -> None:
     assert TrainSpec(task="a:B", model={"init_from": "gs://team-b/x"}).model.init_from == "gs://team-b/x"

@@ -152,6 +152,7 @@ class Examples:
             shape, dtype = self.forms[key]
             if value.shape != shape:
                 hint = "pad to one shape in the task's example()"
+                hint = f"set data.size of a source of images, or {hint}" if key == "image" else hint
                 raise self._fault(index, f"{key} {value.shape}, the first {shape}; {hint}")
             if value.dtype != dtype:
                 raise self._fault(index, f"{key} of {value.dtype}, the first of {dtype}")

@@ -294,6 +294,17 @@ class Mixture(Source):
         None, description="folder of prepared rows; default in the user's cache folder"
     )
 
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _are_text(cls, parts: Any) -> Any:
+        for name, part in parts.items() if isinstance(parts, dict) else ():
+            if isinstance(part, dict) and part.get("source", "text") != "text":
+                raise ValueError(
+                    f"holds {name} with source = {part['source']}, and a mixture is of text alone, whose rows have one "
+                    "length and vocabulary; name all files of one data block in its path, which takes a list"
+                )
+        return parts
+
     @field_validator("parts")
     @classmethod
     def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
@@ -319,17 +330,16 @@ class Mixture(Source):
 
 
 def _different(classes: list[str | int] | None) -> list[str | int] | None:
-    """Raises ValueError for a class that is named twice."""
+    """Raises ValueError for a class that is named twice, and for none."""
+    if classes == []:
+        raise ValueError("names no class; leave it out to take those that the data have")
     for twice in classes or []:
         if (classes or []).count(twice) > 1:
             raise ValueError(f"contains {twice!r} twice; name each class once")
     return classes
 
 
-_Classes = Annotated[
-    Annotated[list[str | int], Field(min_length=1)] | None,
-    AfterValidator(_different),
-]
+_Classes = Annotated[list[str | int] | None, AfterValidator(_different)]
 _Readable = Annotated[str | list[str], AfterValidator(_readable)]
 _EvalPath = Annotated[  # beside files whose names may say of which split they are
     str | list[str] | None,

@@ -218,6 +218,11 @@ class Classify:
 
     def _check_image(self, spec: TrainSpec, config: specs.OfImages) -> None:
         shape, channels = self._image_shape(spec), config.channels
+        if len(shape) < 2:
+            raise SpecError(
+                f"train.model.kind = {config.kind} takes images, and train.data holds rows of "
+                f"{shape[0]} features; use mlp"
+            )
         size = tuple(config.image) if isinstance(config, specs.ViT) else shape[:2]
         if shape != (*size, channels) and (*shape, 1) != (*size, channels):
             of_size = f"image = {config.image} and " if isinstance(config, specs.ViT) else ""

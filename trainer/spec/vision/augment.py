@@ -152,5 +152,7 @@ class Augment(Block):
 
 
 def named(augment: Any) -> Any:
-    """An augment block that is the name of a recipe alone, as a block."""
+    """An augment block that is the name of a recipe alone, as a block. Raises ValueError for another name."""
+    if isinstance(augment, str) and augment not in PRESETS:
+        raise ValueError(f"is not one of {', '.join(PRESETS)}")
     return {"preset": augment} if isinstance(augment, str) else augment

@@ -79,6 +79,7 @@ def _check_empty(found: Found, classes: set[str], depth: int) -> None:
 def _of_lists(data: Images, found: Found, classes: Classes) -> Index:
     names: list[str] = []
     raw: list[Label] = []
+    of_name: dict[str, Label] = {}
     for path in (joined(found.root, name) for name in found.names):
         column = None
         for number, row in rows(path):
@@ -93,6 +94,12 @@ def _of_lists(data: Images, found: Found, classes: Classes) -> Index:
                 raise DataError(f"{shown(path)}, row {number}: its {column[1]!r} is not a label, but {label!r}")
             names.append(name if name.startswith("/") or "://" in name else joined(os.path.dirname(path), name))
             raw.append(labels.whole(label))
+            where = f"{shown(path)}, row {number}"
+            if (other := of_name.setdefault(names[-1], raw[-1])) != raw[-1]:
+                raise DataError(f"{where}: {shown(name)} is of class {raw[-1]!r}, and of {other!r} above; keep one")
+            if data.on_broken == "stop" and not remote.is_remote(names[-1]) and not os.path.isfile(names[-1]):
+                what = "is a folder" if os.path.isdir(names[-1]) else "is not there"
+                raise DataError(f"{where}: the file {shown(names[-1])} {what}; fix or remove the row")
         if column is None:
             raise DataError(f"{shown(path)} has no rows")
     if not all(isinstance(label, int) for label in raw):

@@ -112,8 +112,10 @@ def joined(root: str, name: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as it can be printed: names need not be UTF-8."""
-    return path.encode(errors="backslashreplace").decode() if not path.isprintable() else path
+    """A path as it can be printed, on one line: names need not be UTF-8."""
+    if path.isprintable():
+        return path
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in path)
 
 
 def of_files(

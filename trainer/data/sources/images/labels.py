@@ -40,7 +40,8 @@ def numbered(
 
 def whole(label: Label) -> Label:
     """A label that is a whole number by its digits, as that number."""
-    return int(label) if isinstance(label, str) and label.isascii() and label.isdecimal() and len(label) < 10 else label
+    digits = label.removeprefix("-") if isinstance(label, str) else ""
+    return int(label) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else label
 
 
 def check_case(classes: Sequence[str], where: str) -> None:

@@ -33,6 +33,8 @@ def source(data: Images, split: Split) -> Pictures | None:
         patterns, key = (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
         part: Split = "eval" if data.eval_path is None else "train"
         held_out = indexed(data, patterns, part, key, data.classes or whole.classes or None)
+        if data.eval_path not in (None, data.path):
+            _check_apart(whole, held_out)
         return Pictures(data, split, held_out) if len(held_out) or data.eval_path is not None else None
     if not data.eval_split:
         return None
@@ -57,6 +59,18 @@ def indexed(data: Images, patterns: str | list[str], split: Split, key: str, cla
         return whole if data.on_broken == "stop" else scan.without_broken(whole, data.channels, key)
 
     return index.kept(described, lambda: listing.marked(absolute, key), made)
+
+
+def _check_apart(trained: Index, evaluated: Index) -> None:
+    """Raises DataError for an image file that is both trained on and evaluated: the accuracy would be too good."""
+    if trained.file_N is None and evaluated.file_N is None:
+        of_training = {trained.file(number) for number in range(len(trained))}
+        both = [name for number in range(len(evaluated)) if (name := evaluated.file(number)) in of_training]
+        if both:
+            raise DataError(
+                f"data.path and data.eval_path both name {index.shown(both[0])}, one of {len(both)} images of the "
+                f"{len(evaluated)} that are evaluated; take them out of one, or set both to the same path"
+            )
 
 
 def transform(data: Images, split: Split) -> Transform:

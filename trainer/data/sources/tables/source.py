@@ -46,11 +46,20 @@ class Scale(NamedTuple):
 
     def within(self, label: Any) -> Any:
         """Labels as the model has them."""
-        return (label - self.mean) / self.deviation
+        mean, deviation = self._as(label)
+        return (label - mean) / deviation
 
     def outside(self, found: Any) -> Any:
         """What the model has found, in the unit of the labels."""
-        return found * self.deviation + self.mean
+        mean, deviation = self._as(found)
+        return found * deviation + mean
+
+    def _as(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Mean and deviation with as many axes as numbers [B, K]: a run refuses arrays of different ranks."""
+        if self.mean.ndim == 0:
+            return self.mean, self.deviation
+        shape = (1,) * (numbers.ndim - 1) + (-1,)
+        return self.mean.reshape(shape), self.deviation.reshape(shape)
 
 
 class Rows:
@@ -225,7 +234,7 @@ def _label_numbers(table: Columns, name: str, target: Target) -> npt.NDArray[np.
 def _labels_of(data: Table, table: Columns) -> list[str]:
     asked = [data.label] if isinstance(data.label, str) else data.label
     if asked is None:
-        asked = [name for name in build.LABEL if name in table.values][:1]
+        asked = [name for name in build.LABEL if name in table.values or name in table.unusable][:1]
         if not asked:
             having = labels.listed([*table.values])
             raise DataError(

@@ -105,6 +105,13 @@ def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_
         read(tmp_path / "set", "eval")
 
 
+def test_an_image_that_is_trained_on_and_evaluated_is_named(tmp_path) -> None:
+    folder = made_images.folders(tmp_path / "set")
+    with pytest.raises(DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"):
+        read(folder, "eval", eval_path=f"{folder}/cat/*.png")
+    assert len(read(folder, "eval", eval_path=str(folder))) == 8  # who wants to evaluate the training's
+
+
 def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
     folder = made_images.folders(tmp_path / "set")
     (folder / "cat" / "0.png").write_bytes(made_images.encoded("cat", 0)[:200])
@@ -144,13 +151,22 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
     assert np.abs(whole.astype(int) - np.asarray(tall)[320:384, :48]).max() < 12
 
 
+def of_list(rows: str):
+    """Writes a list of these rows."""
+    return lambda root: (root / "a.csv").write_text(f"path,label\n{rows}\n")
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda root: (root / "cow").mkdir(), "the folder 'cow' has no image"),
         (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ in case"),
         (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is in no folder of a class"),
-        (lambda root: (root / "a.csv").write_text("path,label\na.png,0\nb.png,2\n"), "up to 2, without 1"),
+        (of_list("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
+        (of_list("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
+        (of_list("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
+        (of_list("cat,cat"), r"row 1: the file .*/cat is a folder"),
+        (of_list("cat/0.png,cat\ncat/0.png,dog"), "row 2: cat/0.png is of class 'dog', and of 'cat' above"),
         (lambda root: (root / "a.csv").write_text("path,label\na.png,0,3\n"), "row 1: 3 values, and the header has 2"),
         (lambda root: (root / "a.csv").write_text("path,label\n,0\n"), "row 1: its 'path' names no file"),
         (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),

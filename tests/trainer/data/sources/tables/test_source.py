@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow
 import pytest
@@ -119,3 +121,20 @@ def test_an_odd_table_is_read_right_or_named(odd: Odd, tmp_path: Path) -> None:
     found = np.concatenate([each for each in columns if each is not None], axis=1)
     np.testing.assert_allclose(found, odd.good)
     assert len(opened(path, label="y")) == len(odd.good)
+
+
+def test_several_numbers_are_scaled_where_arrays_of_different_ranks_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,x,y\n1,10,2\n2,20,4\n3,60,9\n")
+    scale = opened(tmp_path / "t.csv", target="regression", label=["x", "y"]).scale
+    assert scale is not None
+    with jax.numpy_rank_promotion("raise"):
+        label_BK = jnp.array([[10.0, 2.0], [60.0, 9.0]])
+        within_BK = scale.within(label_BK)
+        np.testing.assert_allclose(within_BK[0], [-20 / scale.deviation[0], -3 / scale.deviation[1]], rtol=1e-6)
+        np.testing.assert_allclose(scale.outside(within_BK), label_BK, rtol=1e-6)
+
+
+def test_a_label_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("a,label\n1,\u00e9\n2,x\n".encode("latin-1"))
+    with pytest.raises(DataError, match="its column 'label' is not UTF-8 in row 1"):
+        opened(tmp_path / "t.csv")
