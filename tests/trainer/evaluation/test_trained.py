@@ -85,9 +85,19 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
         assert program.main() == 0
         return json.loads(capsys.readouterr().out)
 
+    opened: list[evaluated.TaskModel] = []
+    evaluation = evaluated.TaskModel._evaluation
+
+    def counted(model: evaluated.TaskModel, data: Mapping[str, Any] | None) -> Any:
+        """The evaluation, whose source is opened."""
+        opened.append(model)
+        return evaluation(model, data)
+
+    monkeypatch.setattr(evaluated.TaskModel, "_evaluation", counted)
     monkeypatch.setattr(trainer_process, "run", here)
     found = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
     wanted = logged(run)
+    assert len(opened) == 1
     assert (found["step"], found["examples"]) == (2, wanted.pop("examples")) and wanted["loss"] > 0
     assert found["metrics"] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
