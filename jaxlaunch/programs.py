@@ -65,11 +65,11 @@ class Sample:
     folder: str
     prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
     ids: tuple[str, ...] = _option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
-    chat: bool = _option(False, "Talk with the model through its chat template; Ctrl-D ends the conversation.")
+    chat: bool = _option(False, "Chat with the model through its chat template; Ctrl-D ends the conversation.")
     system: str | None = _option(None, "The system message of --chat.", "TEXT")
-    n: int | None = _option(None, "Samples of each prompt. [default: 1]", "N", type=int, least=1)
+    n: int | None = _option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
     max_tokens: int | None = _option(
-        None, "Tokens of a sample. [default: 128, 512 with --chat]", "N", type=int, least=1
+        None, "Largest number of tokens of a sample. [default: 128, 512 with --chat]", "N", type=int, least=1
     )
     temperature: float | None = _option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
     top_p: float | None = _option(
@@ -82,7 +82,7 @@ class Sample:
     beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
     seed: int | None = _option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
     step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Take the moving average instead of the weights.")
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
     precision: Literal["fp32", "tf32", "bf16"] | None = _option(
         None, "Numeric precision. [default: the training's, or fp32]", choices=("fp32", "tf32", "bf16")
     )
@@ -99,7 +99,7 @@ class Evaluate:
 
     folder: str
     step: Step | None = _option(None, "The step to evaluate. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Take the moving average instead of the weights.")
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ class Predict:
     output: str | None = _option(
         None, "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]", "FILE", short="-o"
     )
-    top: int = _option(1, "Labels of each, with their probabilities. [default: 1]", "K", type=int, least=1)
-    skip_broken: bool = _option(False, "Leave out what cannot be read, and say what it was.")
+    top: int = _option(1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1)
+    skip_broken: bool = _option(False, "Leave out files and rows that cannot be read, and list them.")
     step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Take the moving average instead of the weights.")
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,9 @@ class Export:
     step: Step | None = _option(None, "The step to export. [default: the newest]", "N|best", type=step)
     ema: bool = _option(False, "Export the moving average instead of the weights.")
     merged: bool = _option(False, "Export the model with the adapters merged into it.")
-    base: str | None = _option(None, "That model's folder or URL. [default: the training's model.init_from]", "DIR")
+    base: str | None = _option(
+        None, "The folder or URL of the base model. [default: the training's model.init_from]", "DIR"
+    )
 
 
 Asked = TypeVar("Asked", Sample, Evaluate, Predict, Export)

@@ -18,7 +18,12 @@ _LOSSES = ("eval/loss", "loss")
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, shell_complete=completions.runs)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric to compare. [default: the loss]")
-@click.option("--at", type=click.Choice(["step", "hour", "examples"]), default="step", help="The axis. [default: step]")
+@click.option(
+    "--at",
+    type=click.Choice(["step", "hour", "examples"]),
+    default="step",
+    help="The axis of the curves. [default: step]",
+)
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="Also write a page, one HTML file.")
 @click.option("--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write pictures, as SVG and PNG.")
 def compare_command(
@@ -27,7 +32,7 @@ def compare_command(
     """Compare RUNS: what differs in their jobs, and their curves.
 
     Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for all of its runs.
-    Hours are those in which a run had processes or waited for them, not those between two starts.
+    Hours are the time in which a run had processes or waited for them, without the time between two starts.
     """
     from jaxlaunch.launcher.seen import compare, page, plot
     from jaxlaunch.launcher.seen.run import Followed

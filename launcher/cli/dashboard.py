@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def dashboard_command(folder: Path | None, namespace: str | None, context: str | None, port: int) -> None:
     """Serve the pages of all runs of FOLDER while they train.
 
-    FOLDER holds run folders; it is runs/ by default. With -n or --context the table has the jobs of a cluster too, read
-    with your own rights. The server listens on this machine alone, and answers only at the address that it prints.
-    Ctrl-C ends it.
+    FOLDER contains run folders; the default is runs/. With -n or --context the table also has the jobs of a cluster,
+    read with your own rights. The server listens only on this machine, and answers only at the address that it
+    prints. Ctrl-C ends it.
     """
     from jaxlaunch.launcher.seen.server import Runs, Server
 

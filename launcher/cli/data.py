@@ -32,9 +32,8 @@ Found = Mapping[str, Any]
 def data_command(path: str, label: str | None, pictures: Path | None, form: str) -> None:
     """Show what is in PATH, and the data block that reads it.
 
-    PATH holds images or a table: a folder, a file or a pattern, here or in gs:// or s3://. All of it is read: how many
-    examples there are of which classes and splits, sizes, types and missing values, files that are broken and files
-    that are there twice.
+    PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of it is read. The
+    output has the number of examples by class and split, sizes, types, missing values, broken files and duplicates.
     """
     trainer_process.require("launcher data")
     asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}

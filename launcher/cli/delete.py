@@ -20,7 +20,7 @@ _MARGIN_S = 120.0  # after the pods' grace period
 @click.command("delete")
 @click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
 @options.place()
-@click.option("-y", "--yes", is_flag=True, help="Delete a job that has not ended without confirmation.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
 def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
     """Delete job JOB_NAME.

@@ -55,9 +55,9 @@ def doctor_command(
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
 
-    Each finding says what, why and how to fix it. Nothing is written: what is created, is created with dryRun=All.
-    What your permissions do not let it read is `unknown`. The exit code is 2 when you can fix all that fails, 3 when
-    the cluster administrator must fix some of it.
+    Each finding says what is wrong, why, and how to fix it. Nothing is written: objects are created with dryRun=All.
+    A check that needs rights which you do not have is `unknown`. The exit code is 2 if you can fix everything that
+    fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.say)
     given = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}

@@ -29,14 +29,15 @@ MOST = 5  # confused pairs, and worst examples
 def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str) -> None:
     """Evaluate a checkpoint of RUN on its held-out data.
 
-    RUN is the name of a run on this machine, or its folder. The metrics are those that its training logs: task, model,
-    precision and held-out examples are the job's, each example counts once. --data eval_split='test[:50%]', or
-    --data eval_path=/other/*.array_record, evaluates on other examples. Uses the devices that JAX finds, those of a CPU
-    job on the CPU alone; of another number than the training's, they split the batch.
+    RUN is the name of a run on this machine, or its folder. The metrics are those that its training logs: task,
+    model, precision and held-out examples are those of the job, and each example counts once. --data
+    eval_split='test[:50%]', or --data eval_path=/other/*.array_record, evaluates on other examples. The command uses
+    the devices that JAX finds, and for a CPU job only the CPU; if their number differs from the training's, they
+    split the batch.
 
-    Of a classification it also shows precision, recall and F1 of each class, how often classes are confused, the
-    expected calibration error (15 bins), and the examples with the largest loss, by their files. -o json has all
-    of it, and so has classification.json in the run folder.
+    For a classification it also shows precision, recall and F1 of each class, how often classes are confused, the
+    expected calibration error (15 bins), and the files of the examples with the largest loss. -o json has all of
+    this, and so has classification.json in the run folder.
     """
     trainer_process.require("launcher eval")
     if best and step not in (None, programs.BEST):

@@ -22,8 +22,8 @@ UNKNOWN = 2  # exit code: there is no job of that name
 def explain_command(name: str, namespace: str | None, context: str | None, where: str | None, form: str | None) -> int:
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
-    The first line names the situation; below are the evidence for it and what to do. A run on this machine is given by
-    its name, below runs/, or by its folder.
+    The first line names the situation; below it are the evidence and what to do. Give a run on this machine by its name
+    below runs/, or by its folder.
     """
     if (run := whose.run_here(name, namespace, context, where)) is not None:
         answer = explained.explain(run, live(run))

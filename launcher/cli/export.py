@@ -19,10 +19,10 @@ from jaxlaunch.launcher.wording import count
 def export_command(run: str, **given: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
-    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. DIR gets config.json and
-    safetensors, all or none, from which `transformers` and `train.model.init_from` load the model. The
+    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The command writes
+    config.json and safetensors to DIR, all or none; `transformers` and `train.model.init_from` can load them. The
     checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
-    Adapters (train.lora) are written as peft's folder: adapter_config.json and adapter_model.safetensors.
+    Adapters (train.lora) are written as a peft folder: adapter_config.json and adapter_model.safetensors.
     """
     trainer_process.require("launcher export")
     asked = programs.Export(folder=trained.checkpoints(run), **given)

@@ -26,7 +26,7 @@ KINDS = ("classify", "lm", "own", "command")
 def init(name: str | None, kind: str) -> None:
     """Write a starter job.yaml.
 
-    It trains on CPU, without a network. With NAME the job is called that, and its file NAME.yaml. The kinds own and
+    The job trains on CPU, without a network. NAME is the name of the job, and its file is NAME.yaml. The kinds own and
     command also write the code, NAME.py.
     """
     name = None if name is None else name.removesuffix(".yaml").removesuffix(".yml")

@@ -34,15 +34,15 @@ def list_command(
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
-    The runs are those below FOLDER, by default runs/, or those of the sweep of that name. With -n, -A, --context or
-    --cluster only the cluster's jobs are listed, with a FOLDER or --local only the runs.
+    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. With -n, -A, --context or
+    --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
     if (sweep := run_folders.find_sweep(str(folder))) is not None and Table(sweep).of.get("cluster") is not None:
         return _show_sweep(Table(sweep), form)
     folder, is_given = sweep or folder, folder != run_folders.HOME
     asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (where == "local" or is_given):
-        raise UserError("A folder and --local are of this machine; -n, -A, --context and --cluster are of a cluster.")
+        raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
     here = [] if asks_cluster else [here_status.status_of(run, here_status.live(run)) for run in found.runs_in(folder)]
     jobs, nothing, failed = (
         _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)

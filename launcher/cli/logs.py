@@ -43,7 +43,7 @@ HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the gene
 @click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last lines of each host.")
 @options.from_volume
-@click.option("-o", "--output", type=click.Choice(["json"]), help="One JSON object a line.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print one JSON object per line.")
 def logs_command(
     name: str,
     namespace: str | None,
@@ -60,10 +60,10 @@ def logs_command(
 ) -> int:
     """Print the logs of job JOB_NAME, or of a run here.
 
-    In order of time, each line after its rank; the job's result first when there is one.
+    Lines are printed in order of time, each after its rank; the job's result comes first if there is one.
 
-    Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 when no log could be
-    read. Those of a run, which is given by its name below runs/ or by its folder, come rank by rank.
+    Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 if no log could be
+    read. The logs of a run, which is given by its name below runs/ or by its folder, are printed rank by rank.
     """
     since_s = options.seconds("--since", since)
     asked, window = logs.select(rank, pattern), Window(None if since_s is None else int(since_s), tail)
@@ -127,7 +127,7 @@ def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool
 def _require_pods(seen: Snapshot, is_growing: bool) -> None:
     """Raises ClusterError when the pods are not known; following reads them again when the server is well."""
     if "pods" in (seen.forbidden if is_growing else seen.not_read):
-        raise ClusterError(f"Which logs there are is unknown: {'; '.join(seen.unread)}")
+        raise ClusterError(f"It is not known which logs exist: {'; '.join(seen.unread)}")
 
 
 def _usual(seen: Snapshot, asked: Select) -> Select:

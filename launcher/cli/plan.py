@@ -29,12 +29,12 @@ NO_FIT = 2  # the training does not fit, and the user can change it
 @click.command("plan")
 @options.job
 @options.defaults("none")
-@click.option("--cluster", "for_cluster", is_flag=True, help="Refuse a job that only runs here, not on a cluster.")
+@click.option("--cluster", "for_cluster", is_flag=True, help="Reject a job that can only run here, not on a cluster.")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option(
-    "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which need not be here."
+    "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which are not needed here."
 )
-@click.option("--price", type=float, metavar="PER-HOUR", help="With --compile: what one chip or GPU costs an hour.")
+@click.option("--price", type=float, metavar="PER-HOUR", help="With --compile: the price of one chip or GPU per hour.")
 @options.form("text", "json", "yaml")
 def plan_command(
     job_file: Path,
@@ -48,12 +48,12 @@ def plan_command(
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
-    Devices, mesh, bytes of each device, what the cluster will be asked for, the Pod Security level that results, and
-    who can connect to the pods. Does not contact a cluster. What a job lacks only for a cluster, such as an image, is
-    a note; with --cluster it is an error.
+    The output has the devices, the mesh, the bytes of each device, the requests to the cluster, the Pod Security level
+    that results, and who can connect to the pods. The command does not contact a cluster. If something is missing that
+    only a cluster needs, such as an image, this is a note, or an error with --cluster.
     The bytes come from tracing the trainer here on virtual devices; nothing is allocated. With --compile the compiler
-    of the job's TPUs or GPUs compiles the train and the eval step as well, without the device.
-    The exit code is 2 where the training cannot fit.
+    of the job's TPUs or GPUs also compiles the train step and the eval step, without the device.
+    The exit code is 2 if the training cannot fit.
     """
     known = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides, output.say)

@@ -47,13 +47,14 @@ def prepare_command(
 ) -> None:
     """Pack the data of JOB_FILE, once: text, images or a table.
 
-    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and --volume. What is
-    prepared is found again by what it was made of: files, tokenizer, packing. Prints how many documents and tokens
-    there are, how long they are, and how full the rows.
+    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and --volume. Prepared
+    data is found again by its inputs: files, tokenizer, packing. The command prints the number of documents and tokens,
+    their lengths, and how full the rows are.
 
-    Images are decoded, and tables read, into files of array_record in --to; it prints the data block that reads them.
+    Images are decoded, and tables read, into files of array_record in --to; the command prints the data block that
+    reads them.
 
-    After an interruption it resumes; what is there already is verified to the byte.
+    After an interruption the command resumes; existing files are verified to the byte.
     """
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
@@ -85,7 +86,7 @@ def _arguments(data: Data, to: Path | None, resize: int | None) -> tuple[str, ..
         return "jaxlaunch.trainer.data.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:
-            raise UserError(f"{option} is of images and tables, and {source}; leave it out.")
+            raise UserError(f"{option} applies to images and tables, not to {source}; leave it out.")
     return ("jaxlaunch.trainer.text.prepare",)
 
 

@@ -18,13 +18,15 @@ from jaxlaunch.launcher.profile_requests import Answer
 @click.command("profile")
 @click.argument("run", shell_complete=completions.runs)
 @options.place()
-@click.option("--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many to trace.")
+@click.option(
+    "--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many steps to trace."
+)
 @options.form("text", "json")
 def profile_command(run: str, namespace: str | None, context: str | None, steps: int, form: str) -> None:
     """Profile the next steps of RUN.
 
-    Shows where they spend their time. RUN is a run folder on this machine, the name of one in runs/, or a job on a
-    cluster: always with -n or --context, else if there is no such folder. The job is not interrupted; the trace is
+    The command shows where they spend their time. RUN is a run folder on this machine, the name of one in runs/, or a
+    job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
     written to its run folder.
     """
     answers = profile_requests.profile(_agents(run, namespace, context), steps, output.say)

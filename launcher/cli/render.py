@@ -15,12 +15,12 @@ from jaxlaunch.launcher.manifests.prepare import prepare
 
 @click.command()
 @options.job
-@click.option("-n", "--namespace", help="Where it is to run. [default: the job's]")
+@click.option("-n", "--namespace", help="The namespace to run in. [default: the job's]")
 @options.defaults("none")
 def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
-    Does not contact a cluster. The same job, code and cluster defaults give the same text:
+    The command does not contact a cluster. The same job, code and cluster defaults give the same text:
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")

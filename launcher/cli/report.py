@@ -20,8 +20,8 @@ from jaxlaunch.launcher.local import run_folders
 def report_command(run: str, to: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
-    RUN is the name of a run on this machine, or its folder. The page says how the run stands and where every second
-    went, above the loss on the same axis, and shows curves, attempts, checkpoints and logs. It needs no network.
+    RUN is the name of a run on this machine, or its folder. The page shows the state of the run and where every
+    second went, above the loss on the same axis, and curves, attempts, checkpoints and logs. It needs no network.
     """
     from jaxlaunch.launcher.seen import page
     from jaxlaunch.launcher.seen.run import Followed

@@ -34,7 +34,9 @@ RUN_DIR = "name another folder with --run-dir."
 @options.folders
 @click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
 @click.option("--simulate", is_flag=True, help="Use the same number of virtual CPU devices instead of GPUs or TPUs.")
-@click.option("--plain", is_flag=True, help="On a terminal, too, print lines alone: no block that follows the run.")
+@click.option(
+    "--plain", is_flag=True, help="Print only lines on a terminal, too, without the block that follows the run."
+)
 @click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
 def run(
     job_file: Path,
@@ -48,8 +50,8 @@ def run(
 ) -> int:
     """Train JOB_FILE on this machine.
 
-    One agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves and stops; a
-    second one kills. The exit code is that of the job's result.
+    The command starts one agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves
+    and stops; a second Ctrl-C kills. The exit code is that of the job's result.
     """
     job = jobs.load(job_file, overrides, output.say)
     folder = (run_dir or run_folders.HOME / job.name).absolute()

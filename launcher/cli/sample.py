@@ -26,9 +26,10 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     """Generate text with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
-    checkpoints, or a Hugging Face folder (config.json and safetensors). One sample is printed as it is made. Several
-    are made side by side, of all prompts, and printed at the end. With --chat each line that you type is answered, with
-    all turns before it in view. Uses the devices that JAX finds; JAX_PLATFORMS=cpu leaves accelerators alone.
+    checkpoints, or a Hugging Face folder (config.json and safetensors). A single sample is printed while it is
+    generated. Several samples are generated together, for all prompts, and printed at the end. With --chat, each line
+    that you type is answered, and the model sees all earlier turns. The command uses the devices that JAX finds; with
+    JAX_PLATFORMS=cpu it uses no accelerator.
     """
     trainer_process.require("launcher sample")
     if given["chat"]:

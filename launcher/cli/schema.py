@@ -12,7 +12,7 @@ from jaxlaunch.launcher.cli import job_reference, output
 def schema(markdown: bool) -> None:
     """Print the JSON schema of job.yaml.
 
-    Editors complete and check by it: put `# yaml-language-server: $schema=FILE` at the top of a job.
+    Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top of a job.
     """
     if markdown:
         output.show(job_reference.markdown().removesuffix("\n"))

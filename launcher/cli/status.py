@@ -33,7 +33,7 @@ def status_command(
 ) -> None:
     """Show the state of job JOB_NAME, or of a run here.
 
-    The job's result comes first when there is one. A run is given by its name, below runs/, or by its folder.
+    The job's result comes first if there is one. Give a run by its name below runs/, or by its folder.
     """
     if (run := whose.run_here(name, namespace, context, where or ("cluster" if is_from_volume else None))) is not None:
         return _of_run(run, form)

@@ -30,16 +30,20 @@ _PRIVATE = ("name", "labels.sweep")
 @options.job
 @options.folders
 @click.option("--name", help="The sweep's name: its folder below runs/. [default: the job's, with -sweep]")
-@click.option("--random", "draws", type=click.IntRange(1), metavar="N", help="N combinations by chance; takes ranges.")
-@click.option("--seed", default=0, show_default=True, help="Of --random.")
-@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="The first N of the combinations alone.")
-@click.option("--parallel", type=click.IntRange(1), metavar="N", help="Runs at once. [default: what the CPUs hold]")
-@click.option("--metric", help="Which run is the best. [default: checkpoint.best, else eval/loss, else loss]")
+@click.option(
+    "--random", "draws", type=click.IntRange(1), metavar="N", help="Draw N combinations at random; allows ranges."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed for --random.")
+@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Run only the first N of the combinations.")
+@click.option(
+    "--parallel", type=click.IntRange(1), metavar="N", help="Runs at a time. [default: as many as the CPUs allow]"
+)
+@click.option("--metric", help="The metric of the best run. [default: checkpoint.best, else eval/loss, else loss]")
 @click.option("--mode", type=click.Choice(["min", "max"]), help="Which values are better; not needed for a loss.")
 @click.option("--halving", is_flag=True, help="At each rung, stop the half whose metric is worse.")
-@click.option("--rungs", default=_RUNGS, show_default=True, help="Fractions of the steps, or steps.")
-@click.option("--retry", is_flag=True, help="Also start again those that have failed.")
-@click.option("--dry-run", "is_rehearsal", is_flag=True, help="Print the runs, or the manifests. Nothing is kept.")
+@click.option("--rungs", default=_RUNGS, show_default=True, help="Fractions of the steps, or numbers of steps.")
+@click.option("--retry", is_flag=True, help="Also restart runs that have failed.")
+@click.option("--dry-run", "is_rehearsal", is_flag=True, help="Print the runs, or the manifests, and create nothing.")
 @click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs.")
 @click.option("--cluster", "is_on_cluster", is_flag=True, help="Submit the runs as jobs, into the job's queue.")
 @options.place("Where they run on a cluster. [default: the job's, else the context's]")
@@ -47,8 +51,8 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
     """Run JOB_FILE with several values of its keys.
 
     A key has values with commas, train.optimizer.lr=1e-3,3e-3, or whole numbers with both ends, train.seed=0..2; every
-    combination is a run. With --random N, N of them are drawn, and a key may have a range, 1e-4..1e-1. The same command
-    again skips runs that are done and continues those that were stopped or killed.
+    combination is a run. With --random N, N of them are drawn, and a key may have a range, 1e-4..1e-1. If you repeat
+    the command, it skips runs that are done and resumes those that were stopped or killed.
     """
     axes = grid.axes(overrides)
     draws = given["draws"]
@@ -65,7 +69,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
     metric, is_higher = _best_by(base, given["metric"], given["mode"])
     of = {"sweep": name, "metric": metric, "mode": "max" if is_higher else "min", "cluster": cluster}
     if cluster is not None and given["halving"]:
-        raise UserError("--halving stops runs of this machine: on a cluster nobody follows them.", "leave it out.")
+        raise UserError("--halving stops runs of this machine: on a cluster, no process follows them.", "leave it out.")
     if cluster is not None:
         return _submit(table, of, members, given, job_file)
     if given["is_rehearsal"]:

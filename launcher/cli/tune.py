@@ -50,14 +50,17 @@ class _Choices(click.ParamType[tuple[str, ...]]):
     help=f"Keys of the train block that may change: {', '.join(CHOICES)}.",
 )
 @click.option(
-    "--most", type=click.IntRange(1), default=8, show_default=True, help="How many candidates to compile at most."
+    "--most", type=click.IntRange(1), default=8, show_default=True, help="The largest number of candidates to compile."
 )
 @click.option("--measure", is_flag=True, help="Time each on the devices of this machine, as for a job of type cpu.")
 @click.option(
     "--write", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write the job with the best settings."
 )
 @click.option(
-    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw the candidates by step and peak, as SVG."
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Plot the candidates by step time and peak memory, as SVG.",
 )
 @options.form("text", "json", "yaml")
 def tune_command(
@@ -73,9 +76,10 @@ def tune_command(
     """Find the fastest settings of JOB_FILE that fit its devices.
 
     Candidates are combinations of mesh, rematerialization and micro-batches, and on request attention and precision,
-    that divide the job's batch. Arithmetic on the shapes of the arrays orders them, and the compiler of the job's
-    accelerator, which need not be here, compiles the most promising: their memory and modelled step time are compared.
-    The global batch never changes, so neither do the losses, up to rounding. Nothing is proposed that was not compiled.
+    that divide the job's batch. They are ordered by arithmetic on the shapes of the arrays. The compiler of the job's
+    accelerator, which need not be here, compiles the most promising ones, and their memory and modelled step time are
+    compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was not compiled
+    is never proposed.
     """
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:

@@ -24,8 +24,8 @@ from jaxlaunch.trainer.spec import said
 def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """Check JOB_FILE, and show what it requests.
 
-    Needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. Every error is reported
-    at once, with its line; the exit code is then 2.
+    The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. All errors are
+    reported at once, each with its line; the exit code is then 2.
     """
     job = jobs.load(job_file, overrides, output.say)
     summary = summarize(job)

@@ -22,7 +22,7 @@ def run_here(name: str, namespace: str | None, context: str | None, where: str |
     """
     asks_cluster = where == "cluster" or namespace is not None or context is not None
     if asks_cluster and where == "local":
-        raise UserError("--local is of this machine: -n and --context name a cluster.", "give one of them.")
+        raise UserError("--local selects this machine; -n and --context select a cluster.", "give one of them.")
     if asks_cluster:
         return None
     folder = run_folders.find(name)

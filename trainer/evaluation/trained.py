@@ -222,7 +222,9 @@ def load(
     spec, task = read_spec({contract.TRAIN_SPEC: train})
     found = reader.find(folder, step, note)
     if "loop" in found.meta:
-        raise SpecError(f"step {found.step} of {folder} is of a program's own step; jaxlaunch.run returns its state")
+        raise SpecError(
+            f"step {found.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
+        )
     described = saved_inputs.kept(folder)
     if described is not None and (use := getattr(task, "use_inputs", None)) is not None:
         use(described)
@@ -256,7 +258,7 @@ def _placed(stored: Mapping[str, Any], like: Named) -> Named:
     found: dict[str, Array] = {}
     for name, leaf in like.items():
         if name not in stored:
-            raise SpecError(f"the checkpoint does not hold {name} of the model")
+            raise SpecError(f"the checkpoint does not contain {name} of the model")
         if tuple(stored[name].shape) != tuple(leaf.shape):
             raise SpecError(
                 f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} in the model"

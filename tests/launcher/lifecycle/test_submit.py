@@ -961,7 +961,7 @@ def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(se
     listed = run("list", "x-seeds")
     assert [row.split()[0] for row in listed.out.splitlines()[1:]] == [f"x-seeds-00{seed}" for seed in range(3)]
     refused = run(*asked, "--halving")
-    assert refused.code == 2 and "nobody follows them" in refused.err
+    assert refused.code == 2 and "no process follows them" in refused.err
     stopped = run("stop", "x-seeds")
     assert stopped.code == 0 and stopped.out.count("stopping\n") == 3
     assert all(server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]["spec"]["suspend"] for seed in range(3))

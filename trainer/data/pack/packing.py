@@ -75,7 +75,7 @@ def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"
     if not isinstance(spec.data, Images | Table):
         raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
     if isinstance(spec.data, Table) and resize is not None:
-        raise SpecError("--resize is of images, and train.data.source = table has none; leave it out")
+        raise SpecError("--resize applies to images, and train.data.source = table has none; leave it out")
     plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
     whole = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
     found = {split: open_source(whole, split) for split in SPLITS}
@@ -131,7 +131,7 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
     strange = sorted(each.name for each in folder.iterdir())
     if strange and not (folder / MAKING).exists():
         raise DataError(
-            f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; name an empty folder"
+            f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; use an empty folder"
         )
     with (folder / MAKING).open("a+") as file:
         _lock(file)

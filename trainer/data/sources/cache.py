@@ -108,7 +108,7 @@ def _fetch(url: str, start: int, end: int) -> bytes:
         with remote.storage(f"reading {url}"):
             data: bytes = remote.filesystem(url).cat_file(url, start=start, end=end)
     except FileNotFoundError:
-        raise DataError(f"{url} was there when the run began, and is not any more") from None
+        raise DataError(f"{url} existed when the run began, and no longer exists") from None
     if len(data) != end - start:
         raise DataError(
             f"{url} has changed: bytes {start} to {end} are {len(data)}; at the start it had {stat(url).size}"

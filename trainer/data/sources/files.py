@@ -87,7 +87,7 @@ def size(path: str) -> int:
     try:
         return cache.stat(path).size if remote.is_remote(path) else os.path.getsize(path)
     except FileNotFoundError:
-        raise DataError(f"{path} was there when the run began, and is not any more") from None
+        raise DataError(f"{path} existed when the run began, and no longer exists") from None
 
 
 def read(path: str, offset: int, count: int) -> bytes:

@@ -76,7 +76,7 @@ def _build(made: Recipe, folder: Path, is_stopped: Asked = lambda: False) -> Non
             "memory is short: give it more, or fewer cores; what is complete is kept, and the next start resumes"
         )
     if code:
-        raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; what it said is above")
+        raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")
 
 
 class Packed:

@@ -48,7 +48,7 @@ def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
     """What the class or function `found` makes of `args`; an object as it is."""
     if not (isinstance(found, type) or callable(found) and not hasattr(found, "__len__")):
         if args:
-            raise SpecError(f"{path} is {user_code.kind(found)} and no class, so it takes no args; leave data.args out")
+            raise SpecError(f"{path} is {user_code.kind(found)}, not a class, so it takes no args; leave data.args out")
         return found
     try:
         return found(**args)

@@ -101,7 +101,7 @@ def test_a_packed_table_has_features_labels_and_the_unit_of_the_labels(tmp_path:
     assert Classify().describe_inputs(again) == Classify().describe_inputs(spec)
     with pytest.raises(SpecError, match=r"loss\.target = class, and the records .* were packed with regression"):
         read(of_records(tmp_path / "packed"))
-    with pytest.raises(SpecError, match="--resize is of images"):
+    with pytest.raises(SpecError, match="--resize applies to images"):
         packing.packed(spec, tmp_path / "other", 64)
 
 

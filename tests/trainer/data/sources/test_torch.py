@@ -162,7 +162,7 @@ def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, 
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
-        ("items", {"length": 3}, "is an Items and no class, so it takes no args; leave data.args out"),
+        ("items", {"length": 3}, "is an Items, not a class, so it takes no args; leave data.args out"),
         ("weighted", {}, "uses a WeightedSampler; here the run's seed orders the examples: leave the sampler out"),
         ("collating", {}, "has a collate_fn of its own; make each example whole in its dataset's __getitem__"),
         ("Stream", {}, "is iterable: it has one order, its own.*Set data.shuffle: false"),

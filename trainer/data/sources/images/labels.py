@@ -50,9 +50,7 @@ def check_case(classes: Sequence[str], where: str) -> None:
     for name in classes:
         other = known.setdefault(" ".join(name.casefold().split()), name)
         if other != name:
-            raise DataError(
-                f"{where}: the classes {other!r} and {name!r} differ in case or spaces alone; give one name"
-            )
+            raise DataError(f"{where}: the classes {other!r} and {name!r} differ only in case or spaces; use one name")
 
 
 def _check_numbers(found: set[int], where: str) -> None:

@@ -139,7 +139,7 @@ class Coder:
         self.names = data.columns or known + [name for name in table.unusable if name not in self.label]
         features.check_columns(table, [*self.label, *self.names])
         if not self.names:
-            raise DataError(f"{shown(table.paths[0])} has no column but the label")
+            raise DataError(f"{shown(table.paths[0])} has no column except the label")
         self._features: features.Features | None = None
         self._classes: Sequence[labels.Label] | None = data.classes
         self._scale: Scale | None = None
