@@ -91,6 +91,11 @@ class Diffusion(Classify):
         error_B = jnp.square(found - noise).mean((1, 2, 3))
         return Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
+    def samples(self, model: Any, rng: jax.Array) -> dict[str, jax.Array]:
+        """Four of each digit, a row for each class: the page of the run shows them at each evaluation."""
+        images = sample(model, jnp.repeat(jnp.arange(10), 4), rng)
+        return {"samples": images.reshape(10, 4, 8, 8).swapaxes(1, 2).reshape(80, 32)}
+
 
 def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
     """Images [B, 8, 8] uint8 of these classes, by T steps from noise; call it under jit."""

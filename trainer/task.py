@@ -64,7 +64,12 @@ class Task(Protocol):
         whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions,
     - `predict(model, batch)`, what [`TaskModel.predict`](#taskmodelpredict) returns; without it the model is called,
     - `check_batch(spec, batch)`, which is called on the host with numpy arrays, and returns the number of a row that is
-        wrong and a sentence on it, or `None`.
+        wrong and a sentence on it, or `None`,
+    - `samples(model, rng)`, pictures by name for the [page of the run](seeing-runs.md), made after each evaluation by
+        the weights that it used: arrays as [`report`](#report) takes them. It is called under `jax.jit` on all
+        processes, with the same key each time, so that the pictures of two steps can be compared,
+    - `shown(samples)`, which is called on the host with the arrays of `samples` in numpy, whatever they are, and
+        returns by name the pictures, and the texts, to show; before the first step it is called once with zeros.
 
     **Example:**
 

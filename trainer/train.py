@@ -33,6 +33,7 @@ from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
+from jaxlaunch.trainer.step.pictures import Pictures
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.task import Split, Task, checked_source
 
@@ -80,7 +81,8 @@ class BuiltInTraining(Training[TrainState]):
             if note is not None:
                 self.note(note)
         self.samples = None if spec.eval.samples is None else Samples(spec, spec.eval.samples, self.mesh)
-        self.evaluates = self.evaluation is not None or self.samples is not None
+        self.pictures = Pictures.of(spec, task, self.step)
+        self.evaluates = any(each is not None for each in (self.evaluation, self.samples, self.pictures))
         self.settings = self._settings()
         self.metrics = self._metrics(train_set)
         self.conditions = conditions(spec, train_set)
@@ -230,6 +232,8 @@ class BuiltInTraining(Training[TrainState]):
             self.step.compile_train(self.step.put(self.pipeline.batch(start, count)), count)
         if held_out is not None:
             self.step.compile_eval(held_out)
+        if self.pictures is not None:
+            self.pictures.compile()
         return self.step.flops(train_batch)
 
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]:
@@ -277,7 +281,9 @@ class BuiltInTraining(Training[TrainState]):
         return means.all() | self.baselines
 
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
-        """A sample of each prompt of train.eval.samples."""
+        """A sample of each prompt of train.eval.samples; what the task shows is reported."""
+        if self.pictures is not None:
+            self.pictures.report(state)
         return () if self.samples is None else self.samples.taken(self.step.evaluated(state))
 
 

@@ -104,6 +104,12 @@ class Regression:
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return {"x": raw["x"], "y": raw["y"]}
 
+    def samples(self, model: Line, rng: jax.Array) -> dict[str, jax.Array]:
+        return {"slope": model.slope[...], "noise": jax.random.uniform(rng, (2, 3))}
+
+    def shown(self, samples: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        return {"noise": samples["noise"], "line": f"y = {samples['slope'].item():.1f} x"}
+
 
 def momentum(learning_rate: optax.Schedule, decay: float = 0.9) -> optax.GradientTransformation:
     """An optimizer as a user writes it."""

@@ -8,16 +8,19 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlaunch import contract
+from jaxlaunch import Classify, contract
 from jaxlaunch.launcher.job import load
+from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
@@ -73,6 +76,33 @@ def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Pat
     assert lines[-1]["step"] == 2 and evaluated["examples"] > 0
     if name == "ensemble":
         assert evaluated["example_gradient"] > 0 and 0 < evaluated["spread"] < 1
+
+
+def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) -> None:
+    class Told(Classify):
+        def __init__(self, shown: Callable[[Any], Any]) -> None:
+            self.shown = shown
+
+        def samples(self, model: Any, rng: jax.Array) -> Any:
+            return jax.random.randint(rng, (4,), 0, 10)
+
+    data = {"source": "synthetic", "examples": 16, "eval_examples": 16, "shape": [4]}
+    keys = {
+        "task": "classify",
+        "model": {"kind": "mlp", "layers": 1, "width": 8},
+        "data": data,
+        "batch": 16,
+        "steps": 1,
+    }
+    spec = TrainSpec.model_validate(keys)
+    cases: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda ids: {"ids": ids}, r"what it shows after an evaluation cannot be: report\(image=\{'ids'"),
+        (lambda ids: [ids], "shown returned .*list.*, not a dict of pictures by name"),
+    ]
+    for shown, says in cases:
+        with pytest.raises(SpecError, match=says):
+            loop_of(spec, Told(shown), Place(run_dir=str(tmp_path)), Stop(), Progress(None)).run()
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_every_example_says_why_in_a_paragraph() -> None:

@@ -96,6 +96,7 @@ class Step:
             self.notes.append(f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes")
         self._train: dict[int, Executable] = {}  # by the steps of one dispatch
         self._evaluate: Executable | None = None
+        self._samples: Executable | None = None
 
     @property
     def attention(self) -> str:
@@ -258,6 +259,24 @@ class Step:
         with self.context():
             arguments = self.abstract.params, self.abstract.rest, self._like(batch)
             return Executable("eval", of, arguments, compiler_options=often(self._mesh))
+
+    def compile_samples(self, samples: Callable[[Any, Array], Any]) -> Any:
+        """Compiles a task's `samples`, of the model as it evaluates; returns its arrays, abstract."""
+
+        def of(state: TrainState) -> Any:
+            model = self._evaluating(self.evaluated(state), self._evaluated_rest(state))
+            found = samples(model, jax.random.fold_in(self._keys()[0], 1))
+            whole = NamedSharding(self._mesh, PartitionSpec())
+            return jax.tree.map(lambda each: jax.lax.with_sharding_constraint(each, whole), found)
+
+        with self.context():
+            self._samples = Executable("samples", of, (self.abstract,), compiler_options=often(self._mesh))
+            return jax.eval_shape(of, self.abstract)
+
+    def samples(self, state: TrainState) -> Any:
+        """What the task's `samples` makes now, whole on every process."""
+        assert self._samples is not None, "compile_samples comes before samples"
+        return self._samples(state)
 
     def merged(self, params: Named, rest: Named) -> nnx.Module:
         """The model of these arrays as it evaluates, in the compute dtype; called within `context`."""
