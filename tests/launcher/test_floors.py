@@ -86,7 +86,7 @@ FLOORS = (
     ("jaxlaunch.trainer.user_code",),
     ("jaxlaunch.trainer.errors", "jaxlaunch.trainer.spec"),
     ("jaxlaunch.records",),
-    ("jaxlaunch.isolated",),
+    ("jaxlaunch.isolated", "jaxlaunch.reporting"),
     ("jaxlaunch.contract", "jaxlaunch.regular_files", "jaxlaunch.shown", "jaxlaunch.spelling"),
     (
         "jaxlaunch.accelerators",
@@ -151,6 +151,7 @@ SHARED = {
         "jaxlaunch.isolated",
         "jaxlaunch.programs",
         "jaxlaunch.regular_files",
+        "jaxlaunch.reporting",
         "jaxlaunch.shown",
         "jaxlaunch.spelling",
         "jaxlaunch.user_cache",
