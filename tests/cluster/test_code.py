@@ -65,9 +65,9 @@ def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
 ) -> None:
     text = "import os; print('bytes', os.path.getsize('data.bin'))"
     folder = project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
-    (folder / "data.bin").write_bytes(os.urandom(850 * 1024))
+    (folder / "data.bin").write_bytes(os.urandom(840 * 1024))
     ended = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 0 and "[0] bytes 870400\n" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and "[0] bytes 860160\n" in ended.stdout, ended.stderr
 
 
 def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
