@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.gang import replaced_kills
-from tests.gang.runs import Result, Running, descendants, digits, job, launch
+from tests.gang.run_files import RunFiles
+from tests.gang.runs import Result, Running, alive, descendants, digits, job, launch
 
 REPLACED = "--replaced"
 STEPS, EVERY = 150, 6
@@ -102,28 +103,13 @@ def document(hosts: int) -> dict[str, Any]:
     return job(train, hosts=hosts, per_host=2 // hosts, **limits)
 
 
-class Series:
+class Series(RunFiles):
     """A run folder and the events in it."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
-        self.folder, self.hosts, self.run = folder, hosts, folder / "run"
+        super().__init__(folder / "run")
+        self.folder, self.hosts = folder, hosts
         self._seen: list[tuple[float, int]] = []  # the steps of a start, and when they were seen
-
-    def newest(self) -> int:
-        """The newest step whose save is whole; 0 before the first."""
-        manifests = self.run.glob("checkpoints/*/jaxlaunch.manifest.json")
-        return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=0)
-
-    def step(self) -> int:
-        """The newest step in metrics.jsonl."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
-        return 0
-
-    def saves(self) -> bool:
-        """Whether a step's folder is there without its manifest."""
-        folders = [path for path in (self.run / "checkpoints").glob("*") if path.is_dir()]
-        return any(not (path / "jaxlaunch.manifest.json").exists() for path in folders)
 
     def carry_out(self, event: Event) -> dict[str, Any]:
         """One start with its event; its line."""
@@ -189,14 +175,14 @@ class Series:
         """Continues what was stopped: after a while, or once the rest of the gang has given it up."""
         others = [] if event.is_pause else [pid for pid in agents.values() if pid not in hit]
         until = time.monotonic() + (PATIENCE_S if others else PAUSE_S)
-        while (not others or any(map(_lives, others))) and time.monotonic() < until:
+        while (not others or alive(others)) and time.monotonic() < until:
             time.sleep(0.05)
         _send(hit, signal.SIGCONT)
 
     def _until_ended(self, pids: list[int]) -> None:
         """Waits for what a launcher that was killed has left: its agents save and write the end."""
         until = time.monotonic() + PATIENCE_S
-        while any(map(_lives, pids)) and time.monotonic() < until:
+        while alive(pids) and time.monotonic() < until:
             time.sleep(0.05)
 
     # --- what was found -----------------------------------------------------------------------------------------------
@@ -278,13 +264,6 @@ def _send(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:

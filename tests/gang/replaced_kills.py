@@ -26,7 +26,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gang.runs import Running, descendants, digits, environ, job, launch
+from tests.gang.run_files import RunFiles
+from tests.gang.runs import Running, alive, descendants, digits, environ, job, launch
 
 HOSTS, STEPS, EVERY = 3, 200, 5
 SERIES = 6  # events of one run
@@ -62,23 +63,13 @@ def document(spares: int) -> dict[str, Any]:
     return job(train, hosts=HOSTS, per_host=1, spares=spares, **limits)
 
 
-class Series:
+class Series(RunFiles):
     """A run and the events that happen to it."""
 
     def __init__(self, folder: Path, spares: int) -> None:
-        self.folder, self.spares, self.run = folder, spares, folder / "run"
+        super().__init__(folder / "run")
+        self.folder, self.spares = folder, spares
         self._pids: set[int] = set()
-
-    def newest(self) -> int:
-        """The newest step whose save is whole; 0 before the first."""
-        manifests = self.run.glob("checkpoints/*/jaxlaunch.manifest.json")
-        return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=0)
-
-    def step(self) -> int:
-        """The newest step in metrics.jsonl."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
-        return 0
 
     def records(self) -> list[dict[str, Any]]:
         """The attempts that ended."""
@@ -105,7 +96,7 @@ class Series:
         wrong = [] if result.code == 0 else [f"it ended with {result.code}: {result.verdict['message']}"]
         other = [step for step, loss in undisturbed.items() if result.losses.get(step) != loss]
         wrong += [f"the losses of {len(other)} steps differ, the first at step {other[0]}"] if other else []
-        left = [pid for pid in self._pids if _lives(pid)]
+        left = alive(sorted(self._pids))
         wrong += [f"processes {left} are left"] if left else []
         causes = Counter(record["cause"] for record in self.records())
         yield {"seed": seed, "spares": self.spares, "losses": True, "ends": causes, "wrong": wrong}
@@ -145,16 +136,11 @@ class Series:
             if is_begun and self.table() and len(running.agents()) == HOSTS + self.spares:
                 break
             time.sleep(0.02)
-        while (
-            event.moment == "save" and running.process.poll() is None and not self._saves() and time.monotonic() < end
-        ):
+        ended = running.process.poll
+        while event.moment == "save" and ended() is None and not self.saves() and time.monotonic() < end:
             time.sleep(0.002)
         time.sleep(event.delay_s * {"start": 8.0, "save": 0.05}.get(event.moment, 1.0))
         return running.process.poll() is None
-
-    def _saves(self) -> bool:
-        folders = [path for path in (self.run / "checkpoints").glob("*") if path.is_dir()]
-        return any(not (path / "jaxlaunch.manifest.json").exists() for path in folders)
 
     def _until_saved(self, running: Running, saved: int, began: float) -> float | None:
         """Seconds until a later step is on storage; None where the run ends first."""
@@ -180,13 +166,10 @@ class Series:
                 is_needed = True
                 right |= {("killed", 137, rank)} if target != "agent" else set()
                 right |= {("lost", 81, rank)} if target != "process" else set()
-        wrong = (
-            []
-            if event.moment == "start"
-            else [f"{one} ended it, not {sorted(right)}" for one in found if one not in right and one[0] != "done"]
-        )
         if event.moment == "start":  # ranks may have moved since the table was read
             wrong = [f"{one} ended it" for one in found if one[0] not in ("killed", "lost", "done")]
+        else:
+            wrong = [f"{one} ended it, not {sorted(right)}" for one in found if one not in right and one[0] != "done"]
         if is_needed and not found and event.moment != "start" and not is_over:
             wrong.append(f"no attempt ended, of {sorted(right)}")
         if len([one for one in found if one[0] != "done"]) > len(event.hits):
@@ -211,11 +194,6 @@ def _is_program(pid: int) -> bool:
 def _began(pid: int) -> int:
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[19]) if fields else 0
-
-
-def _lives(pid: int) -> bool:
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return bool(fields) and fields[0] not in (b"Z", b"X")
 
 
 def _read(path: str) -> bytes:

@@ -254,8 +254,8 @@ def _kill(pid: int, number: int) -> None:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those of `pids` that still run (a zombie does not)."""
-    return [pid for pid in pids if _state(pid) not in ("", "Z")]
+    """Those of `pids` that still run (a zombie does not, nor one that is dead)."""
+    return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
 
 
 def until_gone(pids: list[int]) -> None:
