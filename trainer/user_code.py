@@ -49,7 +49,8 @@ def _why(error: Exception, module_name: str) -> str:
 
 
 def _public(module: Any) -> str:
-    names = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    own = (name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+    names = [name for name in own if not name.startswith("_")]
     return ", ".join(sorted(names)) or "nothing"
 
 

@@ -166,7 +166,7 @@ class Gang:
                 for text in lines.feed(data) if data else lines.end():
                     show(parse(host, text.decode(errors="replace")))
                 if not data:
-                    self._selector.unregister(key.fileobj)
+                    self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
                     self._open[host] -= 1
                     if not self._open[host] and self._is_lost(host, self._agents[host].wait()):
                         say(f"starting another agent for host {host}")
@@ -177,7 +177,7 @@ class Gang:
         """Whether the agent of a host ended without its gang, which waits for another."""
         if self._is_ending or not self._job.replaces_hosts:
             return False
-        if code >= 0 and code != contract.LEFT:
+        if code in contract.OUTCOMES:
             self._is_ending = True  # with the gang's verdict
             return False
         self._lost[host] += code != contract.LEFT

@@ -121,7 +121,8 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     after = dict(bucket.objects)
     assert {name: after.get(name) for name in before} == before
     left = {name: data for name, data in after.items() if name not in before}
-    assert {name.removeprefix(f"{home}/").split("/")[0] for name in left} == {"10", f"{STEPS}", ".jaxlaunch"}
+    entries = {name.removeprefix(f"{home}/").split("/")[0] for name in left}
+    assert entries == {"10", f"{STEPS}", "inputs.json", ".jaxlaunch"}
     run = {name.removeprefix(f"{home}/.jaxlaunch/"): data for name, data in left.items() if "/.jaxlaunch/" in name}
     found = losses(run["metrics.jsonl"])
     assert found == {step: unbroken[step] for step in found}

@@ -46,8 +46,11 @@ def _remove(folder: str) -> None:
     """Removes a folder if it is this user's, and its lock is there and can be taken."""
     try:
         found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            return
+    except OSError:
+        return  # another agent that starts now has removed it
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return
+    try:
         lock = regular_files.opener(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:  # it is gone, an older version's, or of an agent that was killed while it made it
         if time.time() - found.st_mtime > FORGOTTEN_S and _is_agents(folder) and not _is_told(folder):

@@ -18,7 +18,7 @@ from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.local import run
+from jaxlaunch.launcher.local import agent_file, run
 from jaxlaunch.launcher.local.lock import Holder, holder, locked
 from jaxlaunch.launcher.logs.lines import Line
 from jaxlaunch.records.summary import Of, Summary
@@ -127,3 +127,22 @@ def test_only_what_the_verdict_repeats_is_not_shown(
     left = launcher(capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
     assert (left.code, text in left.out) == (contract.BAD_DATA, is_shown)
     assert "failed; the run is at step 57: no data (exit 65); see " in left.err
+
+
+def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        "import os, pathlib, sys\n"
+        f"tried = pathlib.Path({str(tmp_path)!r}) / f\"tried-{{os.environ['JOB_COMPLETION_INDEX']}}\"\n"
+        "is_first = not tried.exists()\n"
+        "tried.touch()\n"
+        "sys.exit(1 if is_first and tried.name == 'tried-1' else 0)\n"
+    )
+    monkeypatch.setattr(agent_file, "path", lambda otherwise: agent)
+    said: list[str] = []
+    with locked(tmp_path) as lock:
+        gang = run.Gang(dict(os.environ), jobs.parse(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
+        assert gang.follow(print, said.append) == [0, 0]
+    assert said == ["starting another agent for host 1"]

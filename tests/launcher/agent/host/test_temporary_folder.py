@@ -69,3 +69,9 @@ def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
     temporary_folder.sweep()
     assert sorted(place.rglob("*")) == before and Path(mine).is_dir()
     os.close(lock)
+
+
+def test_agents_that_start_together_may_remove_the_same_folders(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: [*listed(folder), "jaxlaunch-removed-by-another"])
+    temporary_folder.sweep()

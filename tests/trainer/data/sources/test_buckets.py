@@ -133,7 +133,7 @@ def test_an_object_cut_short_while_the_run_reads_is_named(bucket, url) -> None:
     with pytest.raises((DataError, StorageError), match=r"a\.txt"):
         source[1]
     bucket.objects.clear()
-    with pytest.raises(DataError, match=r"a\.txt was there when the run began"):
+    with pytest.raises(DataError, match=r"a\.txt existed when the run began"):
         source[1]
 
 

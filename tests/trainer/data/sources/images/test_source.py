@@ -160,7 +160,7 @@ def of_list(rows: str):
     ("made", "said"),
     [
         (lambda root: (root / "cow").mkdir(), "the folder 'cow' has no image"),
-        (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ in case"),
+        (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ only in case"),
         (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is in no folder of a class"),
         (of_list("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
         (of_list("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
