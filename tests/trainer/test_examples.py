@@ -24,6 +24,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
+from tests.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -101,7 +102,7 @@ def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) ->
     ]
     for shown, says in cases:
         with pytest.raises(SpecError, match=says):
-            loop_of(spec, Told(shown), Place(run_dir=str(tmp_path)), Stop(), Progress(None)).run()
+            tiny.run_to_an_error(loop_of(spec, Told(shown), Place(run_dir=str(tmp_path)), Stop(), Progress(None)))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

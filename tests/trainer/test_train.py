@@ -26,6 +26,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.train import conditions, loop_of
+from tests.trainer import tiny
 
 
 def made(**keys: Any) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
 
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
-        run.run()
+        tiny.run_to_an_error(run)
     assert saved_tokenizer.kept(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
 
 
@@ -231,7 +232,7 @@ def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     with pytest.raises(DataError, match=words) as caught:
-        loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+        tiny.run_to_an_error(loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)))
     assert caught.value.code == 65
 
 

@@ -26,7 +26,7 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import loop_of
-from tests.trainer import references
+from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 
 
@@ -208,7 +208,7 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         train = peft.resolved(folder_of.resolved(train))
-        loop_of(train, task, Place(str(tmp_path / "run")), Stop(), Progress(None)).run()
+        tiny.run_to_an_error(loop_of(train, task, Place(str(tmp_path / "run")), Stop(), Progress(None)))
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1
 

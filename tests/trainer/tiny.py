@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.models.mlp import MLP
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
@@ -146,3 +147,11 @@ def trained(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainState]:
         state, metrics = step.train(state, step.put(task.batch(number)))
         losses.append(float(metrics["loss"]))
     return np.array(losses), state
+
+
+def run_to_an_error(loop: Loop[Any]) -> None:
+    """Runs a loop that raises, and gives up its folder, whose claim a thread would renew beside the tests to come."""
+    try:
+        loop.run()
+    finally:
+        loop.end_saves(releases=True)

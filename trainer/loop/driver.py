@@ -324,16 +324,20 @@ class Loop(Generic[S]):
         self.store.close()
         self.metrics.close()
 
-    def end_saves(self) -> None:
-        """Ends the saves of a run that ends by an error, which is what it reports, whatever the store raises here."""
-        with contextlib.suppress(Exception):
-            if not self.is_stepping:
-                self.store.close()  # a run that is refused leaves the folder as it was
-                return
+    def end_saves(self, *, releases: bool = False) -> None:
+        """Ends the saves of a run that ends by an error, which is what it reports, whatever the store raises here.
+
+        A run that has trained keeps the folder, for its next attempt, while the process ends. One whose process lives
+        on `releases` it: else a thread would renew the claim of a run that is over.
+        """
+        if self.is_stepping:
             # A save that began before the error is valid, and the last of this attempt.
-            with self.report.within("save", self.done):
+            with contextlib.suppress(Exception), self.report.within("save", self.done):
                 self.store.wait()
                 self._report_commits()
+        if releases or not self.is_stepping:  # a run that is refused leaves the folder as it was
+            with contextlib.suppress(Exception):
+                self.store.close()
 
 
 def _of(metrics: Mapping[str, jax.Array], at: int) -> dict[str, float]:

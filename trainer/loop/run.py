@@ -53,7 +53,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
         return found
     except BaseException as error:  # every end below an agent has a code
         if loop is not None and not isinstance(error, Stopped):
-            loop.end_saves()
+            loop.end_saves(releases=not gang)
         if not gang:
             if isinstance(error, Stopped):
                 print(f"jaxlaunch.run: {error}", file=sys.stderr)

@@ -226,7 +226,7 @@ def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bo
     store.close()
     next_one = training(tmp_path, weights if now else None)
     with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {says}"):
-        Loop(next_one, Place(str(tmp_path)), Stop(), next_one.report).run()
+        tiny.run_to_an_error(Loop(next_one, Place(str(tmp_path)), Stop(), next_one.report))
 
 
 def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from etils import epath
@@ -43,6 +45,20 @@ def other(folder):
         process.kill()
 
 
+@pytest.fixture
+def claimant(folder) -> Iterator[Callable[..., Owner]]:
+    """Makes owners of the folder, whose renewals end with the test."""
+    made: list[Owner] = []
+
+    def make(uid: str, **how: Any) -> Owner:
+        made.append(Owner(folder, uid, **how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.release()
+
+
 def rewrite(folder: epath.Path, **fields) -> None:
     """By a draft of its own: an owner may renew its hold at the same time."""
     path, draft = folder / owner.NAME, folder / "draft"
@@ -50,61 +66,61 @@ def rewrite(folder: epath.Path, **fields) -> None:
     draft.replace(path)
 
 
-def test_a_new_folder_is_claimed_without_a_word(folder):
-    assert Owner(folder, "run-a").claim() == ""
+def test_a_new_folder_is_claimed_without_a_word(folder, claimant):
+    assert claimant("run-a").claim() == ""
 
 
-def test_a_folder_of_a_live_run_is_refused_by_name(folder, other):
+def test_a_folder_of_a_live_run_is_refused_by_name(folder, claimant, other):
     with pytest.raises(CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over") as raised:
-        Owner(folder, "run-a").claim()
+        claimant("run-a").claim()
     shows("belongs to run …, which renewed its claim", str(raised.value))
 
 
-def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, other):
+def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, claimant, other):
     other.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has reaped it
-    assert Owner(folder, "run-a").claim().endswith("that process has ended")
+    assert claimant("run-a").claim().endswith("that process has ended")
 
 
-def test_a_later_process_with_the_same_pid_is_another_process(folder, other):
+def test_a_later_process_with_the_same_pid_is_another_process(folder, claimant, other):
     rewrite(folder, started=1)
-    assert Owner(folder, "run-a").claim().endswith("that process has ended")
+    assert claimant("run-a").claim().endswith("that process has ended")
 
 
-def test_the_same_run_on_another_host_is_ours(folder):
-    Owner(folder, "run-a").claim()
+def test_the_same_run_on_another_host_is_ours(folder, claimant):
+    claimant("run-a").claim()
     rewrite(folder, host="pod-before", pid=1)
-    assert Owner(folder, "run-a").claim() == ""
+    assert claimant("run-a").claim() == ""
 
 
-def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder, other):
-    mine = Owner(folder, "run-other")
+def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder, claimant, other):
+    mine = claimant("run-other")
     assert mine.claim().endswith("of this run too, and still running")
     mine.check()
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
-def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, other, elsewhere):
+def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, claimant, other, elsewhere):
     rewrite(folder, **elsewhere)
     with pytest.raises(CheckpointError, match="renewed its claim"):
-        Owner(folder, "run-a").claim()
+        claimant("run-a").claim()
     rewrite(folder, renewed=time.time() - owner.STALE_S - 1)
-    assert "not renewed for 61 s" in Owner(folder, "run-a").claim()
+    assert "not renewed for 61 s" in claimant("run-a").claim()
 
 
-def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder):
-    former = Owner(folder, "run-a")
+def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder, claimant):
+    former = claimant("run-a")
     former.claim()
     former.check()
     rewrite(folder, uid="run-b", host="pod-7")
     with pytest.raises(CheckpointError, match="taken over by run run-b, process .* on pod-7") as raised:
         former.check()
     shows("no longer belongs to run", str(raised.value))
-    assert Owner(folder, "run-c").claim(take_over=True).endswith("--take-over was given")
+    assert claimant("run-c").claim(take_over=True).endswith("--take-over was given")
 
 
-def test_an_owner_renews_its_hold(folder):
-    mine = Owner(folder, "run-a", renew_s=0.01)
+def test_an_owner_renews_its_hold(folder, claimant):
+    mine = claimant("run-a", renew_s=0.01)
     mine.claim()
     rewrite(folder, renewed=0.0)
     deadline = time.monotonic() + 30
@@ -113,16 +129,16 @@ def test_an_owner_renews_its_hold(folder):
     mine.release()
 
 
-def test_a_released_folder_is_free(folder):
-    mine = Owner(folder, "run-a")
+def test_a_released_folder_is_free(folder, claimant):
+    mine = claimant("run-a")
     mine.claim()
     mine.release()
     assert not (folder / owner.NAME).exists()
-    assert Owner(folder, "run-b").claim() == ""
+    assert claimant("run-b").claim() == ""
 
 
-def test_a_folder_that_was_taken_is_not_released(folder):
-    mine = Owner(folder, "run-a")
+def test_a_folder_that_was_taken_is_not_released(folder, claimant):
+    mine = claimant("run-a")
     mine.claim()
     rewrite(folder, uid="run-b")
     mine.release()
@@ -130,35 +146,35 @@ def test_a_folder_that_was_taken_is_not_released(folder):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000])
-def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, text):
+def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, claimant, text):
     (folder / owner.NAME).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
-        Owner(folder, "run-a").claim()
-    assert "cannot be read" in Owner(folder, "run-a").claim(take_over=True)
+        claimant("run-a").claim()
+    assert "cannot be read" in claimant("run-a").claim(take_over=True)
 
 
-def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, other):
+def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, claimant, other):
     claim = (folder / owner.NAME).read_bytes()
     for change in ({"pid": "7"}, {"host": 3}, {"started": None}, {"renewed": 10**400}):
         replace(folder / owner.NAME, claim)
         rewrite(folder, **change)
         with pytest.raises(CheckpointError, match="cannot be read"):
-            Owner(folder, "run-a").claim()
+            claimant("run-a").claim()
     replace(folder / owner.NAME, claim)
     rewrite(folder, pid=2**63)
-    assert "that process has ended" in Owner(folder, "run-a").claim()
+    assert "that process has ended" in claimant("run-a").claim()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"])
-def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, make):
+def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, claimant, make):
     make(folder / owner.NAME)
     with pytest.raises(CheckpointError, match="is not a regular file"):
-        Owner(folder, "run-a").claim()
+        claimant("run-a").claim()
 
 
-def test_after_each_renewal_who_waits_for_it_is_called(folder):
+def test_after_each_renewal_who_waits_for_it_is_called(folder, claimant):
     called = threading.Event()
-    own = Owner(folder, "run-a", renew_s=0.01, renewed=called.set)
+    own = claimant("run-a", renew_s=0.01, renewed=called.set)
     own.claim()
     assert called.wait(60)
     own.release()

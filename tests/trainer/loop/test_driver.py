@@ -143,6 +143,6 @@ def test_nothing_of_a_step_that_is_not_finite_is_saved(tmp_path: Path) -> None:
     loop = loop_of(tmp_path, calls, StopAt(), bad=4)
     with pytest.raises(NotFiniteError, match="step 4, saved -1"):
         loop.run()
-    loop.end_saves()
+    loop.end_saves(releases=True)
     assert calls[-3:] == ["step 3", "step 4", "read 3"]
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))

@@ -107,6 +107,7 @@ def test_what_goes_wrong_on_the_way_is_named_and_what_was_saved_stays(home: Path
     ):
         jaxlaunch.run(step, given, lambda number: data(max(number, 4)), steps=7, folder=str(home / "other"))
     assert sorted(path.name for path in home.glob("runs/*/checkpoints/[0-9]*")) == ["2"]
+    assert not list(home.rglob("jaxlaunch.owner.json"))  # this process lives on, and another run may use the folders
 
 
 class Net(nnx.Module):
