@@ -111,7 +111,7 @@ class Plan:
             "checkpoint": memory.total_bytes(self.step.named(state)),
             "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
             "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
-            "device": self._state() | {"batch": memory.total_bytes(batch) // self._shards()},
+            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // self._shards()},
             "activations": self._activations(),
             "samples": self._samples(),
         }
@@ -119,7 +119,7 @@ class Plan:
             found["sharding"] = [_placed(name, self.step) for name in state.params]
         return found
 
-    def _state(self) -> dict[str, int]:
+    def state_bytes(self) -> dict[str, int]:
         """Bytes of state and gradients on a device; with micro-batches gradients count twice, as sum and summand."""
         state = self.step.abstract
         trained = self.step.trained(state.params)

@@ -17,7 +17,7 @@ from jaxlaunch.trainer import plan, spec
 from jaxlaunch.trainer.plan import Plan
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
-from tests.trainer import tiny
+from tests.trainer import states, tiny
 
 
 def planned(task: Any, **keys: Any) -> dict[str, Any]:
@@ -77,26 +77,11 @@ def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -
     assert wide["activations"] == planned(tiny.Counting(), mesh={"dp": -1})["activations"]
 
 
-@pytest.mark.parametrize(
-    ("mesh", "optimizer"),
-    [
-        ({"dp": 2, "fsdp": 2, "mp": 2}, {"name": "adamw", "ema": 0.9}),
-        ({"fsdp": 8}, {"name": "adafactor"}),
-        ({"dp": 4, "mp": 2}, {"name": "sgd"}),
-    ],
-)
-def test_what_is_planned_is_what_a_device_then_holds(mesh: dict[str, int], optimizer: dict[str, Any]) -> None:
-    task = tiny.Counting()
-    device = planned(task, mesh=mesh, optimizer=optimizer)["device"]
-    state = tiny.build(task, mesh=mesh, optimizer=optimizer).init()
-    first = jax.devices()[0]
-
-    def held(tree: Any) -> int:
-        shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
-        return sum(shard.data.nbytes for shard in shards if shard.device == first)
-
-    parts = {"parameters": state.params, "optimizer": state.opt, "average": state.ema}
-    assert {name: device[name] for name in parts} == {name: held(part) for name, part in parts.items()}
+@pytest.mark.parametrize(("model", "mesh"), list(zip(states.MODELS, states.MESHES, strict=True)))
+def test_what_is_planned_is_what_a_device_then_holds(model: str, mesh: str) -> None:
+    """The others of six models on six meshes: `python -m tests.trainer.states`."""
+    planned, held = states.planned_and_held(model, mesh)
+    assert planned == held and held["parameters"] > 0
 
 
 def test_gradients_count_twice_where_micro_batches_are_summed() -> None:
