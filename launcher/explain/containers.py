@@ -178,7 +178,7 @@ def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
 def _mounting(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     """Volumes that the kubelet cannot mount; it keeps trying, and only events say why."""
     waiting = [host for host in here if _is_being_created(host)]
-    event = snapshot.event(*_MOUNT, kind="Pod")
+    event = snapshot.event(*_MOUNT, kind="Pod", of=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
     who, message = which(waiting, snapshot.expected_hosts), event["message"]
@@ -195,7 +195,7 @@ def _is_being_created(host: Host) -> bool:
 
 def _sandbox(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     waiting = [host for host in here if _is_being_created(host)]
-    event = snapshot.event(*_SANDBOX, kind="Pod")
+    event = snapshot.event(*_SANDBOX, kind="Pod", of=waiting)
     if not waiting or event is None:
         return None
     who, message = which(waiting, snapshot.expected_hosts), one_line(event["message"])
@@ -213,7 +213,7 @@ def _init_runs(snapshot: Snapshot, here: list[Host]) -> Answer | None:
     spent = age(seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0)
     kind, does = ("sidecar", "has not been ready") if host.is_sidecar else ("init container", "has run")
     headline = f"is starting: {which(same, snapshot.expected_hosts)}: {kind} {host.container} {does} for {spent}"
-    event = snapshot.event("Unhealthy", kind="Pod") if host.is_sidecar else None
+    event = snapshot.event("Unhealthy", kind="Pod", of=waiting) if host.is_sidecar else None
     return Answer("init-runs", headline, quoted(event), f"wait; kubectl logs {host.pod} -c {host.container} shows it.")
 
 
@@ -224,7 +224,7 @@ def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
         return None
     who, host = which(waiting, snapshot.expected_hosts), waiting[0]
     spent = seconds_since(min(one.created for one in waiting), snapshot.now) or 0.0
-    pulling = snapshot.event("Pulling", kind="Pod")
+    pulling = snapshot.event("Pulling", kind="Pod", of=waiting)
     image = host.image or _image(snapshot)
     what = "creating volumes and containers" if pulling is None else f"pulling image {image}"
     if spent >= _SLOW_S and not host.seen_by_kubelet:

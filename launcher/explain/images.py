@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted, which
+from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
 
 _WAITING = (
@@ -65,17 +67,17 @@ def not_pulled(snapshot: Snapshot) -> Answer | None:
         return None
     host = waiting[0]
     reason, message = host.waiting["reason"], host.waiting.get("message", "")
-    event = snapshot.event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod")
+    event = snapshot.event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", of=waiting)
     why = message if reason != "ImagePullBackOff" or event is None else event["message"]
-    meaning, move = _no_secret(snapshot) or _meaning(reason, f"{why} {message}")
+    meaning, move = _no_secret(snapshot, waiting) or _meaning(reason, f"{why} {message}")
     headline = f"waits: {which(waiting, snapshot.expected_hosts)} cannot pull image {host.image}: {meaning}"
     evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *quoted(event))
     return Answer("image", headline, evidence, move)
 
 
-def _no_secret(snapshot: Snapshot) -> tuple[str, str] | None:
+def _no_secret(snapshot: Snapshot, waiting: Collection[Host]) -> tuple[str, str] | None:
     """A Secret with the registry's credentials that the kubelet did not find: it asks without them."""
-    event = snapshot.event("FailedToRetrieveImagePullSecret", kind="Pod")
+    event = snapshot.event("FailedToRetrieveImagePullSecret", kind="Pod", of=waiting)
     match = None if event is None else _SECRETS.search(event["message"])
     if match is None:
         return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cached_property
 
 from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.kube.kept_fields import MAX_NAMED
 from jaxlaunch.launcher.kube.labels import QUEUE
 from jaxlaunch.launcher.kube.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.status import agent_report, hosts
@@ -16,6 +18,13 @@ from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line
 from jaxlaunch.records.members import Members
 from jaxlaunch.records.progress_annotation import Recorded
+
+# Warnings about a pod that are over once it has a node, or once its container runs.
+_UNTIL_PLACED = ("FailedScheduling",)
+_UNTIL_STARTED = (
+    *("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"),
+    *("Failed", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull", "BackOff"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,19 +128,25 @@ class Snapshot:
 
     @property
     def warning(self) -> Obj | None:
-        """The newest Warning event about the pods that are here, or about another object of the job."""
-        pods = {host.pod for host in self.hosts}
+        """The newest Warning event that is not over, about the pods that are here or another object of the job."""
         since = min((host.created for host in self.hosts), default=self.created or "")
         return next(
-            (
-                one
-                for one in self.events
-                if one["type"] == "Warning"
-                and one["last"] >= since
-                and (one["kind"] != "Pod" or not pods.isdisjoint(one["names"]))
-            ),
+            (one for one in self.events if one["type"] == "Warning" and one["last"] >= since and self._is_of_now(one)),
             None,
         )
+
+    def _is_of_now(self, event: Obj) -> bool:
+        """Whether what an event warns of may still be so."""
+        if event["kind"] == "Job" and event["reason"] == "FailedCreate":
+            return len(self.hosts) < self.expected_hosts
+        if event["kind"] != "Pod":
+            return True
+        hosts = self.hosts
+        if event["reason"] in _UNTIL_PLACED:
+            hosts = [host for host in hosts if host.node is None]
+        if event["reason"] in _UNTIL_STARTED:
+            hosts = [host for host in hosts if not host.running]
+        return _is_about(event, hosts)
 
     @property
     def created(self) -> str | None:
@@ -139,10 +154,22 @@ class Snapshot:
         found: str | None = self.jobset["metadata"].get("creationTimestamp")
         return found
 
-    def event(self, *reasons: str, kind: str = "") -> Obj | None:
-        """The newest event with one of these reasons, about objects of that kind."""
-        return next((one for one in self.events if one["reason"] in reasons and kind in ("", one["kind"])), None)
+    def event(self, *reasons: str, kind: str = "", of: Collection[Host] | None = None) -> Obj | None:
+        """The newest event with one of these reasons, about objects of that kind; `of`: the pods of these hosts."""
+        return next(
+            (
+                one
+                for one in self.events
+                if one["reason"] in reasons and kind in ("", one["kind"]) and (of is None or _is_about(one, of))
+            ),
+            None,
+        )
 
     @property
     def _labels(self) -> dict[str, str]:
         return self.jobset["metadata"].get("labels") or {}
+
+
+def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
+    """Whether an event is about the pod of one of these hosts; one that is about many pods names only some of them."""
+    return bool(hosts) and (len(event["names"]) >= MAX_NAMED or any(host.pod in event["names"] for host in hosts))

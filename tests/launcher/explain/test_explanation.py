@@ -913,6 +913,16 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(SPARE, pod(0), pod(3), records=(past(81), beat(stage="gather", missing=[1, 2]))),
         "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts keep their pods$",
     ),
+    "a host is missing, and another's volumes could not be mounted at first": (
+        snapshot(
+            jobset(2),
+            pod(0),
+            later(waiting(1, "ContainerCreating")),
+            records=(past(81), beat(stage="gather", missing=[1])),
+            events=(event("Pod", "lm-w-0-0-abcd0", "FailedMount", 'configmap "data" not found', last=ago(seconds=1)),),
+        ),
+        "^lm waits for host 1 to come back: host 1 is starting: creating volumes and containers; the other 1 host ",
+    ),
     "another host is lost, and no spare is left": (
         snapshot(SPARE, pod(0), pod(2), records=(past(81), beat(stage="gather", members="0,3,2", attempt=2))),
         "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their pods; no spare is left$",
@@ -1453,6 +1463,23 @@ def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(save
     job = snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed, records=(beat(committed=saved),))
     found = explain(job).next_move or ""
     assert found.endswith(move) and ("resumes" in found) is bool(move)
+
+
+@pytest.mark.parametrize(
+    ("reason", "of", "is_of_now"),
+    [
+        *(("FailedScheduling", of, of == "pending") for of in ("pending", "creating", "runs")),
+        *(("FailedMount", of, of == "creating") for of in ("creating", "runs")),
+        ("Unhealthy", "runs", True),
+    ],
+)
+def test_a_warning_is_evidence_as_long_as_it_may_be_true(reason: str, of: str, is_of_now: bool) -> None:
+    """Of host 1, by how far its pod is; host 0 runs."""
+    made = {"pending": pending(1, NOTHING_FITS), "creating": waiting(1, "ContainerCreating"), "runs": pod(1)}[of]
+    warning = event("Pod", "lm-w-0-1-abcd1", reason, "a warning", last=ago(seconds=1))
+    found = snapshot(jobset(2), pod(0), made, events=(warning,), records=(beat(),))
+    assert (found.warning is not None) is is_of_now
+    assert not any("a warning" in line for line in explain(found).evidence) or is_of_now
 
 
 def test_evidence_is_bounded_however_many_events_there_are() -> None:
