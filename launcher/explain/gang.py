@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.explain import admission, containers, images, scheduling, unread
@@ -53,7 +54,7 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     host = taken[0]
     reason = host.disruption.get("reason") or host.reason
     message = host.disruption.get("message") or host.message
-    why = _DISRUPTIONS.get(reason, f"disrupted ({reason})")
+    why = _short_of(message) or _DISRUPTIONS.get(reason, f"disrupted ({reason})")
     who = f"{which(taken, snapshot.expected_hosts)} {were(taken)}"
     headline = f"was interrupted: {who} {why.format(node=host.node)}"
     evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *_before(snapshot))
@@ -65,7 +66,24 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
         else "it restarts"
     )
     counts = f"{again}, which does not count against the restart limits"
-    return Answer("disrupted", f"{headline}; {counts}", evidence)
+    move = _REQUEST if "it used" in why else None
+    return Answer("disrupted", f"{headline}; {counts}", evidence, move)
+
+
+_LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
+_USED = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
+_REQUEST = (
+    "wait; the kubelet evicts first what uses more than it requests: request under resources: in job.yaml what it uses."
+)
+
+
+def _short_of(message: str) -> str:
+    """Of which resource the kubelet of the node had too little, as it writes that; empty of other messages."""
+    low, used = _LOW.search(message), _USED.search(message)
+    if low is None:
+        return ""
+    own = "" if used is None else f"; it used {used['used']}, and requests {used['request']}"
+    return f"evicted by the kubelet of node {{node}}, which was low on {low['what']}{own}"
 
 
 _DISRUPTIONS = {

@@ -9,7 +9,7 @@ from jaxlaunch.launcher.explain import unread
 from jaxlaunch.launcher.explain.answer import Answer, one_line, quoted
 from jaxlaunch.launcher.explain.situations import SITUATIONS
 from jaxlaunch.launcher.kube import queues
-from jaxlaunch.launcher.kube.objects import Obj, condition, is_true, seconds_since
+from jaxlaunch.launcher.kube.objects import Obj, age, condition, is_true, moment, seconds_since
 from jaxlaunch.launcher.status.job_status import is_stopped_in_queue
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
@@ -41,15 +41,16 @@ def suspended_by_queue(snapshot: Snapshot) -> Answer | None:
     return (
         _ending(snapshot)
         or _inactive(snapshot, message)
+        or _backing_off(snapshot)
         or _checks(snapshot, snapshot.workload)
         or _no_quota(snapshot, message)
     )
 
 
 def _no_workload(snapshot: Snapshot) -> Answer:
-    age = seconds_since(snapshot.created, snapshot.now) or 0.0
+    waited_s = seconds_since(snapshot.created, snapshot.now) or 0.0
     headline = f"is suspended, and Kueue has created no Workload for it in queue {snapshot.queue}"
-    if age < _QUIET_S:
+    if waited_s < _QUIET_S:
         return Answer("queued", f"was just submitted to queue {snapshot.queue}: Kueue has not created its Workload yet")
     return Answer("queue-silent", headline, _events(snapshot))
 
@@ -87,6 +88,18 @@ def _ending(snapshot: Snapshot) -> Answer | None:
     if not left or not is_true(snapshot.workload or {}, "Evicted"):
         return None
     return Answer("preempted", f"{_evicted(snapshot)}; {count(len(left), 'pod')} still saving", _conditions(snapshot))
+
+
+def _backing_off(snapshot: Snapshot) -> Answer | None:
+    """Kueue evicted it because its pods were not ready, and puts it back into the queue after a while."""
+    again = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
+    at = moment(again.get("requeueAt"))
+    if at is None or at <= snapshot.now or not is_true(snapshot.workload or {}, "Evicted"):
+        return None
+    times = f", {again['count']} times by now" if again.get("count", 1) > 1 else ""
+    left = age((at - snapshot.now).total_seconds())
+    headline = f"{_evicted(snapshot)}{times}; Kueue puts it back into queue {snapshot.queue} in {left}"
+    return Answer("backing-off", headline, _conditions(snapshot))
 
 
 def _checks(snapshot: Snapshot, workload: Obj) -> Answer | None:

@@ -75,6 +75,12 @@ SITUATIONS: Mapping[str, Situation] = {
         "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it.",
     ),
     "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
+    "backing-off": Situation(
+        "Kueue evicted it because its pods were not ready in time, and puts it back into the queue after a pause",
+        "queues",
+        "find out what kept its pods from being ready, an image or a volume for one: `launcher explain NAME` says it "
+        "while they are there.",
+    ),
     "admission-check": Situation(
         "quota is reserved, but an admission check has not passed",
         "queues",

@@ -87,6 +87,10 @@ def evicted(host: int, code: int, message: str) -> dict[str, Any]:
     return made | {"status": made["status"] | {"phase": "Failed", "reason": "Evicted", "message": message}}
 
 
+LOW = (
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 52104Ki. Container main was using "
+    "1803264Ki, request is 128Mi, has larger consumption of memory. "
+)
 ENDING = {
     "metadata": {"name": "team", "deletionTimestamp": ago(minutes=2)},
     "status": {
@@ -279,6 +283,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "stopped in its queue": (
         snapshot(jobset(1, **QUEUED), workload=workload(active=False)),
         "^lm is stopped$",
+    ),
+    "put back into its queue after a while": (
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=workload(
+                condition("Evicted", reason="PodsReadyTimeout", message="Exceeded the PodsReady timeout team/lm"),
+                requeueState={"count": 2, "requeueAt": (objects.NOW + timedelta(seconds=90)).isoformat()},
+            ),
+            local_queue=local_queue(),
+        ),
+        r"^lm was evicted because its pods were not ready in time \(PodsReadyTimeout\), 2 times by now; Kueue puts it "
+        "back into queue research in 90s$",
     ),
     "given up by its queue": (
         snapshot(
@@ -938,6 +954,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a host that left its gang after a drain": (
         snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped")), records=(beat(), judged(80))),
         "^lm waits for host 1 to come back: its pod does not exist yet, ",
+    ),
+    "evicted by a node that is low on memory": (
+        snapshot(jobset(1), evicted(0, 137, LOW)),
+        "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on memory; it used "
+        "1803264Ki, and requests 128Mi; it restarts, which does not count against the restart limits$",
     ),
     "a pod that is not ready, and nobody says why": (
         snapshot(jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)),
