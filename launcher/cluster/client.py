@@ -252,6 +252,10 @@ class Cluster:
         """The server's clock, to the second."""
         return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
 
+    def now(self) -> datetime.datetime:
+        """The time, which is the server's where this machine's clock is far from it: what happened has its times."""
+        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.ahead_s)
+
     def ready(self) -> bool:
         """Whether the server reports that it is ready."""
         try:

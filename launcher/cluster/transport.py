@@ -29,6 +29,7 @@ from urllib3.exceptions import (
 )
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.kube.objects import SKEW_S, ahead_s
 
 CONNECT_S = 5.0
 READ_S = 15.0  # between two bytes of an answer
@@ -69,6 +70,7 @@ class Transport:
         self.name = name  # of the context, for messages
         self.calls = 0  # requests sent, retries included
         self.total_s = TOTAL_S
+        self.ahead_s = 0.0  # of this machine's clock, where it is more than SKEW_S from the server's
         self._answered_at = time.monotonic()
         self._say = say
         self._told_at = -math.inf
@@ -158,6 +160,7 @@ class Transport:
         url = f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else "")
         sent = {"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()}
         self.calls += 1
+        before = datetime.datetime.now(datetime.UTC)
         response = self._access.pool.request(
             method,
             url,
@@ -168,11 +171,19 @@ class Transport:
             redirect=False,
             preload_content=False,
         )
+        self._compare_clocks(before, response.headers.get("Date"))
         if response.status < 500 and response.status != 429:
             self._answered_at = time.monotonic()
         if response.status < 300:
             return response
         raise self._refused(f"{method} {path}", response)
+
+    def _compare_clocks(self, before: datetime.datetime, date: str | None) -> None:
+        """Notes how far this machine's clock is ahead of the server's, by the time in an answer."""
+        with contextlib.suppress(ValueError, TypeError):  # there is none, or another's
+            there = email.utils.parsedate_to_datetime(date or "")
+            skew_s = ahead_s(before, there, datetime.datetime.now(datetime.UTC))
+            self.ahead_s = skew_s if abs(skew_s) > SKEW_S else 0.0
 
     def _retried(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
         """The answer to a request, which is sent again while that may help."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from jaxlaunch.launcher.doctor.finding import ASK_ADMIN, Finding, fail_admin, ok, warn
+from jaxlaunch.launcher.kube.objects import SKEW_S, ahead_s
 
-SKEW_S = 30  # between the clocks; beyond, ages and events mislead
 TOKENS_S = 300  # beyond, tokens and certificates count as expired or not yet valid
 
 
@@ -20,7 +20,7 @@ def ready(version: str, server: str, is_ready: bool) -> Finding:
 
 def clock(before: datetime, there: datetime, after: datetime) -> Finding:
     """The server's time, which it gives to the second, against the time here before and after the request."""
-    skew_s = max((before - there).total_seconds() - 1, (there - after).total_seconds(), 0.0)
+    skew_s = abs(ahead_s(before, there, after))
     if skew_s <= SKEW_S:
         return ok("this machine's clock and the server's agree")
     why = "tokens and certificates may be rejected." if skew_s > TOKENS_S else "ages of objects and events are wrong."

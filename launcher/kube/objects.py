@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 Obj = Mapping[str, Any]  # an API object, as its JSON
+SKEW_S = 30.0  # between this machine's clock and the server's; beyond, ages mislead
 
 
 def condition(of: Obj, kind: str) -> Obj:
@@ -51,6 +52,13 @@ def seconds_since(text: str | None, now: datetime) -> float | None:
     """How long ago that was; never negative, however the clocks differ."""
     then = moment(text)
     return None if then is None else max(0.0, (now - then).total_seconds())
+
+
+def ahead_s(before: datetime, there: datetime, after: datetime) -> float:
+    """How far this machine's clock is at least ahead of the server's, or behind it, then less than 0: by the server's
+    time, which it gives to the second, and the time here before and after the request."""
+    ahead, behind = (before - there).total_seconds() - 1, (there - after).total_seconds()
+    return ahead if ahead > 0 else -max(behind, 0.0)
 
 
 def age(seconds: float) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from jaxlaunch.launcher.cluster.client import Cluster
@@ -66,8 +66,8 @@ class _Reader:
 
     def snapshot(self) -> Snapshot | NoSuchJob:
         """The job as it is now."""
-        now = datetime.now(UTC)
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
+        now = self._cluster.now()
         events = self._events(jobset)
         if jobset is None:
             return self._none(now, events)
@@ -265,8 +265,9 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
 
     Raises ClusterError when the JobSets cannot be read.
     """
-    now, unread = datetime.now(UTC), dict[str, str]()
+    unread = dict[str, str]()
     jobsets = [one for one in _jobsets(cluster, namespace) if hosts.is_ours(one)]
+    now = cluster.now()
     pods: Mapping[_Place, list[Obj]] = {}
     workloads: Mapping[str, Obj] = {}
     try:

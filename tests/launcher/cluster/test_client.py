@@ -7,7 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,17 @@ def test_an_object_is_created_found_changed_and_deleted(server: Server, cluster:
     assert cluster.get(JOBSETS, "x") is None
     assert not cluster.delete(JOBSETS, "x", "team-a")
     assert cluster.calls == len(server.requests)
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, 5.0, 0.0, -3600.0])
+def test_the_time_is_the_server_s_where_the_clocks_are_far_apart(
+    server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    real, there = formatdate, time.time() - ahead_s
+    monkeypatch.setattr(apiserver, "formatdate", lambda usegmt: real(there, usegmt=usegmt))
+    cluster.get(JOBSETS, "x")
+    off_s = (datetime.now(UTC) - cluster.now()).total_seconds()
+    assert off_s == pytest.approx(ahead_s if abs(ahead_s) > 30 else 0.0, abs=30)
 
 
 def test_a_create_lets_the_server_refuse_fields_that_it_does_not_know(server: Server, cluster: Cluster) -> None:
