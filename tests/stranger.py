@@ -150,6 +150,11 @@ def missing(work: Path, home: Path, command: str, named: str) -> None:
         raise SystemExit(f"a missing extra is not told by a command with {named!r}: {text}")
 
 
+def runs(python: str) -> bool:
+    """Whether it is here; pyenv has a script by the name of every Python, which fails for those that are not chosen."""
+    return bool(shutil.which(python)) and not subprocess.run([python, "--version"], capture_output=True).returncode
+
+
 def row(what: str, seconds: float) -> None:
     """Prints a row of the table."""
     print(f"| {what} | {seconds:.0f} s |", flush=True)
@@ -161,7 +166,7 @@ if __name__ == "__main__":
     parser.add_argument("--python", action="append", help="with this Python alone")
     given = parser.parse_args()
     if given.wheel:
-        for each in filter(shutil.which, given.python or PYTHONS):
-            installed(each)
+        for each in given.python or PYTHONS:
+            installed(each) if runs(each) else print(f"{each} is not here: nothing is shown with it", file=sys.stderr)
     else:
         cloned()
