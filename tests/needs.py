@@ -1,4 +1,4 @@
-"""Tools a test needs that no package of ours brings. Missing here: skipped, loudly. Missing under CI: failed."""
+"""What a test needs that may be missing here: then it is skipped, with a reason, and under CI it fails."""
 
 import os
 import shutil
@@ -9,6 +9,8 @@ import pytest
 
 from tests import environments
 from tests.cluster.harness import machine
+
+ROOT = Path(__file__).parents[1]
 
 
 def tool(name: str, *, of: str) -> str:
@@ -33,6 +35,16 @@ def packages(environment: str) -> Path:
         absent(str(error))
     (found,) = python.parents[1].glob("lib/python3*/site-packages")
     return found
+
+
+def arrays(path: Path) -> Path:
+    """The same path: a file of tests/fixtures with numbers that another implementation computed.
+
+    Such files would be nine tenths of the source distribution, which therefore leaves them out (MANIFEST.in).
+    """
+    if not path.exists() and (ROOT / "PKG-INFO").exists():
+        absent(f"{path.relative_to(ROOT)} is not in the source distribution: run this test in a clone")
+    return path
 
 
 def absent(what: str) -> NoReturn:

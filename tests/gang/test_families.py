@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests import needs
 from tests.gang import families
+from tests.trainer.references import FIXTURES
 
 pytestmark = pytest.mark.computes
 
@@ -15,6 +17,8 @@ pytestmark = pytest.mark.computes
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """Those of all rows, by one start of two processes."""
+    for _, _, case in families.COVERING:
+        needs.arrays(FIXTURES / case / "weights.safetensors")
     return families.trained(families.COVERING, tmp_path_factory.mktemp("families"))
 
 

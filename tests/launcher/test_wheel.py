@@ -27,11 +27,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools")
     source = tmp_path_factory.mktemp("wheel") / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
     for name in ("jaxlaunch", "launcher", "trainer", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "assets")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    shutil.copytree(ROOT / "tests" / "fixtures", source / "tests" / "fixtures")
     made = source.parent / "made"
     subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True)
     return made
@@ -56,3 +57,6 @@ def test_a_source_distribution_has_files_in_place_of_links(built: Path) -> None:
         assert not [member.name for member in archive if member.issym() or member.islnk()]
         names = {member.name.partition("/")[2] for member in archive}
     assert {"jaxlaunch/launcher/cli/main.py", "jaxlaunch/trainer/train.py", "pyproject.toml"} <= names
+    there = {name.removeprefix("tests/fixtures/") for name in names if name.endswith(".safetensors")}
+    assert there == {f"{name}/{name}.safetensors" for name in ("clip", "optimizers", "schedules")}
+    assert "tests/fixtures/qwen2_tiny/config.json" in names

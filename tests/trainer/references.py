@@ -20,6 +20,7 @@ from jaxlaunch.trainer.step.model_arrays import ModelArrays
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
+from tests import needs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTH = 47  # targets of a row of 48 tokens
@@ -83,7 +84,7 @@ class Images(Classify):
 
 @functools.cache
 def tensors(case: str, file: str) -> dict[str, np.ndarray]:
-    return load_file(FIXTURES / case / f"{file}.safetensors")
+    return load_file(needs.arrays(FIXTURES / case / f"{file}.safetensors"))
 
 
 def config(case: str) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def folder(case: str, to: Path) -> Path:
     cases = [name for name in (described["weights_from"], case) if name]
     files = {name: FIXTURES / name / "weights.safetensors" for name in cases}
     places = {}
+    needs.arrays(files[cases[0]])
     for name, path in files.items():
         if path.exists():
             (to / f"{name}.safetensors").symlink_to(path)

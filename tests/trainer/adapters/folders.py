@@ -15,6 +15,7 @@ from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.tasks.lm import NextToken
+from tests import needs
 from tests.trainer import references
 
 BASES = {"lora_qwen2_tiny": "qwen2_tiny", "lora_qwen3_tiny_rs": "qwen3_tiny"}
@@ -30,7 +31,8 @@ def start(case: str, to: Path, **changed: Any) -> Path:
     """The adapters before the first step, as peft writes them."""
     to.mkdir(parents=True)
     (to / "adapter_config.json").write_text(json.dumps(config(case)["adapter_config"] | changed))
-    shutil.copy(references.FIXTURES / case / "start.safetensors", to / "adapter_model.safetensors")
+    started = needs.arrays(references.FIXTURES / case / "start.safetensors")
+    shutil.copy(started, to / "adapter_model.safetensors")
     return to
 
 

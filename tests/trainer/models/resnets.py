@@ -15,6 +15,7 @@ from jaxlaunch.trainer.huggingface.folder import resolved
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
+from tests import needs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = ("resnet_tiny", "resnet_tiny_bottleneck")
@@ -34,7 +35,7 @@ class Images(Classify):
 
 
 def tensors(case: str, file: str) -> dict[str, np.ndarray]:
-    return load_file(FIXTURES / case / f"{file}.safetensors")
+    return load_file(needs.arrays(FIXTURES / case / f"{file}.safetensors"))
 
 
 def described(case: str) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def folder(case: str, to: Path) -> Path:
     """The case as Hugging Face would hold it."""
     to.mkdir(parents=True)
     (to / "config.json").write_text(json.dumps(described(case)["hf_config"]))
-    (to / "model.safetensors").symlink_to(FIXTURES / case / "weights.safetensors")
+    (to / "model.safetensors").symlink_to(needs.arrays(FIXTURES / case / "weights.safetensors"))
     return to
 
 
