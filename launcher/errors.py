@@ -18,6 +18,12 @@ KeyPath = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
 SHOWN_FAULTS = 50  # a file of another kind has a fault on every line, which would fill screens
 
 
+def overlap(one: KeyPath, other: KeyPath) -> bool:
+    """Whether two keys are the same, or one is below the other."""
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
+
+
 class UserError(Exception):
     """What you can fix in a command or a call: `message` says what is wrong, `hint` what to do, or is `None`.
 
@@ -93,6 +99,7 @@ class Fault:
     hint: str | None = None
     where: str = ""  # "job.yaml:14", or "train.steps=abc (override)"
     line: int = 0  # where it sorts
+    of: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)  # all keys that it is a matter of
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import GPUS, KNOWN
-from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.errors import Fault, KeyPath, overlap
 from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.mesh_checks import divisors
 from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec, Network
@@ -55,13 +55,8 @@ class Check:
 def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
     """The faults of every check that relies on no broken key."""
     for check in CHECKS:
-        if not any(_overlap(path, key) for path in broken for key in check.relies_on):
-            yield from check.faults(job)
-
-
-def _overlap(one: KeyPath, other: KeyPath) -> bool:
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
+        if not any(overlap(path, key) for path in broken for key in check.relies_on):
+            yield from (dataclasses.replace(fault, of=check.relies_on) for fault in check.faults(job))
 
 
 def is_contract_variable(name: str) -> bool:

@@ -30,7 +30,7 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from jaxlaunch.launcher.errors import Fault, KeyPath, UserError
+from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, overlap
 from jaxlaunch.launcher.wording import cut, dotted
 from jaxlaunch.launcher.yaml12 import scalars
 from jaxlaunch.launcher.yaml12.scalars import Scalar
@@ -40,6 +40,7 @@ MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of
 MAX_DEPTH = 64
 MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
 AFTER_THE_FILE = 10**9  # the line by which faults of overrides sort
+_BY_OVERRIDE = " (override)"
 
 _LOADER = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
@@ -74,20 +75,33 @@ class Document:
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def locate(self, fault: Fault) -> Fault:
-        """The fault with its place: the line of its path or of the nearest block above, or the override that set it."""
+        """The fault with its place: the line of its path or of the nearest block above, or the override that set it.
+
+        A fault of several keys, one of which an override set, is that override's: what is in the file was written for
+        the value that it replaced.
+        """
+        found = self._at(fault)
+        others = [shown for path, shown in self.overrides.items() if any(overlap(path, key) for key in fault.of)]
+        if not others or found.where.endswith(_BY_OVERRIDE):
+            return found
+        where = f"{', '.join(others)}{_BY_OVERRIDE} with {found.where}"
+        return dataclasses.replace(found, where=where, line=AFTER_THE_FILE)
+
+    def _at(self, fault: Fault) -> Fault:
+        """The fault with the place of its own path."""
         if fault.where:
             return fault
         for end in range(len(fault.path), 0, -1):
             path = fault.path[:end]
             if path in self.overrides:
-                where = f"{self.overrides[path]} (override)"
+                where = f"{self.overrides[path]}{_BY_OVERRIDE}"
                 return dataclasses.replace(fault, where=where, line=AFTER_THE_FILE)
             if path in self.lines:
                 line = self.lines[path]
                 return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
             made = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
             if made is not None:  # a block that the file does not have
-                return dataclasses.replace(fault, where=f"{made} (override)", line=AFTER_THE_FILE)
+                return dataclasses.replace(fault, where=f"{made}{_BY_OVERRIDE}", line=AFTER_THE_FILE)
         return dataclasses.replace(fault, where=self.name)
 
     def move(self, old: KeyPath, new: KeyPath) -> None:
@@ -330,9 +344,18 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
     """The column, from 1, of the tab that the parser stopped at; None where it is something else.
 
-    A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space.
+    A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space. Inside
+    brackets a line may be indented with tabs: what is wrong there is the bracket.
     """
     mark, lines = error.problem_mark, text.split("\n")
+    if re.search("expected ',' or|node content", error.problem or ""):
+        return None
+    if (
+        mark is not None
+        and "cannot start any token" in (error.problem or "")
+        and text[mark.index : mark.index + 1] == "\t"
+    ):
+        return int(mark.column) + 1
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     found = re.match(r"[ -]*\t", line)
     if found is None and "mapping values are not allowed" in (error.problem or ""):

@@ -255,6 +255,20 @@ def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path
     ]
 
 
+def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = "name: a\nhosts: 2\naccelerator: {type: cpu, per_host: 4}\n"
+    file.write_text(f"{text}train: {{task: 'a:B', mesh: {{dp: 4, mp: 2}}, batch: 64}}\n")
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, ["accelerator.per_host=3", "train.steps=2"])
+    said = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
+    assert str(faults.value).splitlines()[0] == f"accelerator.per_host=3 (override) with {file}:4: {said}"
+    with pytest.raises(JobFaults) as faults:
+        jobs.load(file, ["train.mesh={dp: 8}", "hosts=3"])
+    (fault,) = faults.value.faults
+    assert fault.where == "train.mesh={dp: 8} (override)"
+
+
 def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
