@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, differences, rows
+from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, changed_keys, rows
 from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml12 import reader
 from jaxlaunch.records.summary import Start
@@ -26,7 +26,7 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
     starts = Starts(run, uid)
     run.replace(starts.path(JOB), resolved.encode())
     job, compared = reader.parse(resolved, JOB).data, starts.compared
-    changed = {} if compared is None else dict(differences("", _job(folder, compared), job))
+    changed = {} if compared is None else dict(changed_keys("", _job(folder, compared), job))
     starts.begin(changed, ending.newest_step(checkpoints))
 
 

@@ -75,7 +75,7 @@ class Starts:
             return
         self._folder.write(self.path(JOB), without_secrets(job))
         before = {} if self.compared is None else self._folder.read(_path(self.compared.start, JOB))
-        changed = dict(differences("", before, without_secrets(job))) if before else {}
+        changed = dict(changed_keys("", before, without_secrets(job))) if before else {}
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
         self._keep_newest_job()
 
@@ -112,11 +112,11 @@ class Starts:
             self._folder.write(name, record.to_json())
 
 
-def differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
+def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
     """Each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
-            yield from differences(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
+            yield from changed_keys(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
     elif then != now:
         yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]
 
