@@ -243,9 +243,11 @@ def _trainer(name: str, type: str, unit: str, help: str, *labels: str, key: str 
 
 # Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
 PROMETHEUS: tuple[Metric, ...] = (
-    _agent("jaxlaunch_build_info", "gauge", "", "Always 1; the labels say what runs.", "version", "python"),
-    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds spent on steps that were kept."),
-    _agent("jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run by where they went.", "cause"),
+    _agent(
+        "jaxlaunch_build_info", "gauge", "", "The value is always 1; the labels name what runs.", "version", "python"
+    ),
+    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that was spent on steps that were kept."),
+    _agent("jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run, by what they were spent on.", "cause"),
     _agent(
         "jaxlaunch_restarts_total",
         "counter",
@@ -255,8 +257,8 @@ PROMETHEUS: tuple[Metric, ...] = (
     ),
     _agent("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "limit"),
     _agent("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."),
-    _agent("jaxlaunch_generation", "gauge", "", "Which set of pods this is."),
-    _agent("jaxlaunch_attempt", "gauge", "", "Which start of the processes this is, across JobSet restarts."),
+    _agent("jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."),
+    _agent("jaxlaunch_attempt", "gauge", "", "Number of this start of the processes, counted across JobSet restarts."),
     _agent("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
     _agent(
         "jaxlaunch_heartbeat_age_seconds",
@@ -264,13 +266,28 @@ PROMETHEUS: tuple[Metric, ...] = (
         "seconds",
         "Seconds since the last message of the agent that has been silent longest.",
     ),
-    _agent("jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container: in_use, limit.", "kind"),
-    _agent("jaxlaunch_phase", "gauge", "", "1 for the phase a rank is in, 0 for the others.", "rank", "phase"),
-    _agent("jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Until a rank counts as hung.", "rank"),
-    _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps a rank has reported as complete.", "rank"),
-    _agent("jaxlaunch_rank_lag_steps", "gauge", "steps", "Steps a rank is behind the one that is furthest.", "rank"),
+    _agent(
+        "jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container, by kind: in_use or limit.", "kind"
+    ),
+    _agent(
+        "jaxlaunch_phase",
+        "gauge",
+        "",
+        "The value is 1 for the phase that a rank is in, and 0 for the others.",
+        "rank",
+        "phase",
+    ),
+    _agent("jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Seconds until a rank counts as hung.", "rank"),
+    _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps that a rank has reported as complete.", "rank"),
+    _agent(
+        "jaxlaunch_rank_lag_steps",
+        "gauge",
+        "steps",
+        "Steps by which a rank is behind the one that is furthest.",
+        "rank",
+    ),
     _trainer(
-        "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, restored ones included.", key=Key.STEP
+        "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, including restored ones.", key=Key.STEP
     ),
     _trainer("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
     _trainer("jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."),
@@ -278,59 +295,75 @@ PROMETHEUS: tuple[Metric, ...] = (
         "jaxlaunch_step_seconds",
         "histogram",
         "seconds",
-        "Time of a step, evaluation and save left out.",
+        "Time of a step, without evaluations and saves.",
         key=Key.STEP_S,
     ),
     _trainer(
         "jaxlaunch_part_seconds_total",
         "counter",
         "seconds",
-        "Time of the loop by part: data, host, device, save, eval.",
+        "Time of the loop, by part: data, host, device, save or eval.",
         "part",
         key=Key.PART_S,
     ),
     _trainer("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
     _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
-    _trainer("jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and count, by all ranks."),
+    _trainer(
+        "jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and have a weight, of all ranks."
+    ),
     _trainer(
         "jaxlaunch_examples_per_second",
         "gauge",
         "examples/s",
-        "Of all ranks together, after warm-up.",
+        "Examples per second of all ranks together, after warm-up.",
         key=Key.EXAMPLES_PER_S,
     ),
     _trainer(
         "jaxlaunch_tokens_per_second",
         "gauge",
         "tokens/s",
-        "Tokens read, without padding, of all ranks together, after warm-up.",
+        "Tokens read per second by all ranks together, without padding, after warm-up.",
         key=Key.TOKENS_PER_S,
     ),
     _trainer(
         "jaxlaunch_targets_per_second",
         "gauge",
         "targets/s",
-        "Tokens that were predicted and count, of all ranks together, after warm-up.",
+        "Predicted tokens that have a weight, per second, of all ranks together, after warm-up.",
         key=Key.TARGETS_PER_S,
     ),
     _trainer(
-        "jaxlaunch_epoch", "gauge", "epochs", "Passes over the data, with the fraction of this one.", key=Key.EPOCH
+        "jaxlaunch_epoch",
+        "gauge",
+        "epochs",
+        "Passes over the data, including the fraction of the current one.",
+        key=Key.EPOCH,
     ),
     _trainer("jaxlaunch_model_flops_per_step", "gauge", "FLOPs", "Floating-point operations of the model."),
-    _trainer("jaxlaunch_mfu_ratio", "gauge", "ratio", "Model FLOPs over the peak of all devices.", key=Key.MFU),
+    _trainer(
+        "jaxlaunch_mfu_ratio",
+        "gauge",
+        "ratio",
+        "Model FLOPs per second divided by the peak of all devices.",
+        key=Key.MFU,
+    ),
     _trainer("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
     _trainer("jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM),
     _trainer("jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE),
-    _trainer("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16.", key=Key.LOSS_SCALE),
-    _trainer("jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that overflowed float16."),
-    _trainer("jaxlaunch_empty_steps_total", "counter", "steps", "Steps without a single target, which change nothing."),
-    _trainer("jaxlaunch_task_metric", "gauge", "", "What the task measures, its loss included.", "split", "metric"),
+    _trainer("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE),
+    _trainer(
+        "jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that were skipped because float16 overflowed."
+    ),
+    _trainer(
+        "jaxlaunch_empty_steps_total", "counter", "steps", "Steps whose batch had no target; they change nothing."
+    ),
+    _trainer("jaxlaunch_task_metric", "gauge", "", "Metrics of the task, including its loss.", "split", "metric"),
     _trainer("jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."),
     _trainer(
         "jaxlaunch_device_memory_bytes",
         "gauge",
         "bytes",
-        "Memory of a local device: in_use, peak, limit.",
+        "Memory of a local device, by kind: in_use, peak or limit.",
         "device",
         "kind",
     ),
@@ -339,12 +372,21 @@ PROMETHEUS: tuple[Metric, ...] = (
         "jaxlaunch_checkpoint_age_seconds",
         "gauge",
         "seconds",
-        "Since the newest commit; since the start while there is none.",
+        "Seconds since the newest commit, or since the start if there is none yet.",
     ),
-    _trainer("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves begun by this process."),
-    _trainer("jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Time the loop waited for saves."),
-    _trainer("jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs found in the cache."),
-    _trainer("jaxlaunch_compile_cache_misses_total", "counter", "programs", "Programs not found in it."),
+    _trainer("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."),
+    _trainer(
+        "jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Seconds that the loop waited for saves."
+    ),
+    _trainer(
+        "jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs that were found in the compile cache."
+    ),
+    _trainer(
+        "jaxlaunch_compile_cache_misses_total",
+        "counter",
+        "programs",
+        "Programs that were not found in the compile cache.",
+    ),
 )
 
 # Names that a metric of a task cannot have: a record of a step would hold the number of one of them only.

@@ -184,4 +184,4 @@ def test_a_gang_that_may_shrink_goes_on_with_the_hosts_that_it_has_and_a_size_th
         gang.until("a spare", lambda: "agent 3: holds no rank" in gang.talk)
         gang.allow("end")
         assert gang.wait() == [0, 0, 0]
-    assert "going on with 2 of 4 hosts" in gang.talk and "2 processes on 2 hosts" in gang.talk
+    assert "continuing with 2 of 4 hosts" in gang.talk and "2 processes on 2 hosts" in gang.talk

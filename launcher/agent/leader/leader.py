@@ -629,7 +629,7 @@ class Leader:
             return self._start()
         size, full = self._size, self._config.sizes[-1]
         if self._verdict is None and self._gathering.is_enough(now) and 0 < size < full:
-            self._say(f"{names(self._missing)} did not come in time: going on with {size} of {full} hosts")
+            self._say(f"{names(self._missing)} did not join in time: continuing with {size} of {full} hosts")
             return self._start()
         if self._verdict is None:
             verdict = self._gathering.given_up(self._members, self._missing, now)
