@@ -437,8 +437,9 @@ class Leader:
             code, words = self._stopped_by
             end = of_code(code, f"{words}, after: {move.verdict.message}")
         if end is not None:
-            is_alone = may_wait and end.code == contract.PREEMPTED and self._leaving < self._peers.keys()
-            return self._part(end) if is_alone and self._leaving else self._end(end)
+            others_stay = bool(self._leaving and self._peers.keys() - self._leaving)
+            parts = others_stay and may_wait and end.code == contract.PREEMPTED
+            return self._part(end) if parts else self._end(end)
         count = history.restarts_used(self._records, self._config.generation)
         self._say(f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step")
         if self._can_start:

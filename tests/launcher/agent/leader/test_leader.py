@@ -293,3 +293,22 @@ def test_a_gang_with_a_spare_starts_when_the_host_that_leads_is_there(gang: Call
     assert of.said[-1] == "starting attempt 1: 3 processes on 3 hosts"
     told = [json.loads(line) for line in of.hosts[3][0].recv(65536).splitlines()]
     assert [one["members"] for one in told if one["type"] == "start"] == ["0-2"]
+
+
+@pytest.mark.parametrize("is_gone_first", [True, False], ids=["killed while it saves", "told to leave"])
+def test_a_pod_that_is_deleted_costs_its_gang_no_other_pod(gang: Callable[..., Gang], is_gone_first: bool) -> None:
+    """Also one that is deleted with force, and so is killed before every host has saved."""
+    of = gang(3, job=AgentJob("t", ("true",), processes_per_host=1, in_place_limit=3, replaces=True))
+    of.send(1, "stop", excess=None)
+    staying = (0, 2) if is_gone_first else (0, 1, 2)
+    if is_gone_first:
+        of.close(1)
+    for host in staying:
+        of.send(host, "beat", ranks={str(host): {**STEPPING.to_wire(), "exit": 0}}, metrics=None)
+    of.leader._consider()
+    for host in staying:
+        of.send(host, "gone")
+    assert of.said[-1] == "keeping 2 of 3 hosts, until host 1 is replaced" and not of.ended
+    for host in (0, 2):
+        told = [json.loads(line)["type"] for line in of.hosts[host][0].recv(65536).splitlines()]
+        assert "verdict" in told and "leave" not in told
