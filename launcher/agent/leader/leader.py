@@ -664,7 +664,7 @@ class Leader:
             members=self._members.to_wire(),
             missing=self._missing,
             refused=self._gathering.newest_refusals,
-            step=self._attempt.step,
+            step=self._attempt.step or self._saved or self._attempt.step,  # saved ones until the attempt has its own
             committed=self._attempt.committed,
             statuses=self._attempt.statuses,
             overdue=self._attempt.overdue,
@@ -726,14 +726,19 @@ class Leader:
         has_ended = self._stage in (Stage.KILL, Stage.LEAVE)
         return self._clock.restart.last if has_ended else self._clock.restart.seconds(now)
 
+    @property
+    def _saved(self) -> int | None:
+        """The newest step on storage, by all that is known."""
+        committed = (record.last_committed for record in self._records)
+        return furthest(self._starts.known, *committed, self._attempt.committed)
+
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
-        committed = (record.last_committed for record in self._records)
         return Summary(
             verdict,
             step=self._attempt.step,
-            saved=furthest(self._starts.known, *committed, self._attempt.committed),
+            saved=self._saved,
             of=dataclasses.replace(self._of(seconds, now), made_of=self._made_of),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),

@@ -312,3 +312,15 @@ def test_a_pod_that_is_deleted_costs_its_gang_no_other_pod(gang: Callable[..., G
     for host in (0, 2):
         told = [json.loads(line)["type"] for line in of.hosts[host][0].recv(65536).splitlines()]
         assert "verdict" in told and "leave" not in told
+
+
+def test_a_restart_is_at_the_step_that_is_saved_until_it_trains_one(gang: Callable[..., Gang]) -> None:
+    of = gang(1, job=AgentJob("t", ("true",), processes_per_host=1, in_place_limit=3))
+    of.beat(0, step=25, committed=20, first_committed=10)
+    of.event(0, "error", error={"type": "ValueError", "message": "boom"})
+    of.send(0, "gone")
+    assert of.said[-1].startswith("starting attempt 2")
+    of.send(0, "beat", ranks={"0": {"phase": "init", "step": 0}}, metrics=None, attempt=2)
+    assert of.leader._view().step == 20
+    of.send(0, "beat", ranks={"0": {"phase": "step", "step": 21}}, metrics=None, attempt=2)
+    assert of.leader._view().step == 21
