@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
+from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
 
 
@@ -26,6 +27,7 @@ class Record:
     started: Time
     ended: Time
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
+    members: Wire | None = None  # which hosts held its ranks; None: each its own, or not known
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them."""

@@ -10,7 +10,8 @@ value:
 past     at the start of a later generation. First one without `verdict`: `attempts` (how many there were), `ends` (how
          many by cause), `unknown` (why that is not known). Then one for each of the last three: `verdict`,
          `seconds`, `first_committed`, `last_committed`, `ended`; `attempt` and `generation` are then its own.
-tail     after these, the end of a rank's log of the generations before: `rank`, `lines`. The failing rank comes first;
+tail     after these, the end of a rank's log of the generations before: `rank`, `lines`, `host` (that held the rank in
+         the last attempt, where that is known). The failing rank comes first;
          ranks beyond jaxlaunch.launcher.agent.leader.run_folder.TAIL_BYTES are left out.
 beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these: jaxlaunch/records/members),
          `missing` (of these the hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
@@ -72,6 +73,7 @@ class Tail(_Line):
     rank: Whole
     lines: Sequence[str]
     generation: Whole
+    host: Whole | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,11 @@ class Members:
         return len(self.hosts)
 
     @property
+    def have_moved(self) -> bool:
+        """Whether a host holds other ranks than its index says."""
+        return any(place != host for place, host in enumerate(self.hosts))
+
+    @property
     def processes(self) -> int:
         """The ranks of all hosts."""
         return len(self.hosts) * self.each

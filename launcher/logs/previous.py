@@ -13,11 +13,13 @@ from jaxlaunch.records.members import Members
 def lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
     """The last lines of each rank, the failing rank's first; of the newest attempt that they were repeated for.
 
-    The host is the one that holds the rank now, by the table `members`.
+    The host is the one that held the rank then; where the leader does not say it, the one that holds it by the table
+    `members`.
     """
     tails = [record for record in records if isinstance(record, Tail)]
     newest = max((tail.attempt for tail in tails), default=0)
     for tail in tails:
         if tail.attempt == newest:
+            host = members.host(tail.rank) if tail.host is None else tail.host
             for text in tail.lines:
-                yield Line(members.host(tail.rank), tail.rank, text, generation=tail.generation)
+                yield Line(host, tail.rank, text, generation=tail.generation)

@@ -151,7 +151,8 @@ class Leader:
         self._loop.every(TICK_S, self._tick)
 
     def _tell_past(self) -> None:
-        self._pod_log.begin(self._records, self._run_folder, self._starts.number, self._config.processes)
+        of = self._starts.number, self._config.job.processes_per_host, self._config.processes
+        self._pod_log.begin(self._records, self._run_folder, *of)
 
     def _give_up(self) -> None:
         """Ends the gang at once, where the attempts of earlier pods already used up what may pass without progress."""
@@ -543,6 +544,7 @@ class Leader:
             seconds=self._own(seconds),
             restart=self._clock.restart.last,
             started=self._started,
+            members=self._members,
         )
         self._seconds_before = seconds
         others = self._run_folder.records(self._config.uid)

@@ -13,6 +13,7 @@ from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Tail
+from jaxlaunch.records.members import Members, from_wire
 from jaxlaunch.records.verdict import Verdict
 
 PAST = 3  # attempts that have a line each
@@ -53,8 +54,10 @@ class PodLog:
         self._committed: int | None = None
         self._committed_at: float | None = None
 
-    def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, processes: int) -> None:
+    def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, each: int, processes: int) -> None:
         """Writes the attempts of earlier pods, and the ends of their logs, which were deleted with them.
+
+        Each host holds `each` of at most `processes` ranks.
 
         A job that was suspended gets new pods of the same generation.
         """
@@ -69,8 +72,10 @@ class PodLog:
         for one in records[-PAST:]:
             fields = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}
             self._log(Past(**self._about(one.attempt, one.generation), **fields, ended=one.ended))
+        held = _members(records[-1], each, processes) if records else None
         for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
-            self._log(Tail(**self._about(last, before), rank=rank, lines=lines))
+            host = None if held is None else held.host(rank)
+            self._log(Tail(**self._about(last, before), rank=rank, lines=lines, host=host))
 
     def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
         """Writes a beat, if something changed or BEAT_S have passed; `now` in monotonic seconds."""
@@ -129,6 +134,11 @@ class PodLog:
     def _log(self, line: Line) -> None:
         if self._write is not None:
             self._write(log_lines.line(line))
+
+
+def _members(of: Record, each: int, most: int) -> Members | None:
+    """Which hosts held the ranks of an attempt, where others did than their indexes say."""
+    return None if of.members is None else from_wire(of.members, each, most)
 
 
 def _phases(statuses: Mapping[int, Status]) -> dict[str, list[int]]:

@@ -13,6 +13,7 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.leader import history
 from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.members import Members
 from jaxlaunch.records.summary import Restarted
 from jaxlaunch.records.verdict import Verdict
 
@@ -29,8 +30,9 @@ def record(
     seconds: Mapping[str, float],
     restart: Mapping[str, float],
     started: float,
+    members: Members,
 ) -> Record:
-    """The record of attempt `number`, which ended now; `seconds` by cause, `started` in Unix time."""
+    """The record of attempt `number` of these members, which ended now; `seconds` by cause, `started` in Unix time."""
     return Record(
         uid=config.uid,
         generation=config.generation,
@@ -44,6 +46,7 @@ def record(
         started=started,
         ended=time.time(),
         restart=restart,
+        members=members.to_wire() if members.have_moved else None,
     )
 
 

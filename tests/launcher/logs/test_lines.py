@@ -179,6 +179,13 @@ def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> Non
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
 
+def test_the_end_of_a_log_is_of_the_host_that_held_the_rank_then() -> None:
+    """Host 3 holds the rank now, whose last attempt was on host 1."""
+    tails = [Tail(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
+    (line,) = previous.lines(tails, Members([0, 3], 1))
+    assert line.host == 1
+
+
 def test_each_generation_s_begin_and_end_is_shown_once() -> None:
     notices = Notices()
     found = [

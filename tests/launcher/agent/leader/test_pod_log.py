@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Beat
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.log_lines import Beat, Tail
+from jaxlaunch.records.verdict import of_code
 
 
 class Recorded:
@@ -87,3 +94,16 @@ def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
     wrong = {name: log_lines.line(dataclasses.replace(beat, **{name: True})) for name in names}
     unchecked = [name for name, line in wrong.items() if log_lines.parse(line) is not None]
     assert not unchecked
+
+
+def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "starts" / "1" / "logs").mkdir(parents=True)
+    (tmp_path / "starts" / "1" / "logs" / "rank-1.log").write_text("step 7\n")
+    lost = of_code(contract.LOST, "host 1 was lost", rank=1, host=1)
+    usual = Record("uid", 0, 1, "lost", 1, None, None, {}, lost, 1.0, 2.0)
+    for members, host in (("0,3,2", 3), (None, None)):
+        lines: list[str] = []
+        folder = RunFolder(tmp_path, pytest.fail)
+        PodLog(1, lines.append).begin([dataclasses.replace(usual, members=members)], folder, 1, 1, 3)
+        (tail,) = [one for one in map(log_lines.parse, lines) if isinstance(one, Tail)]
+        assert (tail.rank, list(tail.lines), tail.host) == (1, ["step 7"], host)
