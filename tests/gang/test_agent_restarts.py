@@ -250,13 +250,14 @@ def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Pat
     assert gang.summary["restarts"] == {"crash": 1} and gang.verdict["cause"] == "done"
 
 
-def test_a_standby_process_that_fails_only_makes_restarts_slower(tmp_path: Path) -> None:
+def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_slower(tmp_path: Path) -> None:
     with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
         gang.start()
-        gang.until("the standby process", lambda: gang.out.count("imported") == 2)
-        trainers = children(gang.agents[0].pid)
-        os.kill(max(trainers), signal.SIGKILL)
-        gang.until("the notice", lambda: "restarts will take longer" in gang.talk)
+        for killed in range(3):
+            gang.until("another standby process", lambda killed=killed: gang.out.count("imported") == 2 + killed)
+            os.kill(max(children(gang.agents[0].pid)), signal.SIGKILL)
+            gang.until("the notice", lambda killed=killed: gang.talk.count("ended with -9; ") == 1 + killed)
+        assert gang.talk.count("another is started") == 2 and "restarts will take longer" in gang.talk
         gang.allow("go")
         assert gang.wait() == [0]
 

@@ -20,6 +20,7 @@ from jaxlaunch.records.members import Members
 
 TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
 POLL_S = 0.1  # between two looks at programs whose wrapper has ended
+MAX_KILLED_STANDBYS = 3  # then something kills each of them
 
 
 class Standby:
@@ -66,6 +67,7 @@ class Processes:
         self._config, self._loop, self._site_folder, self._stdout = config, loop, site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
         self._standbys: dict[int, Standby] = {}  # by place on this host: which rank it gets is not known yet
+        self._killed_standbys = 0
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
         self._is_paused = False  # no program's output is read, since the stream is behind
@@ -198,10 +200,17 @@ class Processes:
                 standby.close()
                 standby.child.close()
                 del self._standbys[place]
-                self._has_failed_standby = True
-                return self._say(
-                    f"the standby process of rank {standby.child.rank} ended with {code}; restarts will take longer"
-                )
+                return self._lost_standby(standby.child.rank, code)
+
+    def _lost_standby(self, rank: int, code: int) -> None:
+        """Says that a standby process has ended, and starts another for one that was killed: at once where the ranks of
+        this host step or it has none, as a spare."""
+        self._killed_standbys += 1
+        self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
+        follows = "restarts will take longer" if self._has_failed_standby else "another is started"
+        self._say(f"the standby process of rank {rank} ended with {code}; {follows}")
+        if all(child.progress.status.stepped for child in self.alive()):
+            self.keep_standbys()
 
     def _ended(self, child: Child, code: int) -> None:
         """Reports the end of a process, with the last program that it leaves."""
