@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from jaxlaunch.launcher.cluster.client import Cluster
@@ -74,21 +74,33 @@ def _clock(target: Target) -> Findings:
 def _jobset(target: Target) -> Findings:
     yield controllers.served(kinds.JOBSETS, "JobSet", target.cluster.served(kinds.JOBSETS.group))
     yield from controllers.crd(target.find(kinds.CRDS, kinds.JOBSETS.resource))
-    yield _controller(target, "JobSet", controllers.JOBSET)
+    deployment = _deployment(target, controllers.JOBSET)
+    yield controllers.controller("JobSet", deployment, controllers.JOBSET)
+    yield from controllers.features(
+        "JobSet", deployment, _configs(target, controllers.JOBSET, controllers.JOBSET_CONFIG)
+    )
 
 
 def _kueue(target: Target) -> Findings:
     versions = target.cluster.served(kinds.LOCAL_QUEUES.group)
     yield controllers.kueue(versions, target.queue)
     if versions:
-        yield _controller(target, "Kueue", controllers.KUEUE)
-        config = target.find(kinds.CONFIGMAPS, controllers.KUEUE_CONFIG, controllers.KUEUE[0])
-        for text in (config or {}).get("data", {}).values():
+        deployment = _deployment(target, controllers.KUEUE)
+        configs = _configs(target, controllers.KUEUE, controllers.KUEUE_CONFIG)
+        yield controllers.controller("Kueue", deployment, controllers.KUEUE)
+        yield from controllers.features("Kueue", deployment, configs)
+        for text in configs:
             yield from controllers.kueue_config(text, target.queue)
 
 
-def _controller(target: Target, project: str, place: tuple[str, str]) -> Finding:
-    return controllers.controller(project, target.find(kinds.DEPLOYMENTS, place[1], place[0]), place)
+def _deployment(target: Target, place: tuple[str, str]) -> Obj | None:
+    namespace, name = place
+    return target.find(kinds.DEPLOYMENTS, name, namespace)
+
+
+def _configs(target: Target, place: tuple[str, str], name: str) -> Sequence[str]:
+    """The files of a controller's ConfigMap."""
+    return list((target.find(kinds.CONFIGMAPS, name, place[0]) or {}).get("data", {}).values())
 
 
 def _webhooks(target: Target) -> Findings:

@@ -19,9 +19,19 @@ JOBSET = ("jobset-system", "jobset-controller-manager")
 KUEUE = ("kueue-system", "kueue-controller-manager")
 # The field of our failure policy that came last; a JobSet that has it has all that we render.
 _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
-KUEUE_CONFIG = "kueue-manager-config"
+JOBSET_CONFIG, KUEUE_CONFIG = "jobset-manager-config", "kueue-manager-config"
 _INTEGRATION = "jobset.x-k8s.io/jobset"
 _INSTALL = f"{ASK_ADMIN} install JobSet 0.10.1 or newer."
+# Features of the newest versions for lost and missing hosts, and whether each is on where nobody says it: read in
+# JobSet 0.12.0 and Kueue 0.15.0, whose JobSets have no least count of pods, in November 2026.
+_FEATURES: Mapping[str, Mapping[str, bool]] = {
+    "JobSet": {"RestartJob": False, "ElasticJobSet": False},
+    "Kueue": {"PartialAdmission": True, "ElasticJobsViaWorkloadSlices": False},
+}
+_WITHOUT = {
+    "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
+    "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
+}
 # What is created for a job, by API group: a webhook on any of them can keep its pods from running.
 _CREATED: Mapping[str, tuple[str, ...]] = {
     "jobset.x-k8s.io": ("jobsets",),
@@ -65,8 +75,7 @@ def controller(project: str, found: Obj | None, place: tuple[str, str]) -> Findi
         what = f"version and feature gates of {project} are not known"
         why = f"no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it."
         return unknown(what, why)
-    container: Obj = next(iter(found["spec"]["template"]["spec"]["containers"]), {})
-    gates = [text.partition("=")[2] for text in container.get("args") or [] if text.startswith("--feature-gates=")]
+    container, gates = _container(found), _gates(found)
     image = f"{container.get('image', 'no image')}" + (f", gates {', '.join(gates)}" if gates else ", default gates")
     if not found.get("status", {}).get("availableReplicas"):
         why = "its webhooks reject every job, and it creates no pods."
@@ -74,6 +83,31 @@ def controller(project: str, found: Obj | None, place: tuple[str, str]) -> Findi
             f"{project}'s controller is down: {image}", why, f"kubectl -n {namespace} describe deploy {name}"
         )
     return ok(f"{project}'s controller is up: {image}")
+
+
+def _container(deployment: Obj) -> Obj:
+    return next(iter(deployment["spec"]["template"]["spec"]["containers"]), {})
+
+
+def _gates(deployment: Obj) -> list[str]:
+    """The feature gates among the arguments of a controller, as `A=true,B=false`."""
+    arguments = _container(deployment).get("args") or []
+    return [text.partition("=")[2] for text in arguments if text.startswith("--feature-gates=")]
+
+
+def features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Findings:
+    """Which of the project's own ways to deal with lost and missing hosts are on, by its arguments or configuration."""
+    if deployment is None:
+        return
+    words = dict(word.partition("=")[::2] for text in _gates(deployment) for word in text.split(","))
+    given = {name: value.strip().lower() == "true" for name, value in words.items()}
+    for config in map(_parsed, configs):
+        given |= config.get("featureGates") or {}
+    states = [
+        f"{name} is {'on' if given.get(name, given.get('AllAlpha', False) or usual) else 'off'}"
+        for name, usual in _FEATURES[project].items()
+    ]
+    yield ok(f"{project}'s {' and '.join(states)}; {_WITHOUT[project]}")
 
 
 # --- webhooks ---------------------------------------------------------------------------------------------------------
@@ -182,12 +216,7 @@ def kueue(versions: Sequence[str], queue: str | None) -> Finding:
 
 def kueue_config(text: str, queue: str | None) -> Findings:
     """What Kueue's own configuration means for a job with this queue, or with none."""
-    try:
-        config = yaml.load(text, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError:
-        return
-    if not isinstance(config, dict):
-        return
+    config = _parsed(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
         yield fail("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
@@ -197,3 +226,12 @@ def kueue_config(text: str, queue: str | None) -> Findings:
         yield fail_admin(what, "the queue is ignored, and the job starts at once.", f"{ASK_ADMIN} add {_INTEGRATION}.")
     if gates := config.get("featureGates"):
         yield ok(f"Kueue's feature gates: {', '.join(f'{name}={str(on).lower()}' for name, on in gates.items())}")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """A configuration file of a controller; empty where it is none."""
+    try:
+        config = yaml.load(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError:
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -131,6 +131,26 @@ def test_a_controller_is_named_with_its_image_and_gates() -> None:
 
 
 @pytest.mark.parametrize(
+    ("project", "gates", "config", "expected"),
+    [
+        ("JobSet", "", "{", "RestartJob is off and ElasticJobSet is off; launcher needs neither"),
+        ("JobSet", "ElasticJobSet=true,RestartJob=false", "", "RestartJob is off and ElasticJobSet is on;"),
+        ("JobSet", "AllAlpha=true", "", "RestartJob is on and ElasticJobSet is on;"),
+        ("JobSet", "", "featureGates: {RestartJob: true}", "RestartJob is on and ElasticJobSet is off;"),
+        ("Kueue", "", "", "PartialAdmission is on and ElasticJobsViaWorkloadSlices is off; neither is for JobSets"),
+        ("Kueue", "PartialAdmission=false", "", "PartialAdmission is off and ElasticJobsViaWorkloadSlices is off;"),
+    ],
+)
+def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
+    project: str, gates: str, config: str, expected: str
+) -> None:
+    of = deployment(1, *([f"--feature-gates={gates}"] if gates else []))
+    (found,) = controllers.features(project, of, [config])
+    assert found.level == "ok" and found.what.startswith(f"{project}'s {expected}")
+    assert not list(controllers.features(project, None, [config]))
+
+
+@pytest.mark.parametrize(
     ("config", "queue", "expected"),
     [
         ("manageJobsWithoutQueueName: true", None, ["fail: the job names no queue, and Kueue requires one"]),
