@@ -26,7 +26,7 @@ def decoded(line: bytes) -> Any:
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_depths(line)) > MAX_DEPTH:  # json would recurse
         raise ValueError("it nests too deep")
     text = line.decode("utf-8", "replace").strip()
-    value, end = _DECODER.raw_decode(text)
+    value, end = (_DECODER if _MAY_OVERFLOW.search(text) else _PLAIN).raw_decode(text)
     if end != len(text):
         raise ValueError("there is more than one value in it")
     return _encodable_in(value) if b"\\ud" in line or b"\\uD" in line else value
@@ -37,7 +37,13 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda name: None)
+def _no_number(name: str) -> None:
+    """NaN and the infinities are no JSON."""
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
+_PLAIN = json.JSONDecoder(parse_constant=_no_number)  # without a call for each number: tables read a million of them
+_MAY_OVERFLOW = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{200}")
 
 
 # A string, and one that the end of the line cuts: an alternative that always matches, so that the time is linear.

@@ -8,20 +8,29 @@ import os
 import pwd
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import JOB, rows
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.local import lock, run_folders
 from jaxlaunch.launcher.local.lock import Holder
-from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.launcher.yaml12 import numbers, reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec
+
+HOSTS, MOST_HOSTS, SLICES, STEPS, CRASHES = (
+    ("hosts",),
+    ("hosts", "max"),
+    ("slices",),
+    ("train", "steps"),
+    ("restarts", "crash"),
+)
+NUMBERS = (HOSTS, MOST_HOSTS, SLICES, STEPS, CRASHES)  # of a job, for a table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +54,13 @@ class Run:
         return own if own.is_dir() else self.folder
 
     @functools.cached_property
-    def document(self) -> Mapping[str, Any]:
-        """The job of the newest start as plain data; empty where it cannot be read."""
+    def numbers(self) -> Mapping[KeyPath, int]:
+        """NUMBERS of the job of the newest start; those that cannot be read are left out."""
         try:
-            text = regular_files.read(self.start_folder / JOB, reader.MAX_BYTES).decode(errors="replace")
-            found = reader.parse(text, JOB).data
-        except (OSError, UserError):
+            text = regular_files.read(self.start_folder / JOB, reader.MAX_BYTES, below=self.folder)
+        except OSError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return numbers.of(text.decode(errors="replace"), NUMBERS)
 
     @functools.cached_property
     def job(self) -> JobSpec | None:
@@ -60,7 +68,7 @@ class Run:
         from jaxlaunch.launcher.job import load as jobs  # who asks for a cluster's job must not wait for pydantic
 
         try:
-            return jobs.kept(self.start_folder)
+            return jobs.kept(self.start_folder, below=self.folder)
         except (OSError, UserError):
             return None
 

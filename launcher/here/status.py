@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import run_folder
 from jaxlaunch.launcher.agent.leader.run_folder import Listed
-from jaxlaunch.launcher.here.found import Run
+from jaxlaunch.launcher.here.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, Restarts, State
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.summary import ratio
@@ -45,12 +45,11 @@ class Live(NamedTuple):
 
 def status_of(run: Run, live: Live | None = None) -> JobStatus:
     """The status of a run; with the numbers of now where its agents were asked."""
-    job, summary, start = run.document, run.summary, run.start
+    job, summary, start = run.numbers, run.summary, run.start
     of, state, now = None if summary is None else summary.of, state_of(run), time.time()
     live = None if state in OVER else live
     verdict = verdict_of(run)
-    train = job.get("train")
-    steps = (live and live.steps) or (train.get("steps") if isinstance(train, dict) else None)
+    steps = (live and live.steps) or job.get(STEPS)
     began = now if start is None else start.started
     last = None if of is None else of.at
     ended = None if start is None or state not in OVER else start.ended or last
@@ -60,8 +59,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         state=state,
         is_ours=True,
         queue=None,
-        hosts=_whole(hosts.get("max") if isinstance(hosts := job.get("hosts"), dict) else hosts)
-        * _whole(job.get("slices")),
+        hosts=max(1, job.get(MOST_HOSTS, job.get(HOSTS, 1))) * max(1, job.get(SLICES, 1)),
         ready=None if live is None else live.ready,
         generation=0 if of is None else of.generation,
         attempt=None if of is None else of.attempt,
@@ -71,7 +69,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         members=None,
         spares=(),
         step=furthest(None if summary is None else summary.step, live and live.step),
-        steps=steps if isinstance(steps, int) else None,
+        steps=steps,
         committed=None if summary is None else summary.saved,
         committed_age_s=None,
         goodput=None if summary is None else ratio(summary.seconds),
@@ -158,14 +156,8 @@ def _samples(address: str) -> Iterator[tuple[str, int, str, float]]:
 def _restarts(run: Run) -> Restarts:
     found = run.summary
     generation = 0 if found is None or found.of is None else found.of.generation
-    limits = run.document.get("restarts")
-    limit = limits.get("crash") if isinstance(limits, dict) else None
-    usual = 5 if not isinstance(limit, int) else limit
+    usual = run.numbers.get(CRASHES, 5)
     return Restarts(generation, generation, usual, None if found is None else dict(found.restarts), None, None)
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
 
 
 def _least(values: Mapping[int, float]) -> int | None:

@@ -65,9 +65,12 @@ def load(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) ->
     return read(path, overrides, say).spec
 
 
-def kept(folder: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job that a run folder keeps, with `overrides`. Raises as read() does; others may write in the folder."""
-    return _job(reader.read(folder / "job.yaml", regular_files.opener), overrides, _silent)
+def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None) -> JobSpec:
+    """The job that a run folder keeps, with `overrides`; with `below` no link in that folder is followed.
+
+    Raises as read() does; others may write in the folder."""
+    opener = regular_files.opener if below is None else regular_files.beneath(below)
+    return _job(reader.read(folder / "job.yaml", opener), overrides, _silent)
 
 
 def parse(text: str, name: str = "job.yaml") -> JobSpec:

@@ -8,19 +8,18 @@ import functools
 import json
 import os
 import pwd
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.leader.run_folder import MAX_JSON
+from jaxlaunch.launcher.yaml12 import numbers, reader
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import Summary
 
 LOCK, JOB = ".lock", "job.yaml"
-_MAX_JOB = 1 << 20
-_STEPS = re.compile(rb"^  steps: (\d{1,15})$", re.MULTILINE)  # of train:, as a run's own job.yaml is written
+_STEPS = ("train", "steps")
 KILLED = "killed"  # of a run that says it goes on, while no launcher holds its folder
 
 
@@ -100,7 +99,7 @@ def read_summary(folder: Path) -> Summary | None:
 def is_held(folder: Path) -> bool:
     """Whether a launcher, or agents that outlived it, hold the run's lock."""
     try:
-        with open(folder / LOCK, "rb", opener=regular_files.opener) as file:
+        with open(folder / LOCK, "rb", opener=regular_files.beneath(folder)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -111,10 +110,10 @@ def is_held(folder: Path) -> bool:
 
 def _steps(folder: Path) -> int | None:
     try:
-        found = _STEPS.search(regular_files.read(folder / JOB, _MAX_JOB, below=folder))
+        text = regular_files.read(folder / JOB, reader.MAX_BYTES, below=folder)
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return numbers.of(text.decode(errors="replace"), [_STEPS]).get(_STEPS)
 
 
 def _owner(folder: Path) -> str:
