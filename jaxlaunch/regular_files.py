@@ -15,7 +15,12 @@ from pathlib import Path
 def opener(path: str, flags: int, at: int | None = None) -> int:
     """For `open`: a descriptor of a regular file, whose path may be of folder `at`. Raises OSError for anything else,
     without waiting for anyone."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # whose own text is of too many levels
+            raise OSError(errno.ELOOP, "is a link", path) from None
+        raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -52,6 +57,7 @@ def read(path: Path | str, most: int, at_end: bool = False, below: Path | None =
     """The first `most` bytes of a regular file, or its last ones; with `below` no link in that folder is followed.
     Raises OSError, as `opener` does."""
     with open(path, "rb", opener=opener if below is None else beneath(below)) as file:
+        size = os.fstat(file.fileno()).st_size
         if at_end:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-        return file.read(most)
+            file.seek(max(0, size - most))
+        return file.read(min(most, size))  # Python allocates what it is asked for, however small the file is

@@ -34,7 +34,7 @@ def logs(
     if is_following and run.holder is not None:
         files.follow(run, chosen, tail, each, printer.show)
         return 0
-    if not _shown(files.read(run.start_folder, chosen, tail, each), tail, printer):
+    if not _shown(files.read(run, run.start_folder, chosen, tail, each), tail, printer):
         has_logs = bool(files.ranks(run.start_folder, Select()))
         say(f"{'these ranks have' if has_logs else 'no rank has'} written nothing, or it is gone: {run.start_folder}")
         return 0 if has_logs or run.holder is not None else ClusterError.exit_code
@@ -49,7 +49,7 @@ def _previous(run: Run, chosen: Select, tail: int | None, each: int, printer: Pr
     if before is None or not before.is_dir():
         say("there is no earlier start; the logs of this one hold all its attempts")
         return 0
-    _shown(files.read(before, chosen, tail, each), tail, printer)
+    _shown(files.read(run, before, chosen, tail, each), tail, printer)
     return 0
 
 

@@ -27,11 +27,11 @@ def ranks(folder: Path, chosen: Select) -> list[int]:
     return read_run.found(str(folder), chosen.ranks)
 
 
-def read(folder: Path, chosen: Select, tail: int | None, each: int) -> Found:
-    """Each rank that has a log in the folder of a start. `each`: processes of a host."""
+def read(run: Run, folder: Path, chosen: Select, tail: int | None, each: int) -> Found:
+    """Each rank that has a log in the folder of a start of the run. `each`: processes of a host."""
     here = ranks(folder, chosen)
     for rank in here:
-        log = read_run.log(str(folder), rank, chosen.pattern, tail, MAX_LOGS // len(here))
+        log = read_run.log(str(run.folder), str(folder), rank, chosen.pattern, tail, MAX_LOGS // len(here))
         yield rank, log["left_out"], [Line(rank // each, rank, text) for text in log["text"].splitlines()]
 
 
@@ -42,7 +42,8 @@ def follow(run: Run, chosen: Select, tail: int | None, each: int, show: Callable
     is_first, is_over = True, False
     while True:
         for rank in ranks(folder, chosen):
-            texts = files.setdefault(rank, _File(Path(read_run.log_path(str(folder), rank)))).more()
+            path = Path(read_run.log_path(str(folder), rank))
+            texts = files.setdefault(rank, _File(path, run.folder)).more()
             wanted = [text for text in texts if chosen.pattern is None or chosen.pattern.search(text) is not None]
             for text in wanted if not is_first or tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]:
                 show(Line(rank // each, rank, text))
@@ -53,11 +54,14 @@ def follow(run: Run, chosen: Select, tail: int | None, each: int, show: Callable
 
 
 class _File:
-    """The log of a rank as it grows. What is old moves to another file, which is read to its end first."""
+    """The log of a rank as it grows. What is old moves to another file, which is read to its end first.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = _opened(path.with_suffix(".log.1")) or _opened(path)
+    No link below the folder `below` is followed: it may lead to what only this user can read.
+    """
+
+    def __init__(self, path: Path, below: Path) -> None:
+        self._path, self._below = path, below
+        self._file = _opened(path.with_suffix(".log.1"), below) or _opened(path, below)
         self._split = Lines(_LONGEST)
 
     def more(self) -> list[str]:
@@ -69,7 +73,7 @@ class _File:
             if not self._has_moved(self._file):
                 break
             self._file.close()
-            self._file = _opened(self._path)
+            self._file = _opened(self._path, self._below)
         return [text.decode(errors="replace") for text in found if read_run.ROTATED.fullmatch(text) is None]
 
     def _has_moved(self, file: BinaryIO) -> bool:
@@ -80,8 +84,8 @@ class _File:
             return False
 
 
-def _opened(path: Path) -> BinaryIO | None:
+def _opened(path: Path, below: Path) -> BinaryIO | None:
     try:
-        return open(path, "rb", opener=regular_files.opener)
+        return open(path, "rb", opener=regular_files.beneath(below))
     except OSError:
         return None

@@ -55,7 +55,7 @@ class Holder:
 def holder(folder: Path, name: str = FILE) -> Holder | None:
     """Who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
     try:
-        file = open(folder / name, errors="replace", opener=regular_files.opener)
+        file = open(folder / name, errors="replace", opener=regular_files.beneath(folder))
     except FileNotFoundError:
         return None
     with file:
@@ -95,7 +95,7 @@ def locked(folder: Path, name: str = FILE) -> Iterator[Lock]:
 
 def _opened(path: Path) -> TextIO:
     try:
-        return open(path, "a+", errors="replace", opener=regular_files.opener)
+        return open(path, "a+", errors="replace", opener=regular_files.beneath(path.parent))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise UserError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import secrets
+import sys
 import threading
 import time
 import urllib.parse
@@ -128,7 +129,9 @@ class Server(http.server.ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a client that left."""
+        """Says nothing of a client that left; any other exception is a fault of ours, whose traceback is printed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def shutdown(self) -> None:
         """Ends the streams too."""

@@ -29,12 +29,23 @@ ROTATED = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\
 NAME = re.compile(r"rank-(\d{1,7})\.log")
 
 
-def opened(path: str) -> BinaryIO | None:
-    """A regular file; None where there is none: a pipe would never end, and a link may lead anywhere."""
+def opened(path: str, below: str) -> BinaryIO | None:
+    """A regular file below a folder; None where there is none: a pipe would never end, and a link may lead anywhere."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    *between, name = os.path.relpath(path, below).split(os.sep)
+    at = -1
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        at = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
+        for each in between:
+            inner = os.open(each, flags | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = inner
+        fd = os.open(name, flags, dir_fd=at)
     except OSError:
         return None
+    finally:
+        if at >= 0:
+            os.close(at)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         return None
@@ -43,7 +54,7 @@ def opened(path: str) -> BinaryIO | None:
 
 def end(path: str, size: int) -> str | None:
     """The last `size` bytes of a file as text; None where it cannot be read."""
-    file = opened(path)
+    file = opened(path, os.path.dirname(path))
     if file is None:
         return None
     with file:
@@ -53,7 +64,7 @@ def end(path: str, size: int) -> str | None:
 
 def summary(path: str) -> str | None:
     """What summary.json holds but for stacks and NCCL's text, as JSON; None where it cannot be read."""
-    file = opened(path)
+    file = opened(path, os.path.dirname(path))
     if file is None:
         return None
     with file:
@@ -83,10 +94,15 @@ def log_path(folder: str, rank: int) -> str:
     return os.path.join(folder, "logs", f"rank-{rank}.log")
 
 
-def log(folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int) -> dict[str, Any]:
-    """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out."""
+def log(
+    run: str, folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
+) -> dict[str, Any]:
+    """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out.
+
+    `folder`: that of a start of the run, in the run's own folder `run`, below which no link is followed.
+    """
     path = log_path(folder, rank)
-    files = [file for file in (opened(path + ".1"), opened(path)) if file is not None]
+    files = [file for file in (opened(path + ".1", run), opened(path, run)) if file is not None]
     sizes = [os.fstat(file.fileno()).st_size for file in files]
     skip = max(0, sum(sizes) - size) if pattern is None else 0  # without a pattern the end is all that is read
     kept, held, left_out = collections.deque[bytes](), 0, 0
@@ -138,7 +154,7 @@ def main() -> None:
     answer = {
         "summary": summary(os.path.join(folder, "summary.json")),
         "attempts": end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
-        "logs": [log(logs, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
+        "logs": [log(folder, logs, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
     }
     packed = zlib.compress(json.dumps(answer).encode())
     text = base64.b64encode(packed).decode()

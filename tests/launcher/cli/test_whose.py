@@ -12,6 +12,7 @@ from jaxlaunch.launcher.kube.kinds import JOBSETS
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import Left, launcher
+from tests.launcher.seen import made_runs
 
 Call = Callable[..., Left]
 
@@ -60,3 +61,24 @@ def test_a_run_is_shown_though_the_cluster_refuses(call: Call, server: Server) -
     server.on("GET", "jobsets", *[lambda handler: handler.fail(403, "Forbidden", "no") or True] * 9)
     shown = call("list")
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
+
+
+@pytest.mark.parametrize("link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"])
+def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(call: Call, tmp_path: Path, link: str) -> None:
+    run = tmp_path / "runs" / "made"
+    made_runs.run(run, points=1)
+    (run / "starts" / "1" / "logs").mkdir(parents=True)
+    (run / "starts" / "1" / "logs" / "rank-0.log").write_text("a line of the run\n")
+    (run / "starts" / "1" / "job.yaml").write_text("name: made\nhosts: 2\n")
+    assert "a line of the run" in call("logs", "made", "--local").out
+
+    (run / link).rename(tmp_path / "elsewhere")
+    (run / link).symlink_to(tmp_path / "elsewhere")
+    for arguments in (("logs", "made", "--rank", "0"), ("logs", "made", "-f"), ("list",), ("explain", "made")):
+        told = call(*arguments, "--local")
+        assert "a line of the run" not in told.out + told.err, arguments
+
+    (tmp_path / "lock").write_text("kept")
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(tmp_path / "lock")
+    assert "cannot be read: is a link." in call("status", "made", "--local").err

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,3 +180,20 @@ def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) ->
     assert [axis[-1] for axis in found["curves"]["loss"]][::2] == [1001, 0.125]
     answer.close()
     client.close()
+
+
+def test_a_fault_of_ours_is_printed_and_a_client_that_leaves_is_not(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=30) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves with a reset
+        client.sendall(f"GET /{server.token}/ HTTP/1.1\r\n".encode())
+    assert get(server, f"/{server.token}/")[0] == 200
+    assert capsys.readouterr().err == ""
+
+    (row,), _ = _jobs()
+    monkeypatch.setattr(server.runs, "_jobs", lambda: ([row | {"step": {1}}], []))  # a row that is no JSON
+    monkeypatch.setattr(server.runs, "_listed", None)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(server, f"/{server.token}/")
+    assert "TypeError: Object of type set is not JSON serializable" in capsys.readouterr().err
