@@ -1,7 +1,8 @@
-"""`launcher list`: a table of the runs of this machine and of the jobs of a cluster, one row each."""
+"""`launcher list`: a table of the runs of this machine and of the jobs of a cluster, one row each; a sweep has one."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from jaxlaunch.launcher.sweep.table import Table
 HERE = "(here)"  # no namespace has such a name
 _NODES = 3  # shown in a wide row
 
+Rows = Sequence[tuple[str, Sequence[JobStatus]]]  # what each row is called, and what it is of
+
 
 @click.command("list")
 @click.argument("folder", metavar="[FOLDER]", default=run_folders.HOME, type=click.Path(path_type=Path))
@@ -34,8 +37,9 @@ def list_command(
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
-    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. With -n, -A, --context or
-    --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
+    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. A sweep below FOLDER has
+    one row, with the number of its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A,
+    --context or --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
     if (sweep := run_folders.find_sweep(str(folder))) is not None and Table(sweep).of.get("cluster") is not None:
         return _show_sweep(Table(sweep), form)
@@ -53,7 +57,7 @@ def list_command(
     if failed is not None and not listed:
         raise failed
     if listed or form in ("json", "yaml"):
-        _show(listed, form, with_namespace=all_namespaces or bool(here and jobs))
+        _show(listed, form, with_namespace=all_namespaces or bool(here and jobs), home=folder)
     else:
         here_too = "" if asks_cluster else f"There are no runs in the folder {folder}. "
         output.say(f"{here_too}{nothing}".rstrip())
@@ -61,11 +65,13 @@ def list_command(
         raise failed
 
 
-def _show(listed: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False) -> None:
+def _show(
+    listed: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False, home: Path | None = None
+) -> None:
     if form in ("json", "yaml"):
         output.data([job.to_json() for job in listed], form)
     else:
-        output.show(*table(listed, with_namespace, form == "wide"))
+        output.show(*table(_rows(listed, home), with_namespace, form == "wide"))
 
 
 def _show_sweep(sweep: Table, form: str | None) -> None:
@@ -105,24 +111,47 @@ def _cluster_jobs(
     )
 
 
-def table(jobs: Sequence[JobStatus], with_namespace: bool, is_wide: bool) -> list[str]:
+def _rows(listed: Sequence[JobStatus], home: Path | None) -> Rows:
+    """A row for each job, for each run in the folder `home`, and for all runs of a sweep in it together."""
+    found = dict[tuple[str, str, str | None], list[JobStatus]]()
+    for job in listed:
+        key: tuple[str, str, str | None] = (job.namespace, job.name, None)
+        if (
+            job.folder is not None
+            and home is not None
+            and (above := Path(job.folder).absolute().parent) != home.absolute()
+        ):
+            key = ("", above.name, str(above))
+        found.setdefault(key, []).append(job)
+    return [(name, jobs) for (_, name, _), jobs in found.items()]
+
+
+def table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
     """The rows under their headings; the namespace of a run is this machine."""
     heads = ["NAME", "STATE", "HOSTS", "STEP", "RESTARTS", "AGE"]
-    rows = [_row(job) for job in jobs]
+    texts = [_row(name, jobs) for name, jobs in rows]
     if is_wide:
         heads += ["PHASE", "CHECKPOINT", "GOODPUT", "QUEUE", "NODES"]
-        rows = [[*row, *_more(job)] for row, job in zip(rows, jobs, strict=True)]
+        more = [_more(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
+        texts = [[*row, *rest] for row, rest in zip(texts, more, strict=True)]
     if with_namespace:
         heads = ["NAMESPACE", *heads]
-        rows = [[job.namespace or HERE, *row] for row, job in zip(rows, jobs, strict=True)]
-    return output.columns([heads, *rows])
+        texts = [[jobs[0].namespace or HERE, *row] for row, (_, jobs) in zip(texts, rows, strict=True)]
+    return output.columns([heads, *texts])
 
 
-def _row(job: JobStatus) -> list[str]:
-    of = "" if job.steps is None else f"/{job.steps}"
-    step = "-" if job.step is None else f"{job.step}{of}"
-    ready = "" if job.state in OVER else f"{'?' if job.ready is None else job.ready}/"  # none is needed any more
-    return [job.name, job.state.value, f"{ready}{job.hosts}", step, str(job.restarts.total), age(job.age_s)]
+def _row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
+    """What the jobs of a row are together: their hosts, steps and restarts are summed, and the oldest has the age."""
+    states = collections.Counter(job.state for job in jobs)
+    state = ",".join(f"{one.value}:{count}" for one, count in states.items())
+    live = [job for job in jobs if job.state not in OVER]  # of those that are over no host is needed any more
+    ready = "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
+    hosts = f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
+    steps = "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
+    step = "-" if all(job.step is None for job in jobs) else f"{sum(job.step or 0 for job in jobs)}{steps}"
+    restarts = str(sum(job.restarts.total for job in jobs))
+    shown = jobs[0].state.value if len(jobs) == 1 else state
+    return [name, shown, hosts, step, restarts, age(max(job.age_s for job in jobs))]
 
 
 def _more(job: JobStatus) -> list[str]:

@@ -63,6 +63,22 @@ def test_a_run_is_shown_though_the_cluster_refuses(call: Call, server: Server) -
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
 
 
+def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(call: Call, tmp_path: Path) -> None:
+    for name, codes in (("lr-0", (0,)), ("lr-1", (137, 0)), ("lr-2", (83,))):
+        made_runs.run(tmp_path / "runs" / "lr" / name, codes, points=1)
+    (tmp_path / "runs" / "lr" / "sweep.jsonl").touch()
+    rows = [line.split()[:5] for line in call("list", "--local").out.splitlines()[1:]]
+    assert rows[0][:2] == ["lm", "Failed"]
+    assert rows[1] == ["lr", "Done:2,Failed:1", "2", "3000/3000", "0"]
+    assert len(call("list", "--local", "-o", "wide").out.splitlines()) == 3
+    assert [line.split()[0] for line in call("list", "lr").out.splitlines()[1:]] == ["lr-0", "lr-1", "lr-2"]
+    assert [one["name"] for one in json.loads(call("list", "--local", "-o", "json").out)][1:] == [
+        "lr-0",
+        "lr-1",
+        "lr-2",
+    ]
+
+
 @pytest.mark.parametrize("link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"])
 def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(call: Call, tmp_path: Path, link: str) -> None:
     run = tmp_path / "runs" / "made"

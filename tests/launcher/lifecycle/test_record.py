@@ -30,7 +30,7 @@ def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_an
     assert status.restarts.by_cause == {"crash": 1}
     assert status.verdict is not None and status.verdict["message"] == "saved at step 41"
     assert status.as_of == {"at": "2026-11-21T12:00:00+00:00", "when": "when it was stopped"}
-    assert table([status], with_namespace=False, is_wide=False)[1].split()[:4] == ["lm", "Stopped", "1", "41"]
+    assert table([("lm", [status])], with_namespace=False, is_wide=False)[1].split()[:4] == ["lm", "Stopped", "1", "41"]
 
 
 def test_a_job_that_failed_keeps_its_exit_code_although_its_pods_are_gone() -> None:
