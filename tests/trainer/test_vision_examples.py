@@ -52,11 +52,11 @@ def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_p
 
 def test_the_resnet_of_cifar_learns_enlarged_digits(tmp_path: Path) -> None:
     smaller = "train.model={kind: resnet, stem: small, stem_width: 8, depths: [1, 1], widths: [8, 16], channels: 1}"
-    overrides = ["train.data.name=digits", "train.data.size=12", "train.batch=64", "train.steps=45", smaller]
+    overrides = ["train.data.name=digits", "train.data.size=12", "train.batch=32", "train.steps=40", smaller]
     evaluated = trained(
-        "cifar_resnet", tmp_path, *overrides, "train.optimizer.schedule.warmup=5", "train.eval.every=15"
+        "cifar_resnet", tmp_path, *overrides, "train.optimizer.schedule.warmup=5", "train.eval.every=20"
     )
-    assert evaluated[-1]["loss"] < evaluated[0]["loss"] - 0.2 and evaluated[-1]["accuracy"] > evaluated[0]["accuracy"]
+    assert evaluated[-1]["loss"] < evaluated[0]["loss"] - 0.1 and evaluated[-1]["accuracy"] > evaluated[0]["accuracy"]
 
 
 def test_a_vit_is_fine_tuned_on_a_folder_and_labels_another(tmp_path: Path) -> None:

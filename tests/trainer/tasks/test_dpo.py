@@ -211,15 +211,16 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
     given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
-    train = TrainSpec.model_validate(given | {"log_every": 5, "mesh": {"dp": 8}})
+    less = {"steps": 16, "log_every": 4, "mesh": {"dp": 8}, "eval": {"every": 8}, "checkpoint": {"every": 8}}
+    train = TrainSpec.model_validate(given | less)
     loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
-    assert held_out[30]["examples"] == 6 and held_out[30]["accuracy"] == 1.0
-    assert held_out[30]["loss"] < held_out[15]["loss"] < math.log(2)
-    assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[30]) & set(held_out[30])
-    assert 0 < whole[30]["tokens_per_s"] < 2 * 63 * whole[30]["examples_per_s"]  # of both texts, without padding
-    assert whole[30]["targets_per_s"] is None  # a loss of pairs counts no targets
-    shutil.rmtree(next((tmp_path / "checkpoints").glob("*30*")))
+    assert held_out[16]["examples"] == 6 and held_out[16]["accuracy"] == 1.0
+    assert held_out[16]["loss"] < held_out[8]["loss"] < math.log(2)
+    assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[16]) & set(held_out[16])
+    assert 0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]  # of both texts, without padding
+    assert whole[16]["targets_per_s"] is None  # a loss of pairs counts no targets
+    shutil.rmtree(tmp_path / "checkpoints" / "16")
     loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
     for step, again in lines(tmp_path, "metrics").items():
         assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), step
