@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Chips, dict[str, Any]]] = {
     "fsdp and mp": (FLAT, {"model": DECODER, "mesh": {"fsdp": 4, "mp": 2}, "accumulate": 2}),
     "two slices": (Chips("v5e", 2, 4, 2, "2x2"), {"model": DECODER, "mesh": {"dp": 2, "fsdp": 4}}),
     "experts": (Chips("v5p", 2, 4, 1, "2x2x2"), {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 4}}),
-    "images": (Chips("v6e", 1, 8, 1, "2x4"), {"model": VIT, "mesh": {"dp": 8}}),
+    "images": (Chips("v6e", 1, 8, 1, "2x4"), {"model": VIT, "mesh": {"dp": 8}, "accumulate": 2}),
     "too large": (ONE, {"model": LARGE, "batch": 128, "remat": "none"}),
 }
 

@@ -13,7 +13,9 @@ import pytest
 from jaxlaunch.contract import BAD_SPEC
 from tests import needs
 from tests.trainer.ahead import cases
+from tests.trainer.references import FIXTURES
 
+RECORDED = FIXTURES / "collectives.json"  # as the libtpu of tests/requirements/libtpu.txt compiles them
 ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 
 
@@ -36,6 +38,20 @@ def test_each_case_fits_and_gets_its_kernel(found: dict[str, Any]) -> None:
     assert attention == {name: "xla" if name == "images" else "splash" for name in fit}
     assert "which do not divide 17" in found["images"]["notes"][0]
     assert found["one chip"]["kernels"] > 0 and not found["images"]["kernels"]
+
+
+@pytest.mark.slow
+def test_collectives_are_those_recorded(found: dict[str, Any]) -> None:
+    """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
+    listed = {name: sorted(map(_line, each["collectives"])) for name, each in found.items() if each["fits"]}
+    if os.environ.get("GOLDEN") == "write":
+        RECORDED.write_text(json.dumps(listed, indent=1) + "\n")
+    recorded = json.loads(RECORDED.read_text())
+    assert {name: listed[name] for name in recorded} == recorded
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['kind']} over {' and '.join(row['axes'])}: {row['times']:g} a step, {row['bytes']:.0f} bytes"
 
 
 @pytest.mark.slow
