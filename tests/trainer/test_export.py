@@ -88,7 +88,7 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
     for case in CASES:
         exported = export(str(saved(case, trained(case, hf), tmp_path / case)), str(tmp_path / f"{case}-out"))
         assert exported["step"] == STEPS
-        arguments += [str(tmp_path / f"{case}-out"), str(FIXTURES / case / "io.safetensors")]
+        arguments += [str(tmp_path / f"{case}-out"), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
     answers = environments.run("torch", str(program), *arguments).splitlines()
     for case, line in zip(CASES, answers, strict=True):
@@ -107,7 +107,7 @@ def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path:
     arguments = []
     for case in SCALED:
         save.save(str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case))
-        arguments += [str(tmp_path / case), str(FIXTURES / case / "io.safetensors")]
+        arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
     for case, line in zip(SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True):
         answer, ours = json.loads(line), logits(case, untrained(case), SCALED[case])
