@@ -69,6 +69,8 @@ MANIFEST = (
     "jaxlaunch.manifest.json"  # trainer -> launcher: the last file of a saved step; without it the step is not whole
 )
 
+CLASSIFICATION = "classification.json"  # trainer, launcher -> launcher: an evaluation by class, in the run folder
+
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
 PROFILED = ("done", "failed", "gone")  # final states of a rank that is profiled; the others are asked and tracing
 

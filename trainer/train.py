@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxlaunch import contract
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
-from jaxlaunch.trainer.data import arguments
+from jaxlaunch.trainer.data import arguments, atomic_write
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -91,6 +94,8 @@ class BuiltInTraining(Training[TrainState]):
         describe = getattr(task, "describe_inputs", None)
         self.inputs: Mapping[str, Any] | None = None if describe is None else describe(spec)
         self.derived = getattr(task, "derived", None)  # metrics that follow from the means of an evaluation
+        tells = getattr(task, "tells_classes", None)  # of a classification
+        self.classify: Any = None if tells is None or not tells(spec) else task
         self.trace: Trace | None = None  # of the examples that each step sees, where the job asks for it
 
     def _settings(self) -> Settings:
@@ -231,7 +236,7 @@ class BuiltInTraining(Training[TrainState]):
         if (count := self.spec.steps_per_dispatch) > 1:
             self.step.compile_train(self.step.put(self.pipeline.batch(start, count)), count)
         if held_out is not None:
-            self.step.compile_eval(held_out)
+            self.step.compile_eval(held_out, None if self.classify is None else self.classify.seen)
         if self.pictures is not None:
             self.pictures.compile()
         return self.step.flops(train_batch)
@@ -274,11 +279,32 @@ class BuiltInTraining(Training[TrainState]):
         """The means over the held-out set, each example counted once, beside those of simpler models."""
         if self.evaluation is None:
             return {}
-        means = Means(self.derived)
-        for part, batch in zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True):
+        means, told = Means(self.derived), None
+        if self.classify is not None and self.place.run_dir is not None and jax.process_index() == 0:
+            told = self.classify.classification()
+        for number, batch in enumerate(self.evaluation.iterate(self.step.put)):
             between()
-            means.add(part, jax.device_get(self.step.evaluate(state, batch)))
+            sums, found = self.step.examined(state, batch)
+            means.add(self.evaluation.parts[number], jax.device_get(sums))
+            if told is not None:
+                seen, weight_B = jax.device_get(found)
+                told.add(seen, weight_B, self.evaluation.indexes(number))
+        if told is not None:
+            self._tell(told, int(state.step))
         return means.all() | self.baselines
+
+    def _tell(self, told: Any, step: int) -> None:
+        """Keeps in the run folder what this evaluation knows of the classes, for the page of the run."""
+        assert self.evaluation is not None and self.place.run_dir is not None, "it was evaluated"
+        names = (self.inputs or {}).get("classes", ())
+        record = told.record(names, getattr(self.evaluation.source, "where", None))
+        about = {"step": step, "ema": self.spec.optimizer.ema is not None}
+        path = Path(self.place.run_dir) / contract.CLASSIFICATION
+        try:
+            with atomic_write.draft(path) as draft:
+                draft.write_text(json.dumps(about | record))
+        except OSError as error:
+            self.note(f"{path} cannot be written: {error.strerror or error}")
 
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """A sample of each prompt of train.eval.samples; what the task shows is reported."""

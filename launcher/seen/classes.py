@@ -1,6 +1,7 @@
-"""What `launcher eval` found out about the classes of a run, for the page: confusion, rates, calibration, the worst.
+"""What an evaluation found out about the classes of a run, for the page: confusion, rates, calibration, the worst.
 
-Others may write the file. One that does not hold exactly what `launcher eval` writes is left out as a whole.
+The training and `launcher eval` write the file, and others may. One that does not hold exactly what they write is left
+out as a whole.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import regular_files
+from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.wording import visible
 
-FILE = "classification.json"  # in the run folder
+FILE = contract.CLASSIFICATION
 _MOST_BYTES = 4 << 20
 _MOST_CLASSES, _MOST_SQUARE, _MOST_PAIRS, _MOST_BINS, _MOST_WORST = 1000, 50, 100, 100, 100
 _LABEL, _WHERE = 120, 300  # characters
@@ -21,7 +22,7 @@ _RATES = ("precision", "recall", "f1")
 
 
 def of(folder: Path) -> dict[str, Any] | None:
-    """The file of a run as the page takes it; None where there is none, or none that `launcher eval` wrote."""
+    """The file of a run as the page takes it; None where there is none, or none of this form."""
     try:
         text = regular_files.read(folder / FILE, _MOST_BYTES + 1, below=folder)
         return _checked(json.loads(text)) if len(text) <= _MOST_BYTES else None

@@ -52,6 +52,15 @@ def test_the_held_out_numbers_of_a_run_on_eight_devices_are_found_again_on_one(r
         assert found["loss"] == pytest.approx(then["loss"], rel=1e-5)
 
 
+def test_the_last_evaluation_of_a_training_says_what_the_command_says_of_the_classes(run: Path) -> None:
+    told = json.loads((run / "classification.json").read_text())
+    _, again = jaxlaunch.load(str(run), ema=True).report()
+    assert again is not None and told["step"] == 30 and told["ema"] is True
+    for key in ("examples", "top1", "per_class", "confusion"):
+        assert told[key] == again[key], key
+    assert told["top1"] == logged(run)[30]["accuracy"] and classes.of(run) is not None
+
+
 def test_what_is_loaded_predicts_and_has_the_held_out_data(run: Path) -> None:
     notes: list[str] = []
     plain, average = jaxlaunch.load(str(run), note=notes.append), jaxlaunch.load(str(run), ema=True)

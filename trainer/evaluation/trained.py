@@ -150,7 +150,7 @@ class TaskModel:
         def add(number: int, found: Any) -> None:
             """Adds what was seen of a batch."""
             if not told:
-                told.append(Classification(task.classes))
+                told.append(task.classification())
             seen, weight_B = jax.device_get(found)
             told[0].add(seen, weight_B, evaluation.indexes(number))
 

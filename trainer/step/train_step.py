@@ -205,13 +205,20 @@ class Step:
                 compiler_options=often(self._mesh),
             )
 
-    def compile_eval(self, batch: Batch) -> None:
-        """Compiles `evaluate` for global batches like this one. Raises TypeError for a second kind of batch."""
+    def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
+        """Compiles `evaluate` for global batches like this one. Raises TypeError for a second kind of batch.
+
+        `also` is that of `evaluator`.
+        """
         if self._evaluate is not None:
             return self._evaluate.check(self.abstract, self._like(batch))
         with self.context():
+
+            def of(state: TrainState, batch: dict[str, Array]) -> tuple[Any, Any]:
+                return self._sums_and(self.evaluated(state), self._evaluated_rest(state), batch, also)
+
             arguments = self.abstract, self._like(batch)
-            self._evaluate = Executable("eval", self._sums, arguments, compiler_options=often(self._mesh))
+            self._evaluate = Executable("eval", of, arguments, compiler_options=often(self._mesh))
 
     def evaluates(self, batch: Batch) -> list[str]:
         """The names of the metrics that `evaluate` gives for batches like this one; only traced."""
@@ -237,9 +244,14 @@ class Step:
 
         Uses the average of the parameters where there is one: the moving one, or schedule-free's.
         """
-        assert self._evaluate is not None, "compile_eval comes before evaluate"
-        sums: dict[str, tuple[Array, Array]] = self._evaluate(state, batch)
+        sums: dict[str, tuple[Array, Array]] = self.examined(state, batch)[0]
         return sums
+
+    def examined(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        """What `evaluate` returns, and what `also` of `compile_eval` makes, with the rows' weights; else None."""
+        assert self._evaluate is not None, "compile_eval comes before evaluate"
+        found: tuple[Any, Any] = self._evaluate(state, batch)
+        return found
 
     def evaluator(self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None) -> Executable:
         """`evaluate` of parameters and other arrays in place of a state, compiled for batches like this one.
@@ -249,12 +261,7 @@ class Step:
         """
 
         def of(params: Named, rest: Named, batch: dict[str, Array]) -> tuple[Any, Any]:
-            sums = self._sums_of(params, rest, batch)
-            if also is None:
-                return sums, None
-            whole = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
-            more = also(self._evaluating(params, rest), batch), batch["weight"]
-            return sums, jax.tree.map(lambda each: jax.lax.with_sharding_constraint(each, whole), more)
+            return self._sums_and(params, rest, batch, also)
 
         with self.context():
             arguments = self.abstract.params, self.abstract.rest, self._like(batch)
@@ -463,6 +470,17 @@ class Step:
 
     def _sums(self, state: TrainState, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         return self._sums_of(self.evaluated(state), self._evaluated_rest(state), batch)
+
+    def _sums_and(
+        self, params: Named, rest: Named, batch: dict[str, Array], also: Callable[..., Any] | None
+    ) -> tuple[Any, Any]:
+        """The sums, and what `also` makes of the model and the batch, whole on every process."""
+        sums = self._sums_of(params, rest, batch)
+        if also is None:
+            return sums, None
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        more = also(self._evaluating(params, rest), batch), batch["weight"]
+        return sums, jax.tree.map(lambda each: jax.lax.with_sharding_constraint(each, whole), more)
 
     def _sums_of(self, params: Named, rest: Named, batch: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         def loss(batch: dict[str, Array]) -> Any:

@@ -31,7 +31,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
 from jaxlaunch.trainer.tasks import blends, losses, ranges
-from jaxlaunch.trainer.tasks.classification import Seen, seen
+from jaxlaunch.trainer.tasks.classification import Classification, Seen, seen
 
 BUILT_IN = MLP | ViT | ResNet | ConvNeXt
 
@@ -129,6 +129,10 @@ class Classify:
     def seen(self, model: Any, batch: dict[str, Array]) -> Seen:
         """What an evaluation tells of each example of a batch."""
         return seen(model(self._inputs(model, batch)), batch["label"])
+
+    def classification(self) -> Classification:
+        """What adds up `seen` of the batches of an evaluation."""
+        return Classification(self.classes)
 
     @property
     def classes(self) -> int:
