@@ -1,4 +1,6 @@
-"""Exports a checkpoint as a Hugging Face folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
+"""Exports a checkpoint as a folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
+
+The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form (huggingface/plain).
 
 A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the code of the training,
 because a checkpoint records its model. FOLDER holds the checkpoints; without it, that of TRAIN_SPEC is used. Prints one
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -22,11 +24,11 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_inputs, saved_tokenizer, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import config_json, save
+from jaxlaunch.trainer.huggingface import config_json, plain, preprocessor, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.spec import Published, ResNet
+from jaxlaunch.trainer.spec import MLP, OfImages, Published, ResNet, ViT
 from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
@@ -63,8 +65,13 @@ def export(
     save.target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
-    model = _model(found)
+    beside, inputs = saved_tokenizer.kept(folder), saved_inputs.kept(folder)
+    beside |= {} if inputs is None else {saved_inputs.FILE: saved_inputs.encoded(inputs)}
+    model = stored_model.model(found)
     params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
+    if isinstance(model, MLP) and inputs is not None:
+        return _told(found, "MLP", params, plain.write(to, model, params, beside), notes)
+    model = _published(model)
     if isinstance(model, ResNet):
         params = {**params, **stored_model.rest(found, ema)}
     architecture, lora = FAMILIES[config_json.family(model)].architecture, stored_model.lora(found)
@@ -73,13 +80,20 @@ def export(
     if lora is not None and merged:
         at = model if base is None else model.model_copy(update={"init_from": base})
         params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
-    beside, inputs = saved_tokenizer.kept(folder), saved_inputs.kept(folder)
-    beside |= {} if inputs is None else {saved_inputs.FILE: saved_inputs.encoded(inputs)}
+    if isinstance(model, OfImages) and (lora is None or merged):
+        beside |= _preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
         files = save.save(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
     else:
         files = peft.write(to, model, lora, params, beside)
         architecture = f"adapters of {architecture}"
+    return _told(found, architecture, params, files, notes)
+
+
+def _told(
+    found: StoredStep, architecture: str, params: Mapping[str, Parameter], files: list[str], notes: list[str]
+) -> dict[str, Any]:
+    """What was written."""
     return {
         "step": found.step,
         "architecture": architecture,
@@ -90,8 +104,20 @@ def export(
     }
 
 
-def _model(found: StoredStep) -> Published:
-    model = stored_model.model(found)
+def _preprocessor(model: OfImages, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
+    """The file by which transformers prepares an image for the model, where it can."""
+    size = inputs.get("shape", model.image if isinstance(model, ViT) else None)
+    said = preprocessor.written(model, size, inputs.get("eval_crop", 1.0))
+    if said is None:
+        note(
+            f"no {preprocessor.FILE} is written: this model standardizes each image by itself, which transformers does "
+            "not do; set train.model.pixel_mean and pixel_std before a training whose export transformers is to feed"
+        )
+        return {}
+    return {preprocessor.FILE: save.encoded(said)}
+
+
+def _published(model: Any) -> Published:
     if not isinstance(model, Published):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")

@@ -1,8 +1,8 @@
 """Predicts for files of images or of rows: `python -m jaxlaunch.trainer.evaluation.predict FOLDER FILES...`.
 
-FOLDER holds checkpoints, or is an export of a model of images. Neither the data nor, for a task of ours, the job of the
-training is needed: how a file becomes what the model reads is beside the weights. With TRAIN_SPEC the task may be a
-user's. Prints one JSON object; exits with a code of the contract.
+FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor, for a task of ours,
+the job of the training is needed: how a file becomes what the model reads is beside the weights. With TRAIN_SPEC the
+task may be a user's. Prints one JSON object; exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jaxlaunch.trainer.evaluation import readable, table_file, trained
 from jaxlaunch.trainer.evaluation.readable import Part
 from jaxlaunch.trainer.evaluation.trained import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.huggingface import plain
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.spec.vision.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
@@ -141,12 +142,14 @@ def _block(described: Mapping[str, Any], model: specs.Model | specs.Published, p
 
 def _exported(folder: str, described: Mapping[str, Any]) -> TaskModel:
     """The model of a folder that `launcher export` wrote. Raises SpecError."""
-    config = folders.described_by(folder).model_copy(update={"init_from": folder})
+    mlp = plain.model_of(folder)
+    config = mlp or folders.described_by(folder).model_copy(update={"init_from": folder})
     spec, task = _block(described, config, "fp32"), Classify()
     task.use_inputs(described)
     compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
     state = compiled.init()
-    return TaskModel(spec, task, compiled, None, state.params, state.rest)
+    params = state.params if mlp is None else plain.read(folder, compiled.named(compiled.abstract)["params"])
+    return TaskModel(spec, task, compiled, None, params, state.rest)
 
 
 if __name__ == "__main__":

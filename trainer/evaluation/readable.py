@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.augment.transform import Transform
-from jaxlaunch.trainer.data.sources.images import index, listing, picture
+from jaxlaunch.trainer.data.sources.images import listing, picture
 from jaxlaunch.trainer.data.sources.images.index import joined, shown
 from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.data.sources.tables import files
 from jaxlaunch.trainer.data.sources.tables.features import Features
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.evaluation import pictures
+from jaxlaunch.trainer.evaluation.pictures import Item
 
 Array = np.ndarray[Any, Any]
 Told = Callable[[str], None]  # of what cannot be read: refuses it, or leaves it out
@@ -31,12 +34,12 @@ class Part(NamedTuple):
 
 def listed(given: Sequence[str], kind: str, broken: Told) -> list[str]:
     """The files: those of a folder by their names, in order. Raises DataError where there is none."""
-    is_wanted = files.is_table if kind == "table" else lambda name: listing.kind_of(name) == "files"
-    endings = files.ENDINGS if kind == "table" else picture.ENDINGS
+    endings = files.ENDINGS if kind == "table" else (*picture.ENDINGS, ".tar", *listing.TABLES)
     found: list[str] = []
     for each in given:
         if listing.is_folder(each):
-            names = [name for name in sorted(listing.walked(each)) if is_wanted(name)]
+            there = sorted(listing.walked(each))
+            names = [name for name in there if files.is_table(name)] if kind == "table" else _images_of(there)
             if not names:
                 raise DataError(f"{shown(each)} holds none of {', '.join(endings)}, which the model reads")
             found += [joined(each, name) for name in names]
@@ -47,33 +50,50 @@ def listed(given: Sequence[str], kind: str, broken: Told) -> list[str]:
     return found
 
 
+def _images_of(names: list[str]) -> list[str]:
+    """Those of a folder that are images; where there are none, those that hold images."""
+    plain = [name for name in names if listing.kind_of(name) == "files"]
+    return plain or [name for name in names if listing.kind_of(name) in ("tar", "table")]
+
+
 def of_images(
     names: Sequence[str], transform: Transform, shape: Sequence[int], size: int, broken: Told
 ) -> Iterator[Part]:
     """`image` uint8 of `shape`, as an evaluation sees it."""
     channels = shape[2] if len(shape) == 3 else 1
 
-    def pixels(name: str) -> Array | str:
-        """Those of a file, or what is wrong with it."""
+    def pixels(item: Item) -> Array | str:
+        """Those of an image, or what is wrong with it."""
         try:
-            return transform(Picture(index.whole(name), channels)).reshape(shape)
+            return transform(Picture(item.read(), channels)).reshape(shape)
         except Broken as error:
-            return f"{shown(name)} {error}"
+            return f"{item.name} {error}"
         except OSError as error:
-            return f"{shown(name)} cannot be read: {error.strerror or error}"
+            return f"{item.name} cannot be read: {error.strerror or error}"
 
+    every = _items(names, broken)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for start in range(0, len(names), size):
-            some = names[start : start + size]
+        while some := list(itertools.islice(every, size)):
             places, images = [], []
-            for name, found in zip(some, threads.map(pixels, some), strict=True):
+            for item, found in zip(some, threads.map(pixels, some), strict=True):
                 if isinstance(found, str):
                     broken(found)
                 else:
-                    places.append({"file": shown(name)})
+                    places.append({"file": item.name})
                     images.append(found)
             if places:
                 yield Part(places, {"image": np.stack(images)})
+
+
+def _items(names: Sequence[str], broken: Told) -> Iterator[Item]:
+    """The images of all files, in order."""
+    for name in names:
+        try:
+            yield from pictures.items(name)
+        except DataError as error:
+            broken(str(error))
+        except OSError as error:
+            broken(f"{shown(name)} cannot be read: {error.strerror or error}")
 
 
 def of_tables(names: Sequence[str], described: Mapping[str, Any], size: int, broken: Told) -> Iterator[Part]:

@@ -10,8 +10,8 @@ from etils import epath
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, said
-from jaxlaunch.trainer.huggingface import config_json
-from jaxlaunch.trainer.spec import Decoder, Published, TrainSpec
+from jaxlaunch.trainer.huggingface import config_json, preprocessor
+from jaxlaunch.trainer.spec import Decoder, OfImages, Published, TrainSpec
 
 
 def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
@@ -56,16 +56,37 @@ def _config_of(folder: str) -> epath.Path:
     return epath.Path(folder) / "config.json"
 
 
-def _text(folder: str) -> str:
+def _text(folder: str, name: str = "config.json") -> str:
+    path = epath.Path(folder) / name
     if not remote.is_remote(folder):
-        return str(_config_of(folder).read_text())
+        return str(path.read_text())
     remote.check("train.model.init_from", folder)
     with remote.storage(f"reading train.model.init_from = {folder}", SpecError):
-        return str(_config_of(folder).read_text())
+        return str(path.read_text())
+
+
+def _with_pixels(model: OfImages, folder: str) -> OfImages:
+    """The model with the means and deviations of the folder's preprocessor_config.json, where it has one."""
+    path = epath.Path(folder) / preprocessor.FILE
+    if remote.is_remote(folder):
+        with remote.storage(f"reading train.model.init_from = {folder}", SpecError):
+            is_there = path.exists()
+    else:
+        is_there = path.exists()
+    if not is_there:
+        return model
+    try:
+        text = _text(folder, preprocessor.FILE)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"train.model.init_from = {folder}: {preprocessor.FILE} cannot be read: {error}") from None
+    return preprocessor.of_model(model, preprocessor.pixels(text, str(path)))
 
 
 def described_by(folder: str) -> Published:
-    """The model that the folder's config.json describes. Raises SpecError; StorageError where a store fails."""
+    """The model that the folder's config.json describes, an image's pixels as its preprocessor_config.json does.
+
+    Raises SpecError; StorageError where a store fails.
+    """
     try:
         given = json.loads(_text(folder))
     except (OSError, ValueError) as error:
@@ -73,9 +94,10 @@ def described_by(folder: str) -> Published:
     if not isinstance(given, dict):
         raise SpecError(f"{_config_of(folder)} is not a block of keys, as transformers writes it")
     try:
-        return config_json.model(given)
+        found = config_json.model(given)
     except SpecError as error:
         raise SpecError(f"{_config_of(folder)}: {error}") from None
+    return _with_pixels(found, folder) if isinstance(found, OfImages) else found
 
 
 def check(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:

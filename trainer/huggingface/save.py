@@ -108,11 +108,11 @@ def write(
                 _write(file, group, leaves, params)
         if len(files) > 1:
             with _synced(folder / INDEX) as file:
-                file.write(_json(_index(files)))
+                file.write(encoded(_index(files)))
         for name, content in described_in.items():
             (folder / name).parent.mkdir(exist_ok=True)  # chat templates have a folder of their own
             with _synced(folder / name) as file:
-                file.write(content if isinstance(content, bytes) else _json(content))
+                file.write(content if isinstance(content, bytes) else encoded(content))
     return list(files)
 
 
@@ -171,7 +171,8 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def encoded(content: Mapping[str, Any]) -> bytes:
+    """A block of keys as the text of its file."""
     return json.dumps(content, indent=2).encode() + b"\n"
 
 

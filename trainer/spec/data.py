@@ -73,15 +73,24 @@ def _mounted(path: str | None) -> str | None:
     return path
 
 
-Side = Annotated[int, Field(gt=0), at_most(2**15)]
+MOST_SIDE = 2**15  # pixels
+Side = Annotated[int, Field(gt=0), at_most(MOST_SIDE)]
+
+
+def _is_a_size(size: Any) -> Any:
+    """Raises ValueError for what is neither one side nor two: pydantic would say of both forms what is wrong."""
+    sides = size if isinstance(size, list) else [size, size]
+    if size is not None and (len(sides) != 2 or not all(type(each) is int and 0 < each <= MOST_SIDE for each in sides)):
+        raise ValueError(f"is {size}; write [height, width], or one number for both, in pixels from 1 to {MOST_SIDE}")
+    return size
 
 
 class OfImages(Source):
     """Keys of the sources of images."""
 
-    size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="images: height and width, or both as one number; default that of every image"
-    )
+    size: Annotated[
+        Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None, BeforeValidator(_is_a_size)
+    ] = Field(None, description="images: height and width, or both as one number; default that of every image")
     augment: Annotated[Augment | None, BeforeValidator(named)] = Field(
         None,
         description="images: random changes in training, or the name of a recipe; null: none",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
 from pyarrow import parquet
+from safetensors.numpy import load_file
 
 import jaxlaunch
 from jaxlaunch import contract, programs
@@ -29,6 +31,7 @@ from tests.trainer.data.sources.images import made_images
 
 MLP = {"kind": "mlp", "layers": 1, "width": 8}
 RESNET = {"kind": "resnet", "depths": [1], "widths": [8], "stem_width": 8, "block": "basic", "classes": 2}
+PIXELS = {"pixel_mean": [122.4, 117.3, 102.0], "pixel_std": [51.0, 76.5, 25.5]}
 SIZES = [1.5, 2.0, 8.0, -3.0]
 CODES = ["a1", "07", "a1", "b0"]
 
@@ -52,6 +55,13 @@ def of_rows(folder: Path, target: str, label: str, classes: int) -> str:
     return found
 
 
+def jaxlaunch_model(checkpoints: str) -> jaxlaunch.TaskModel:
+    """The model of checkpoints, as a prediction has it."""
+    stored = saved_inputs.kept(checkpoints)
+    assert stored is not None
+    return predict._loaded(programs.Predict(folder=checkpoints, files=()), stored, print)
+
+
 def by_hand(checkpoints: str, sizes: list[float], codes: list[str]) -> np.ndarray:
     """What the network makes of rows, in float64."""
     size_N = np.array([*SIZES * 4, 0.0])
@@ -61,9 +71,7 @@ def by_hand(checkpoints: str, sizes: list[float], codes: list[str]) -> np.ndarra
             for size, code in zip(sizes, codes, strict=True)
         ]
     )
-    stored = saved_inputs.kept(checkpoints)
-    assert stored is not None
-    arrays = predict._loaded(programs.Predict(folder=checkpoints, files=()), stored, print).params
+    arrays = jaxlaunch_model(checkpoints).params
     named = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     hidden = np.maximum(x_NF @ named["layers.0.kernel"] + named["layers.0.bias"], 0)
     return np.asarray(hidden @ named["head.kernel"] + named["head.bias"])
@@ -90,6 +98,20 @@ def test_rows_get_the_labels_of_a_network_whose_table_is_gone(tmp_path: Path) ->
         assert float(row["probability"]) == pytest.approx(chance[first], rel=1e-4)
         assert float(row["probability_2"]) == pytest.approx(chance[second], rel=1e-4, abs=1e-7)
 
+    made = export.export(folder, str(tmp_path / "model"))
+    assert made["architecture"] == "MLP" and made["parameters"] == 5 * 8 + 8 + 8 * 2 + 2
+    asked = {**vars(ask), "folder": str(tmp_path / "model"), "skip_broken": True, "output": None}
+    again = predict.predicted(programs.Predict(**asked))
+    assert [row["label_2"] for row in again["rows"]] == [row["label_2"] for row in rows] and again["step"] is None
+    assert [row["probability"] for row in again["rows"]] == pytest.approx(chances.max(-1).tolist(), rel=1e-4)
+    arrays = load_file(tmp_path / "model" / "model.safetensors")
+    hidden = np.maximum(np.ones((1, 5), np.float32) @ arrays["layers.0.kernel"] + arrays["layers.0.bias"], 0)
+    wanted = jaxlaunch_model(folder).predict({"features": np.ones((1, 5), np.float32)})
+    np.testing.assert_allclose(hidden @ arrays["head.kernel"] + arrays["head.bias"], wanted, rtol=1e-5)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "jaxlaunch_mlp", "layers": 2}')
+    with pytest.raises(SpecError, match=r"model: config.json: width "):
+        predict.predicted(programs.Predict(**asked))
+
 
 def test_a_number_is_predicted_in_the_unit_of_its_label(tmp_path: Path) -> None:
     folder = of_rows(tmp_path, "regression", "weight", 1)
@@ -107,7 +129,7 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
 ) -> None:
     photos = made_images.folders(tmp_path / "photos", 8)
     data = {"source": "images", "path": str(photos), "size": 8, "augment": {"flip": 0.5, "eval_crop": 0.75}}
-    folder = trained(tmp_path / "run", model=RESNET, data=data)
+    folder = trained(tmp_path / "run", model=RESNET | PIXELS, data=data)
     shutil.rmtree(photos)
     new = made_images.folders(tmp_path / "new", 2)
     (new / "dog" / "2.jpg").write_text("no image")
@@ -120,16 +142,35 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
     high, wide = 12 * 0.75, 12 * 0.75  # of 12 × 16: a square in the middle
     box = ((16 - wide) / 2, (12 - high) / 2, (16 + wide) / 2, (12 + high) / 2)
     images = [Image.open(name).resize((8, 8), Image.Resampling.BILINEAR, box=box) for name in names]
-    stored = saved_inputs.kept(folder)
-    assert stored is not None
-    model = predict._loaded(programs.Predict(folder=folder, files=()), stored, print)
-    logits = np.asarray(model.predict(np.stack([np.asarray(image) for image in images])), np.float64)
+    logits = np.asarray(jaxlaunch_model(folder).predict(np.stack([np.asarray(image) for image in images])), np.float64)
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     assert [row["probability"] for row in found["rows"]] == pytest.approx(chances.max(-1).tolist(), rel=1e-5)
     assert [row["label"] for row in found["rows"]] == [("cat", "dog")[at] for at in chances.argmax(-1)]
 
+    held = tmp_path / "held"
+    held.mkdir()
+    data = [Path(name).read_bytes() for name in names]
+    made_images.tar(held / "a.tar", {f"d/{at}.png": each for at, each in enumerate(data)} | {"d/0.cls": b"cat"})
+    rows = [{"bytes": each, "path": None} for each in [*data, b"no image"]]
+    parquet.write_table(pyarrow.table({"id": range(len(rows)), "image": rows}), held / "b.parquet")
+    with pytest.raises(DataError, match=rf"b.parquet, row {len(rows)} is not an image of JPEG"):
+        predict.predicted(programs.Predict(folder=folder, files=(str(held),)))
+    again = predict.predicted(programs.Predict(folder=folder, files=(str(held),), skip_broken=True))
+    assert [row["file"] for row in again["rows"]] == [
+        *(f"{held}/a.tar, d/{at}.png" for at in range(len(data))),
+        *(f"{held}/b.parquet, row {at + 1}" for at in range(len(data))),
+    ]
+    wanted = [row["probability"] for row in found["rows"]]
+    assert [row["probability"] for row in again["rows"]] == pytest.approx(wanted * 2, rel=1e-5)
+
     export.export(folder, str(tmp_path / "model"))
     assert json.loads((tmp_path / "model" / "config.json").read_text())["id2label"] == {"0": "cat", "1": "dog"}
+    said = json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
+    assert said["image_mean"] == pytest.approx([0.48, 0.46, 0.4]) and said["image_std"] == pytest.approx(
+        [0.2, 0.3, 0.1]
+    )
+    assert (said["size"], said["crop_size"]) == ({"shortest_edge": 11}, {"height": 8, "width": 8})
+    assert (said["resample"], said["rescale_factor"] * 255) == (2, pytest.approx(1.0))
     out = tmp_path / "labels.jsonl"
     left = launcher(capsys, monkeypatch, "predict", str(tmp_path / "model"), str(new), "-o", str(out), "--skip-broken")
     assert left.code == 0 and "labels.jsonl: 4 predictions, 1 left out" in left.err, left.err

@@ -48,25 +48,36 @@ def members(data: Images, path: str, copy: Path) -> Found:
 
 def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
     """The columns of image and label, and the names of the classes where `datasets` noted them."""
-    features = arrow.features(schema)
-    image = data.image or next(
-        (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
-        next((name for name in schema.names if holds_bytes(schema.field(name).type)), None),
-    )
+    features, image = arrow.features(schema), image_of(data.image, path, schema)
     label = data.label or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
         next((name for name in LABEL if name in schema.names), None),
     )
-    for key, name in (("image", image), ("label", label)):
-        if name is None or schema.names.count(name) != 1:
-            what = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
-            what = f"several columns {name!r}" if name and schema.names.count(name) > 1 else what
-            raise DataError(f"{shown(path)} has {what}; it has {', '.join(schema.names)}")
-    assert image is not None and label is not None, "both were just looked for"
-    if not holds_bytes(schema.field(image).type):
-        raise DataError(f"{shown(path)}: its column {image!r} is of {schema.field(image).type}, not bytes of images")
+    label = _only(path, schema, "label", label)
     names = features.get(label, {}).get("names")
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
+
+
+def image_of(asked: str | None, path: str, schema: Any) -> str:
+    """The column of the images: as asked, as `datasets` noted it, else the first that holds bytes. Raises DataError."""
+    features = arrow.features(schema)
+    image = asked or next(
+        (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
+        next((name for name in schema.names if holds_bytes(schema.field(name).type)), None),
+    )
+    image = _only(path, schema, "image", image)
+    if not holds_bytes(schema.field(image).type):
+        raise DataError(f"{shown(path)}: its column {image!r} is of {schema.field(image).type}, not bytes of images")
+    return image
+
+
+def _only(path: str, schema: Any, key: str, name: str | None) -> str:
+    """A column's name, where there is one column of it. Raises DataError."""
+    if name is not None and schema.names.count(name) == 1:
+        return name
+    what = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
+    what = f"several columns {name!r}" if name and schema.names.count(name) > 1 else what
+    raise DataError(f"{shown(path)} has {what}; it has {', '.join(schema.names)}")
 
 
 def holds_bytes(kind: Any) -> bool:

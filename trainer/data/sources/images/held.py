@@ -85,7 +85,7 @@ _HINT = {
 }
 
 
-class _Bytes(io.RawIOBase):
+class Bytes(io.RawIOBase):
     """A file here or in a bucket, read in place."""
 
     def __init__(self, path: str) -> None:
@@ -112,7 +112,7 @@ def _of_tar(path: str, field: str | None) -> Iterator[Member]:
     """The images of a tar. What belongs together has one name up to its first dot."""
     size = files.size(path)
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Bytes(path), 1 << 16), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BufferedReader(Bytes(path), 1 << 16), mode="r:") as tar:
             key, image, label = "", None, None
             for each in tar:
                 if not each.isreg() or os.path.basename(each.name).startswith("."):
