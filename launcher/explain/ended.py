@@ -46,6 +46,21 @@ def _deleting(snapshot: Snapshot) -> Answer:
     return Answer("namespace-terminating", f"is being deleted{whole}: {pods}", evidence, move)
 
 
+def kept_in_namespace(snapshot: Snapshot) -> Answer | None:
+    """Its namespace is being deleted, pods before Jobs, and its Job keeps pods that ended until it has made them again,
+    which it cannot there."""
+    left = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
+    if snapshot.ending_namespace is None or not left:
+        return None
+    where, pods = snapshot.namespace, count(len(left), "pod")
+    headline = (
+        f"is being deleted with its namespace {where}, but is blocked: its Job keeps {pods} that ended, since it "
+    )
+    headline += "cannot make them again there"
+    move = f"launcher delete {snapshot.name}; the rest of the namespace goes then."
+    return Answer("stuck", headline, terminating(snapshot.ending_namespace), move)
+
+
 def terminating(namespace: Obj | None) -> tuple[str, ...]:
     """What still keeps a namespace that is being deleted, as its own status says it."""
     if namespace is None:
@@ -128,7 +143,10 @@ def _uncollected(snapshot: Snapshot) -> Stuck | None:
     return Stuck(f"the garbage collector has not deleted its Job {alive[0]} in {age(late_s)}", KUBE_CONTROLLERS)
 
 
-KUBE_CONTROLLERS = "ask the cluster administrator whether kube-controller-manager runs: it has the Job controller."
+KUBE_CONTROLLERS = (
+    "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
+    "log says of the Job."
+)
 _STUCK_S = 30.0  # controllers remove their own finalizers within seconds
 _UNCOLLECTED_S = 60.0
 _WAITS = ("foregroundDeletion", "orphan")  # Kubernetes' own: it waits for what the object owns

@@ -37,6 +37,7 @@ CAUSES: tuple[Cause, ...] = (
     failed.failed,
     queue.suspended_by_queue,
     unread.pods,
+    ended.kept_in_namespace,
     gang.lost_host,
     admission.jobs_not_created,
     admission.pods_not_created,

@@ -87,7 +87,7 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace() if _may_end(jobset, events) else None,
+            ending_namespace=self._ending_namespace() if _may_end(jobset, events, newest) else None,
             preempted_by=self._preemptor(workload) if is_held else None,
             local_queue=local,
             cluster_queue=cluster_queue,
@@ -224,9 +224,11 @@ class _Reader:
             return []
 
 
-def _may_end(jobset: Obj, events: Iterable[Obj]) -> bool:
-    """Whether the namespace may be being deleted: it takes its objects with it, and takes no new ones."""
-    return "deletionTimestamp" in jobset["metadata"] or any(_TERMINATING in one["message"] for one in events)
+def _may_end(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
+    """Whether the namespace may be being deleted: it takes its objects with it, pods first, and takes no new ones."""
+    if "deletionTimestamp" in jobset["metadata"] or any(host.is_leaving and host.has_ended for host in newest):
+        return True
+    return any(_TERMINATING in one["message"] for one in events)
 
 
 def _unread(what: str, error: ClusterError, node: str | None = None) -> str:

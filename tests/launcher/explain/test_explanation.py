@@ -255,6 +255,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm is being deleted: 1 pod still terminating$",
     ),
+    "its namespace goes, and its Job keeps the pods": (
+        snapshot(jobset(2), *(over(host, 137, is_leaving=True) for host in range(2)), ending_namespace=ENDING),
+        "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that ended, since ",
+    ),
     "stopped": (
         snapshot(jobset(1, suspend=True), over(0, 80, message=farewell(80)), records=(beat(committed=120),)),
         "^lm is stopped; step 120 is saved$",
