@@ -43,10 +43,13 @@ def make_namespace(cluster: Access, level: str) -> str:
 
 
 def remove_namespace(cluster: Access, name: str) -> None:
-    """Begins to delete all of it, the pods at once: they would go on using the node for their grace period."""
-    inside = f"/api/v1/namespaces/{name}"
+    """Begins to delete all of it, the pods at once: they would go on using the node for their grace period.
+
+    The jobs first: a Job that is there keeps pods that ended, and with them the namespace.
+    """
+    inside, jobs = f"/api/v1/namespaces/{name}", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{name}/jobsets"
     outside = (f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}" for path in OUTSIDE)
-    cluster.api.delete(inside, f"{inside}/pods?gracePeriodSeconds=1", *outside)
+    cluster.api.delete(jobs, inside, f"{inside}/pods?gracePeriodSeconds=1", *outside)
 
 
 def make_volume(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
