@@ -30,6 +30,7 @@ ON_ITS_WAY_S = 0.2  # a message that arrives within this may have been sent befo
 STOPPED = (contract.PREEMPTED, "stopped from outside")
 WHOLE_STACKS_CHARS = 4_000_000  # of all ranks together: thousands of ranks have hundreds of megabytes
 STACKS_S = 4.0  # every rank's stacks come within this, or never, and so does NCCL's answer
+LOST_SAVE_S = 3.0  # after a host is lost while ranks save: none of them waits for it in vain for long
 MAX_NCCL_CHARS = 40_000  # with the kernel's messages
 
 
@@ -113,6 +114,8 @@ class Attempt:
         text = f"host {host} ({of}) was lost: {reason}"
         self._symptoms.add(Event(Kind.LOST, host, ranks[0], self.statuses[ranks[0]], text=text), now)
         self._lost += sum(self.statuses[rank].exit is None for rank in ranks)
+        if self._stop_by is not None and self._lost and all(status.trainer for status in self.statuses.values()):
+            self._stop_by = min(self._stop_by, now + LOST_SAVE_S)  # the trainer's ranks save together or not at all
 
     def stop(self, deadline_s: float, now: float, by: tuple[int, str] = STOPPED) -> None:
         """Starts a stop: all later symptoms are part of it. It ends after `deadline_s`, with code and words of `by`; a

@@ -366,6 +366,19 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
 
 
+@pytest.mark.parametrize(("is_trainer", "until"), [(True, 104.0), (False, 155.0)])
+def test_ranks_that_save_together_do_not_wait_long_for_one_that_is_lost(is_trainer: bool, until: float) -> None:
+    """As when a pod is deleted with force: it is asked to stop, and killed two seconds later."""
+    of = attempt()
+    saves = dataclasses.replace(TRAINER, trainer=is_trainer, phase="save")
+    of.update({0: saves, 1: saves})
+    of.stop(55.0, 100.0)
+    of.host_lost(1, "connection closed", 101.0)
+    assert of.verdict(until - 0.1, {0: until}) is None
+    verdict = of.verdict(until, {0: until})
+    assert verdict is not None and verdict.code == 80
+
+
 @pytest.mark.parametrize(
     ("first", "message"),
     [
