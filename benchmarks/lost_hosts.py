@@ -1,0 +1,206 @@
+"""Seconds from the loss of a host to the next step, on the cluster of tests/cluster: `python -m benchmarks.lost_hosts`.
+
+Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds` losses: of a process,
+which starts again in its pod; of a pod that is deleted with force or evicted as a drain does, and replaced alone, by a
+spare or with its whole gang; of the Job. Each round has jobs of its own, since Kubernetes makes a pod again 10 s after
+its host's first loss, and twice as long after each further one. Also seen: that the losses of every run are to the bit
+those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs through Kueue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.table import log, median
+from tests.cluster import nodes, preparations, processes
+from tests.cluster.access import Access
+from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place
+from tests.cluster.harness import build, cluster, image, places
+from tests.cluster.test_recovery import SAVED, await_checkpoint, losses, newest
+from tests.cluster.waiting import until
+from tests.compiled import QUICK_COMPILES
+from tests.gang.runs import digits
+
+HOSTS, STEPS, EVERY = 3, 600, 10
+JOB: Mapping[str, Any] = {
+    "accelerator": {"type": "cpu", "per_host": 1},
+    "resources": {"cpu": "50m", "memory": "1Gi"},
+    "grace": "30s",
+    "code": str(PROGRAMS),
+    "train": digits(
+        task="held:Held",
+        batch=24,
+        steps=STEPS,
+        optimizer={"lr": 1e-3, "schedule": {"name": "constant"}},
+        checkpoint={"every": EVERY},
+    ),
+}
+ALONE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 9, "crash": 9}}
+SPARE: Mapping[str, Any] = {**ALONE, "spares": 1}
+WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash": 9}}
+
+
+class Strike(NamedTuple):
+    """A loss, and who it is of: a rank's host, by its place among those that hold ranks."""
+
+    what: Callable[[Place, Gang, Any], None]
+    place: int
+
+
+def process(here: Place, gang: Gang, pod: Any) -> None:
+    processes.kill(processes.child(pod))
+
+
+def deleted(here: Place, gang: Gang, pod: Any) -> None:
+    name = pod["metadata"]["name"]
+    here.access.api.delete(f"/api/v1/namespaces/{here.namespace}/pods/{name}?gracePeriodSeconds=0")
+
+
+def drained(here: Place, gang: Gang, pod: Any) -> None:
+    nodes.evict(here.access, here.namespace, pod["metadata"]["name"])
+
+
+def job(here: Place, gang: Gang, pod: Any) -> None:
+    options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    path = f"/apis/batch/v1/namespaces/{here.namespace}/jobs/{gang.name}-w-0"
+    here.access.api.call("DELETE", path, options)
+
+
+# By job: its keys, and what it loses, one after the other. Each row's name is that of the loss and of the job.
+GANGS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]] = {
+    "nothing": (WHOLE, {}),
+    "alone": (
+        ALONE,
+        {"process": Strike(process, 1), "pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)},
+    ),
+    "leader": (ALONE, {"pod of host 0 deleted": Strike(deleted, 0)}),
+    "spare": (SPARE, {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)}),
+    "whole gang": (
+        WHOLE,
+        {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2), "Job deleted": Strike(job, 0)},
+    ),
+}
+
+
+class Run:
+    """One of the jobs, which is struck and watched."""
+
+    def __init__(self, here: Place, volume: Path, name: str, keys: Mapping[str, Any]) -> None:
+        self._here, self.folder, self._hold = here, volume / name, volume / f"{name}.hold"
+        env = {**QUICK_COMPILES, "HOLD": f"/checkpoints/{self._hold.name}"}
+        self.gang = here.start(name, SAVED, env=env, **JOB, **keys)
+
+    def struck(self, strike: Strike) -> float:
+        """Seconds from the loss until a step is trained after it."""
+        if not self._hold.exists():
+            await_checkpoint(self.folder, after=newest(self.folder))
+            self._hold.touch()
+        pod = self._ready()[strike.place]
+        ended, first = len(self._attempts()), time.time()
+        self._hold.unlink()
+        until(self._times, lambda times: times[-1] > first, "a step is under way", 600)
+        struck = time.time()
+        strike.what(self._here, self.gang, pod)
+        until(self._attempts, lambda found: len(found) > ended, "the loss is on record", 600)
+        over, end = self._attempts()[ended], time.monotonic() + PATIENCE_S
+        while not (after := [at for at in self._times() if at > over]):
+            assert time.monotonic() < end, f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
+            time.sleep(0.02)
+        self._hold.touch()  # soon: its steps are few, for the losses that are still to come
+        return after[0] - struck
+
+    def release(self) -> None:
+        """Lets it train to its end."""
+        self._hold.unlink(missing_ok=True)
+
+    def _ready(self) -> Sequence[Any]:
+        """The pods of hosts that hold ranks, by rank, once every host is there."""
+        pods = until(lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600)
+        by_host = {index(pod): pod for pod in pods if is_alive(pod)}
+        status = json.loads(self._here.launcher("status", self.gang.name, "-o", "json").stdout)
+        hosts = range(HOSTS) if status["members"] is None else listed(status["members"])
+        return [by_host[host] for host in hosts]
+
+    def _are_ready(self, pods: Sequence[Any]) -> bool:
+        wanted = sum(one["template"]["spec"]["parallelism"] for one in self.gang.jobset["spec"]["replicatedJobs"])
+        return sum(map(is_alive, pods)) == wanted
+
+    def _attempts(self) -> list[float]:
+        """When each of its attempts has ended."""
+        file = self.folder / ".jaxlaunch" / "attempts.jsonl"
+        return [json.loads(line)["ended"] for line in file.read_text().splitlines()] if file.exists() else []
+
+    def _times(self) -> list[float]:
+        """When each step was trained that is on record."""
+        file = self.folder / ".jaxlaunch" / "metrics.jsonl"
+        found = []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            with suppress(ValueError):  # it is being written
+                found.append(json.loads(line)["time"])
+        return found or [0.0]
+
+
+def index(pod: Any) -> int:
+    return int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
+
+
+def is_alive(pod: Any) -> bool:
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def listed(text: str) -> Iterator[int]:
+    """The hosts that `status` writes as `0-2,5`."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def measure(here: Place, rounds: int, keys: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The seconds of every loss, by what was lost and how it was replaced."""
+    folder, found = preparations.make_claim(here.access, here.namespace, size="10Gi"), dict[str, list[float]]()
+    undisturbed: Mapping[int, float] = {}
+    for number in range(rounds):
+        for name, (job_keys, strikes) in GANGS.items():
+            if not strikes and number:
+                continue
+            run = Run(here, folder, f"{name.replace(' ', '-')}-{number}", {**job_keys, **keys})
+            for what, strike in strikes.items():
+                found.setdefault(f"{what}, {name}", []).append(run.struck(strike))
+                log(f"{what}, {name}: {found[f'{what}, {name}'][-1]:.1f} s; restarts {run.gang.counters}")
+            run.release()
+            assert run.gang.ended() == "Completed", run.gang.lines()
+            undisturbed = undisturbed or losses(folder, run.folder.name)
+            assert losses(folder, run.folder.name) == undisturbed, f"{run.folder.name} has other losses"
+            here.launcher("delete", run.folder.name, "--yes")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--queued", action="store_true", help="submit all jobs through Kueue")
+    given = parser.parse_args()
+    with cluster.used():
+        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+        image.load()
+        with place(access, image.IMAGE) as here:
+            keys = {}
+            if given.queued:
+                preparations.make_queue(access, here.namespace, {"cpu": "1", "memory": "8Gi"})
+                keys = {"queue": "queue"}
+            found = measure(here, given.rounds, keys)
+    print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
+    for name, seconds in found.items():
+        print(f"| {name} | {median(seconds):.1f} | {' '.join(f'{one:.1f}' for one in sorted(seconds))} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
