@@ -59,6 +59,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     """
     from array_record.python import array_record_module
 
+    _messages()  # before examples are drawn, which threads may decode
     count = 0
     with atomic_write.draft(Path(path)) as unfinished:
         # One: records are read at random.
@@ -78,9 +79,7 @@ def encode(example: Mapping[str, Any]) -> bytes:
     Raises TypeError for what is not an array of numbers, booleans or fixed-width strings, ValueError for the key
     `jaxlaunch/arrays`.
     """
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    record = tf_example_pb2.Example()
+    record = _messages().Example()
     features = record.features.feature
     if ARRAYS in example:
         raise ValueError(f"the key {ARRAYS} describes the other keys of a record; rename it")
@@ -94,6 +93,18 @@ def encode(example: Mapping[str, Any]) -> bytes:
         described[key] = [array.dtype.str, array.shape]
     features[ARRAYS].bytes_list.value.append(json.dumps(described).encode())
     return bytes(record.SerializeToString(deterministic=True))
+
+
+@functools.cache
+def _messages() -> Any:
+    """The module of tf.train.Example.
+
+    Its package replaces `builtins.__import__` while it is imported, by one that refuses relative imports: a thread that
+    decodes an image meanwhile, for which Pillow imports, would raise ValueError.
+    """
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    return tf_example_pb2
 
 
 def _fill(feature: Any, array: np.ndarray[Any, Any]) -> None:
@@ -115,12 +126,10 @@ def decode(record: bytes) -> dict[str, Any]:
     Of another writer: int64 or float32, a scalar for one number, else [numbers]; bytes for one string, else a list.
     Raises ValueError when it is not a tf.train.Example, or not complete.
     """
-    from tensorflow_datasets.proto import tf_example_pb2
-
     if record[:4] == OLD_MAGIC:
         return _decode_old(record)
     try:
-        features = tf_example_pb2.Example.FromString(record).features.feature
+        features = _messages().Example.FromString(record).features.feature
     except Exception as error:  # protobuf's DecodeError
         raise ValueError(f"not a tf.train.Example, or not complete: {error}") from None
     if not features:

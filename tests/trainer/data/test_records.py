@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,13 @@ def test_a_file_that_could_not_be_finished_does_not_appear(tmp_path: Path) -> No
     with pytest.raises(TypeError):
         records.write(tmp_path / "a.array_record", iter([{"x": 1}, {"x": object()}]))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_encodes_is_imported_before_threads_draw_examples(tmp_path: Path) -> None:
+    records._messages.cache_clear()
+
+    def drawn() -> Iterator[dict[str, np.int64]]:
+        assert records._messages.cache_info().currsize == 1
+        yield {"x": np.int64(1)}
+
+    assert records.write(tmp_path / "a.array_record", drawn()) == 1
