@@ -1,0 +1,182 @@
+"""Images and rows of tables a second, beside torch's DataLoader with torchvision and grain's DataLoader with PIL.
+
+`python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2]`. Writes JPEGs of 500 × 375 into
+folders by class, packs them as array_record, and a table of numbers as .npz. Each side is a process of its own (torch
+in the environment of tests/environments.py) and reads every image once, shuffled, as a random-resized crop of 224 with
+flips, in batches of 64 of uint8; then the rows, in batches of 256. Sides read in turn. Seconds of the processor are
+those of a side and of all its workers: they say most on a machine that others use, too.
+
+`--index N` measures something else: how long a folder of N made files takes until its first batch, without and with the
+cached index, and the memory of reading them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.feeding_side import Cost, Reader
+from benchmarks.table import Row, finish, log, median
+from tests import environments
+
+HIGH, WIDE, SIZE, BATCH = 375, 500, 224, 64  # about the mean of ImageNet's images
+FEATURES, TABLE_BATCH = 30, 256
+CLASSES = ("cat", "dog")
+SAID = {
+    "images": "JPEG folders",
+    "packed": "array_record, over theirs from JPEG folders",
+    "rows": "rows of a table",
+}
+BOUNDS = {"images": 1 / 1.2, "packed": 0.5, "rows": 0.5}
+
+
+def jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
+    """An image like a photo: large shapes, and detail that is not smooth."""
+    rng = np.random.default_rng(number)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((wide, high), Image.Resampling.BICUBIC)
+    pixels = np.asarray(coarse, np.float32) + rng.normal(0, 14, (high, wide, 1))
+    file = io.BytesIO()
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def write(folder: Path, images: int, rows: int) -> None:
+    """The files of all sides."""
+    for number in range(images):
+        path = folder / "photos" / CLASSES[number % 2] / f"{number:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number))
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(rows, FEATURES)).astype(np.float32)
+    np.savez(folder / "table.npz", x=x_NF, y=rng.integers(0, 2, rows))
+
+
+def pack(folder: Path) -> None:
+    """The images as array_record, shorter sides reduced to 256 pixels."""
+    data = {"source": "images", "path": str(folder / "photos"), "size": SIZE}
+    train = {"task": "classify", "model": {"kind": "resnet", "classes": 2}, "data": data}
+    job = {"name": "feeding", "accelerator": {"type": "cpu", "per_host": 1}, "train": train}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    launcher = str(Path(sys.executable).with_name("launcher"))
+    command = [launcher, "prepare", str(folder / "job.yaml"), "--to", str(folder / "packed"), "--resize", "256"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def asked(folder: Path, workers: int) -> dict[str, Any]:
+    """What every side is told."""
+    return {"folder": str(folder), "size": SIZE, "batch": BATCH, "table_batch": TABLE_BATCH, "workers": workers}
+
+
+def compared(folder: Path, workers: int, rounds: int) -> list[Row]:
+    """Our cost of an example over that of each other side, of images and of rows."""
+    given, ours = asked(folder, workers), sys.executable
+    others = {
+        "torch's DataLoader": Reader(str(environments.python("torch")), "torch", given, torchvision()),
+        "grain's DataLoader": Reader(ours, "grain", given, {}),
+    }
+    mine = Reader(ours, "ours", given, {})
+    log(f"feeding: {mine.versions}; " + "; ".join(each.versions for each in others.values()))
+    found: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
+    for seed in range(1 + rounds):
+        for name, other in others.items():
+            theirs = {"images": other.read("images", seed), "rows": other.read("rows", seed)}
+            for what in SAID:
+                pair = mine.read(what, seed), theirs["images" if what == "packed" else what]
+                found.setdefault((what, name), []).append(pair)
+    for each in (mine, *others.values()):
+        each.close()
+    said = {
+        "images": "JPEG folders",
+        "packed": "array_record, over theirs from JPEG folders",
+        "rows": "rows of a table",
+    }
+    bounds = {"images": 1 / 1.2, "packed": 0.5, "rows": 0.5}
+    return [row(f"{said[what]}: {name}", pairs[1:], bounds[what]) for (what, name), pairs in found.items()]
+
+
+def torchvision() -> dict[str, str]:
+    """torchvision's folder on the path of torch's environment."""
+    environments.python("torchvision")
+    (site,) = environments.folder("torchvision").glob("lib/python3*/site-packages")
+    return {**environments.LAZY, "PYTHONPATH": str(site)}
+
+
+def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float) -> Row:
+    """The ratio by processor time. Raises SystemExit where the sides read not as many examples."""
+    counts = {each.examples for pair in pairs for each in pair}
+    if len(counts) > 1:
+        raise SystemExit(f"{what}: not as many examples: {sorted(counts)}")
+    count = counts.pop()
+    cpu = median([mine.cpu_seconds / other.cpu_seconds for mine, other in pairs])
+    clock = median([mine.seconds / other.seconds for mine, other in pairs])
+    of_cpu = [count / median([pair[side].cpu_seconds for pair in pairs]) for side in (0, 1)]
+    speeds = [count / median([pair[side].seconds for pair in pairs]) for side in (0, 1)]
+    detail = (
+        f"{of_cpu[0]:,.0f} a second of a core over {of_cpu[1]:,.0f}, {1 / cpu:.2f} ×; by the clock {speeds[0]:,.0f} "
+    )
+    detail += f"over {speeds[1]:,.0f}, {1 / clock:.2f} ×; median of {len(pairs)} pairs"
+    return Row(f"processor time of an example, {what}", cpu, bound, detail)
+
+
+# --- many files -------------------------------------------------------------------------------------------------------
+
+
+def index(folder: Path, count: int) -> list[Row]:
+    """Seconds until the first batch of a folder of `count` files, and what reading them all adds to the memory."""
+    began = time.perf_counter()
+    for number in range(count):
+        path = folder / "photos" / f"{number % 1000:03}" / f"{number:07}.jpg"
+        if number < 1000:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(jpeg(number, 48, 64))
+        else:  # a thousand images, under many names
+            path.hardlink_to(folder / "photos" / path.parent.name / f"{number % 1000:07}.jpg")
+    log(f"feeding: {count:,} files are made in {time.perf_counter() - began:.0f} s")
+    given = {"folder": str(folder), "size": 32, "batch": BATCH, "table_batch": TABLE_BATCH, "workers": 0}
+    new = Reader(sys.executable, "ours", given, {})
+    built = new.read("first", 0)
+    new.close()
+    side = Reader(sys.executable, "ours", given, {})
+    first, early, late = (side.read(what, 0) for what in ("first", "some", "images"))
+    side.close()
+    grown = (
+        f"{late.resident >> 20} MiB after {late.examples:,} images, {early.resident >> 20} MiB after {early.examples:,}"
+    )
+    return [
+        seconds(f"the first batch of {count:,} files, no index", built, None),
+        seconds(f"the first batch of {count:,} files, cached index", first, 10.0),
+        Row("memory after all images over that after a tenth of them", late.resident / early.resident, 1.05, grown),
+    ]
+
+
+def seconds(what: str, cost: Cost, bound: float | None) -> Row:
+    """Seconds of the processor, for which the machine's other work does not count."""
+    return Row(f"seconds of the processor until {what}", cost.cpu_seconds, bound, f"{cost.seconds:.1f} s by the clock")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for key, value in (("images", 256), ("rows", 100_000), ("rounds", 5), ("workers", 2), ("index", 0)):
+        parser.add_argument(f"--{key}", type=int, default=value)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if given.index:
+            return finish(index(Path(name), given.index))
+        log(f"feeding: writing {given.images} images and {given.rows:,} rows")
+        write(Path(name), given.images, given.rows)
+        pack(Path(name))
+        return finish(compared(Path(name), given.workers, given.rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

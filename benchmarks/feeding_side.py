@@ -1,0 +1,257 @@
+"""One side of benchmarks.feeding: a process that reads a set once when it is asked to. Each side imports its own.
+
+The processor's seconds are those of the process and of all that it started, dead or alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+TICK = os.sysconf("SC_CLK_TCK")
+FLIP = 0.5
+AREA = (0.08, 1.0)
+Batches = Iterator[int]  # examples of each batch that is there
+
+
+class Cost(NamedTuple):
+    """What reading a set once took."""
+
+    seconds: float
+    cpu_seconds: float
+    examples: int
+    resident: int  # bytes of this process afterwards
+
+
+class Reader:
+    """The parent's end. Raises SystemExit when the process has ended."""
+
+    def __init__(self, python: str, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+        self._name = name
+        path = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+        variables = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", **environ, "PYTHONPATH": path}
+        command = [python, "-m", "benchmarks.feeding_side", name, json.dumps(given)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=variables, text=True, stdin=pipe, stdout=pipe)
+        self.versions: str = self._answer()
+
+    def read(self, what: str, seed: int) -> Cost:
+        """The cost of reading a set once, in an order by the seed."""
+        assert self._process.stdin is not None
+        print(json.dumps([what, seed]), file=self._process.stdin, flush=True)
+        return Cost(*self._answer())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._name} ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def spent() -> float:
+    """Seconds of the processor of this process and of everything below it."""
+    of, parents = {}, {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        who = int(path.parent.name)
+        parents[who], of[who] = int(fields[1]), sum(map(int, fields[11:15]))
+    me, total = os.getpid(), 0
+    for who, ticks in of.items():
+        above = who
+        while above > 1 and above != me:
+            above = parents.get(above, 0)
+        total += ticks if above == me else 0
+    return total / TICK
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(versions: str, read: Callable[[str, int], Batches]) -> None:
+    """Reads what each line on stdin asks for."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    print(json.dumps(versions), file=answers, flush=True)
+    for line in sys.stdin:
+        what, seed = json.loads(line)
+        began, began_cpu = time.perf_counter(), spent()
+        examples = sum(read(what, seed))
+        cost = Cost(time.perf_counter() - began, spent() - began_cpu, examples, resident())
+        print(json.dumps(cost), file=answers, flush=True)
+
+
+# --- the sides --------------------------------------------------------------------------------------------------------
+
+
+def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """A run's own pipeline."""
+    from importlib.metadata import version
+
+    from jaxlaunch.trainer.data.pipeline import Pipeline
+    from jaxlaunch.trainer.data.sources.open import open_source
+    from jaxlaunch.trainer.spec import TrainSpec
+    from jaxlaunch.trainer.tasks.classify import Classify
+
+    folder, workers = given["folder"], given["workers"]
+    augment = {"crop": list(AREA), "flip": FLIP}
+    seen = {"size": given["size"], "augment": augment, "threads": max(1, workers)}
+    blocks = {
+        "images": {"source": "images", "path": f"{folder}/photos", "workers": workers, **seen},
+        "packed": {"source": "array_record", "path": f"{folder}/packed/train-*.array_record", **seen},
+        "rows": {"source": "table", "path": f"{folder}/table.npz", "label": "y", "threads": max(1, workers)},
+    }
+    shares = {"first": 0.0, "some": 0.1}
+
+    def read(what: str, seed: int) -> Batches:
+        task = Classify()
+        of = "images" if what in shares else what
+        spec = TrainSpec.model_validate({"task": "classify", "data": blocks[of], "batch": given["batch"]})
+        source = open_source(spec, "train")
+        assert source is not None
+        batch = given["table_batch" if of == "rows" else "batch"]
+        threads, prefetch = spec.data.threads, spec.data.prefetch
+        pipeline = Pipeline(
+            source,
+            task.example,
+            batch=batch,
+            rows=range(batch),
+            seed=seed,
+            shuffle=True,
+            prefetch=prefetch,
+            threads=threads,
+        )
+        steps = max(1, int(len(source) // batch * shares.get(what, 1.0)))
+        for made in pipeline.iterate([range(step, step + 1) for step in range(steps)]):
+            yield len(made["label"])
+
+    return f"jaxlaunch {version('jaxlaunch')}", read
+
+
+def torchs(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """torch's DataLoader, an ImageFolder and torchvision's transforms, to uint8; a TensorDataset."""
+    import numpy as np
+    import torch
+    import torchvision
+    from torchvision.transforms import v2
+
+    torch.set_num_threads(1)
+    cut = v2.RandomResizedCrop(given["size"], scale=AREA, antialias=True)
+    change = v2.Compose([cut, v2.RandomHorizontalFlip(FLIP), v2.PILToTensor()])
+    with np.load(f"{given['folder']}/table.npz") as table:
+        rows = torch.utils.data.TensorDataset(torch.from_numpy(table["x"]), torch.from_numpy(table["y"]))
+    images = torchvision.datasets.ImageFolder(f"{given['folder']}/photos", change)
+
+    def loader(dataset: Any, batch: int) -> Any:
+        workers = given["workers"]
+        draws = torch.Generator().manual_seed(0)
+        return torch.utils.data.DataLoader(
+            dataset,
+            batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            generator=draws,
+        )
+
+    loaders = {"images": loader(images, given["batch"]), "rows": loader(rows, given["table_batch"])}
+
+    def read(what: str, seed: int) -> Batches:
+        for _, label in loaders[what]:
+            yield len(label)
+
+    return f"torch {torch.__version__}, torchvision {torchvision.__version__}", read
+
+
+def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """grain's DataLoader; an image is cut, resized and flipped by PIL."""
+    import grain
+    import numpy as np
+    from absl import flags
+    from PIL import Image
+
+    from jaxlaunch.trainer.data.augment import geometry
+
+    flags.FLAGS(["feeding"])
+    size = given["size"]
+
+    class Files:
+        """Paths and labels of the folders by class."""
+
+        def __init__(self) -> None:
+            classes = sorted(pathlib.Path(given["folder"], "photos").iterdir())
+            self._pairs = [(str(path), label) for label, each in enumerate(classes) for path in sorted(each.iterdir())]
+
+        def __len__(self) -> int:
+            return len(self._pairs)
+
+        def __getitem__(self, number: int) -> tuple[str, int]:
+            return self._pairs[number]
+
+    class Cut(grain.transforms.RandomMap):
+        """A random-resized crop and a flip."""
+
+        def random_map(self, element: tuple[str, int], rng: Any) -> dict[str, Any]:
+            """The example of a path."""
+            path, label = element
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+            top, left, high, wide = geometry.random_crop((image.height, image.width), AREA, (3 / 4, 4 / 3), rng)
+            box = (left, top, left + wide, top + high)
+            image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+            if rng.random() < FLIP:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            return {"image": np.asarray(image), "label": label}
+
+    class Rows:
+        """Rows of the table."""
+
+        def __init__(self) -> None:
+            with np.load(f"{given['folder']}/table.npz") as table:
+                self._x, self._y = table["x"], table["y"]
+
+        def __len__(self) -> int:
+            return len(self._y)
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            return {"image": self._x[number], "label": self._y[number]}
+
+    def read(what: str, seed: int) -> Batches:
+        source: Any = Files() if what == "images" else Rows()
+        batch = given["batch" if what == "images" else "table_batch"]
+        steps = [Cut()] if what == "images" else []
+        sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
+        loader = grain.DataLoader(
+            data_source=source,
+            sampler=sampler,
+            operations=[*steps, grain.transforms.Batch(batch, drop_remainder=True)],
+            worker_count=given["workers"] if what == "images" else 0,
+            read_options=grain.ReadOptions(num_threads=max(1, given["workers"]), prefetch_buffer_size=2 * batch),
+        )
+        for made in loader:
+            yield len(made["label"])
+
+    return f"grain {grain.__version__}", read
+
+
+SIDES = {"ours": ours, "torch": torchs, "grain": grains}
+
+
+if __name__ == "__main__":
+    serve(*SIDES[sys.argv[1]](json.loads(sys.argv[2])))

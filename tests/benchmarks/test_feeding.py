@@ -1,0 +1,35 @@
+"""The benchmark of images and rows, at a small size: its sides read as many examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from benchmarks import feeding, feeding_side
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """What the sides are told of six small images and twenty rows."""
+    monkeypatch.setattr(feeding, "HIGH", 24)
+    monkeypatch.setattr(feeding, "WIDE", 32)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    feeding.write(tmp_path, 6, 20)
+    yield {"folder": str(tmp_path), "size": 16, "batch": 2, "table_batch": 5, "workers": 0}
+    flags.FLAGS.unparse_flags()
+
+
+def test_both_sides_of_this_environment_read_every_image_and_every_row(given: dict[str, object]) -> None:
+    before = feeding_side.spent()
+    for name in ("ours", "grain"):
+        _, read = feeding_side.SIDES[name](given)
+        assert list(read("images", 1)) == [2, 2, 2] and list(read("rows", 1)) == [5] * 4, name
+    assert feeding_side.spent() >= before and feeding_side.resident() > 1 << 20
+    cost = feeding_side.Cost(2.0, 1.0, 6, 1)
+    row = feeding.row("images", [(cost, cost._replace(cpu_seconds=2.0))], 0.8)
+    assert row.ratio == 0.5 and row.holds and "6 a second of a core over 3, 2.00 ×" in row.detail
+    with pytest.raises(SystemExit, match="not as many examples"):
+        feeding.row("images", [(cost, cost._replace(examples=5))], 0.8)
