@@ -42,7 +42,10 @@ def hint(*extras: str) -> str:
     origin = _origin()
     if origin is not None and "dir_info" in origin and not _path(origin["url"]).is_dir():
         return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"  # its sources are gone
-    return f"install it with {_installer()} {_requirement(origin, ','.join(extras))}"
+    requirement = _requirement(origin, ",".join(extras))
+    if Path(sys.prefix).parent.name.startswith("archive-v"):  # in uv's cache: of uvx, and for this call alone
+        return f"start it with uvx --from {requirement} launcher"
+    return f"install it with {_installer()} {requirement}"
 
 
 def _origin() -> dict[str, Any] | None:

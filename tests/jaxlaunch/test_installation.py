@@ -62,6 +62,11 @@ def test_the_command_is_that_of_this_installation(
     assert command.format(bin=tmp_path / "env/bin") in installation.hint("train")
 
 
+def test_what_uvx_started_is_started_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, tmp_path / "archive-v0" / "qRSLExHFlggD5CFb", None, pip=False)
+    assert installation.hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
+
+
 def test_a_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, tmp_path / "env", None)
     monkeypatch.setenv("PATH", "/nowhere")
