@@ -188,12 +188,13 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
             )
         ),
     ]
-    assert table(jobs, with_namespace=False, is_wide=False) == [
+    rows = [(job.name, [job]) for job in jobs]
+    assert table(rows, with_namespace=False, is_wide=False) == [
         "NAME   STATE      HOSTS   STEP   RESTARTS   AGE",
         "lm     Running    2/2     130    2          10m",
         "lm     Creating   0/2     -      0          10m",
     ]
-    wide = table(jobs, with_namespace=True, is_wide=True)
+    wide = table(rows, with_namespace=True, is_wide=True)
     assert wide[1].split() == [
         "team",
         "lm",
@@ -407,5 +408,6 @@ def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, exp
 
 @pytest.mark.parametrize("status", ["Completed", "Failed"])
 def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
-    _, row = table([status_of(snapshot(jobset(2, status=objects.ended(status))))], False, False)
+    job = status_of(snapshot(jobset(2, status=objects.ended(status))))
+    _, row = table([(job.name, [job])], False, False)
     assert row.split()[2] == "2"
