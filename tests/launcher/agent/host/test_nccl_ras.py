@@ -149,7 +149,10 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         whole(HEAD.format(seconds="0.00").partition("Group")[0] + "No communicator data collected!\n"),
         "",
     ),
-    "in pieces of a byte": (play("SERVER PROTOCOL 2\n", *INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
+    "in small pieces": (
+        play("SERVER PROTOCOL 2\n", *(INCOMPLETE_2_24[at : at + 20] for at in range(0, len(INCOMPLETE_2_24), 20))),
+        SAID_MISSING.format("gives no answer"),
+    ),
     "without the handshake": (play(INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
     "an error for every command": (
         play("ERROR: Unknown command CLIENT PROTOCOL 2\n" * 3, DEAD),
