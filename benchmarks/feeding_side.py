@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-ROOT = pathlib.Path(__file__).parents[1]
+from benchmarks.side import ROOT, Process
+
 TICK = os.sysconf("SC_CLK_TCK")
 FLIP = 0.5
 AREA = (0.08, 1.0)
@@ -30,34 +30,17 @@ class Cost(NamedTuple):
     resident: int  # bytes of this process afterwards
 
 
-class Reader:
-    """The parent's end. Raises SystemExit when the process has ended."""
+class Reader(Process):
+    """A process that is asked to read a set."""
 
     def __init__(self, python: str, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        self._name = name
         path = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
         variables = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", **environ, "PYTHONPATH": path}
-        command = [python, "-m", "benchmarks.feeding_side", name, json.dumps(given)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, env=variables, text=True, stdin=pipe, stdout=pipe)
-        self.versions: str = self._answer()
+        super().__init__([python, "-m", "benchmarks.feeding_side", name, json.dumps(given)], variables)
 
     def read(self, what: str, seed: int) -> Cost:
         """The cost of reading a set once, in an order by the seed."""
-        assert self._process.stdin is not None
-        print(json.dumps([what, seed]), file=self._process.stdin, flush=True)
-        return Cost(*self._answer())
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.communicate()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._name} ended with exit code {self._process.wait()}")
-        return json.loads(line)
+        return Cost(*self.ask(json.dumps([what, seed])))
 
 
 def spent() -> float:

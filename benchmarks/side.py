@@ -39,30 +39,27 @@ class Cost(NamedTuple):
     loss: float
 
 
-class Side:
-    """The parent's end: starts the process and asks it for steps. Raises SystemExit when it has ended."""
+class Process:
+    """The parent's end: a process that answers with lines of JSON, first of all with the versions of its libraries.
+    Raises SystemExit when it has ended."""
 
-    def __init__(
-        self, python: str, module: str, arguments: Sequence[str], core: int, environ: Mapping[str, str]
-    ) -> None:
-        self.module = module
-        environ = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environ}
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], core: int | None = None) -> None:
+        self._command = command
         self._process = subprocess.Popen(
-            [python, "-m", module, *arguments],
+            command,
             env=environ,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
         )
-        self.versions: str = self._answer()  # of its libraries
+        self.versions: str = self._answer()
 
-    def step(self) -> Cost:
-        """The cost of the next step."""
+    def ask(self, line: str) -> Any:
+        """The answer to a line."""
         assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
-        return Cost(*self._answer())
+        print(line, file=self._process.stdin, flush=True)
+        return self._answer()
 
     def close(self) -> None:
         """Ends the process."""
@@ -72,8 +69,23 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.module} ended with exit code {self._process.wait()}")
+            raise SystemExit(f"{' '.join(self._command[1:3])} ended with exit code {self._process.wait()}")
         return json.loads(line)
+
+
+class Side(Process):
+    """A process that is asked for steps."""
+
+    def __init__(
+        self, python: str, module: str, arguments: Sequence[str], core: int, environ: Mapping[str, str]
+    ) -> None:
+        self.module = module
+        environ = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environ}
+        super().__init__([python, "-m", module, *arguments], environ, core)
+
+    def step(self) -> Cost:
+        """The cost of the next step."""
+        return Cost(*self.ask("step"))
 
 
 def serve(versions: str, step: Callable[[], float]) -> None:
