@@ -282,10 +282,11 @@ class BuiltInTraining(Training[TrainState]):
         means, told = Means(self.derived), None
         if self.classify is not None and self.place.run_dir is not None and jax.process_index() == 0:
             told = self.classify.classification()
-        for number, batch in enumerate(self.evaluation.iterate(self.step.put)):
+        batches = zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True)
+        for number, (part, batch) in enumerate(batches):
             between()
             sums, found = self.step.examined(state, batch)
-            means.add(self.evaluation.parts[number], jax.device_get(sums))
+            means.add(part, jax.device_get(sums))
             if told is not None:
                 seen, weight_B = jax.device_get(found)
                 told.add(seen, weight_B, self.evaluation.indexes(number))

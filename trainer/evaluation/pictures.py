@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.sources import arrow, files
 from jaxlaunch.trainer.data.sources.images import held, index, listing
 from jaxlaunch.trainer.data.sources.images.index import shown
@@ -41,19 +38,14 @@ def items(path: str) -> Iterator[Item]:
 def _of_tar(path: str) -> Iterator[Item]:
     """The members that are images by their names."""
     size = files.size(path)
-    try:
-        with tarfile.open(fileobj=io.BufferedReader(held.Bytes(path), 1 << 16), mode="r:") as tar:
-            for each in tar:
-                name = os.path.basename(each.name)
-                if each.isreg() and not name.startswith(".") and name.lower().endswith(ENDINGS):
-                    if each.offset_data + each.size > size:
-                        raise DataError(f"{shown(path)} is truncated: it ends within {shown(each.name)}")
-                    read = partial(files.read, path, each.offset_data, each.size)
-                    yield Item(f"{shown(path)}, {shown(each.name)}", read)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise faults.unreadable(f"{shown(path)} cannot be read", error) from error
-        raise DataError(f"{shown(path)} is not a tar, or is truncated or damaged: {error}") from None
+    with held.opened_tar(path) as tar:
+        for each in tar:
+            name = os.path.basename(each.name)
+            if each.isreg() and not name.startswith(".") and name.lower().endswith(ENDINGS):
+                if each.offset_data + each.size > size:
+                    raise DataError(f"{shown(path)} is truncated: it ends within {shown(each.name)}")
+                read = partial(files.read, path, each.offset_data, each.size)
+                yield Item(f"{shown(path)}, {shown(each.name)}", read)
 
 
 def _of_table(path: str) -> Iterator[Item]:

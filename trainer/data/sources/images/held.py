@@ -6,6 +6,7 @@ once into the cache, one after the other: it can only be read by row groups, a h
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from jaxlaunch.trainer.data.sources.images.index import Index, Member, joined, s
 from jaxlaunch.trainer.data.sources.images.labels import Label
 from jaxlaunch.trainer.data.sources.images.listing import Found
 from jaxlaunch.trainer.data.sources.images.picture import ENDINGS
-from jaxlaunch.trainer.errors import DataError, TrainerError
+from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Images
 
 OF_CLASS = (".cls", ".cls.txt", ".label", ".txt")  # members of a WebDataset that are a label
@@ -108,37 +109,42 @@ class Bytes(io.RawIOBase):
         return len(found)
 
 
-def _of_tar(path: str, field: str | None) -> Iterator[Member]:
-    """The images of a tar. What belongs together has one name up to its first dot."""
-    size = files.size(path)
+@contextlib.contextmanager
+def opened_tar(path: str) -> Iterator[tarfile.TarFile]:
+    """A tar to read. What fails while it is read raises DataError, or StorageError where the storage does."""
     try:
         with tarfile.open(fileobj=io.BufferedReader(Bytes(path), 1 << 16), mode="r:") as tar:
-            key, image, label = "", None, None
-            for each in tar:
-                if not each.isreg() or os.path.basename(each.name).startswith("."):
-                    continue
-                if each.offset_data + each.size > size:
-                    raise DataError(f"{shown(path)} is truncated: it ends within {shown(each.name)}")
-                stem, _, ending = os.path.basename(each.name).partition(".")
-                folder = os.path.dirname(each.name)
-                if f"{folder}/{stem}" != key:
-                    if image is not None:
-                        yield image._replace(label=label if label is not None else image.label)
-                    key, image, label = f"{folder}/{stem}", None, None
-                if f".{ending}".lower().endswith(ENDINGS):
-                    if image is not None:
-                        raise DataError(f"{shown(path)}: {shown(key)} has two images; give each a name of its own")
-                    image = Member(each.offset_data, each.size, os.path.basename(folder) or None)
-                elif (found := _label(tar, each, f".{ending}".lower(), field, path)) is not None:
-                    label = found
-            if image is not None:
-                yield image._replace(label=label if label is not None else image.label)
-    except TrainerError:
-        raise
+            yield tar
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise faults.unreadable(f"{shown(path)} cannot be read", error) from error
         raise DataError(f"{shown(path)} is not a tar, or is truncated or damaged: {error}") from None
+
+
+def _of_tar(path: str, field: str | None) -> Iterator[Member]:
+    """The images of a tar. What belongs together has one name up to its first dot."""
+    size = files.size(path)
+    with opened_tar(path) as tar:
+        key, image, label = "", None, None
+        for each in tar:
+            if not each.isreg() or os.path.basename(each.name).startswith("."):
+                continue
+            if each.offset_data + each.size > size:
+                raise DataError(f"{shown(path)} is truncated: it ends within {shown(each.name)}")
+            stem, _, ending = os.path.basename(each.name).partition(".")
+            folder = os.path.dirname(each.name)
+            if f"{folder}/{stem}" != key:
+                if image is not None:
+                    yield image._replace(label=label if label is not None else image.label)
+                key, image, label = f"{folder}/{stem}", None, None
+            if f".{ending}".lower().endswith(ENDINGS):
+                if image is not None:
+                    raise DataError(f"{shown(path)}: {shown(key)} has two images; give each a name of its own")
+                image = Member(each.offset_data, each.size, os.path.basename(folder) or None)
+            elif (found := _label(tar, each, f".{ending}".lower(), field, path)) is not None:
+                label = found
+        if image is not None:
+            yield image._replace(label=label if label is not None else image.label)
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, field: str | None, path: str) -> Label | None:
