@@ -20,27 +20,14 @@ from typing import Any, NamedTuple
 from benchmarks.table import log, median
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
-from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place
+from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
 from tests.cluster.harness import build, cluster, image, places
-from tests.cluster.test_recovery import SAVED, await_checkpoint, losses, newest
+from tests.cluster.test_recovery import SAVED, await_checkpoint, losses, newest, of_hosts
 from tests.cluster.waiting import until
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits
 
-HOSTS, STEPS, EVERY = 3, 600, 10
-JOB: Mapping[str, Any] = {
-    "accelerator": {"type": "cpu", "per_host": 1},
-    "resources": {"cpu": "50m", "memory": "1Gi"},
-    "grace": "30s",
-    "code": str(PROGRAMS),
-    "train": digits(
-        task="held:Held",
-        batch=24,
-        steps=STEPS,
-        optimizer={"lr": 1e-3, "schedule": {"name": "constant"}},
-        checkpoint={"every": EVERY},
-    ),
-}
+HOSTS, STEPS = 3, 600
+JOB = of_hosts(STEPS, lr=1e-3)
 ALONE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 9, "crash": 9}}
 SPARE: Mapping[str, Any] = {**ALONE, "spares": 1}
 WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash": 9}}

@@ -39,6 +39,18 @@ JOB: dict[str, Any] = {
 Strike = Callable[[], None]
 
 
+def of_hosts(steps: int, lr: float) -> dict[str, Any]:
+    """A job without its hosts, two or three of one device each, that saves every EVERY steps."""
+    schedule = {"lr": lr, "schedule": {"name": "constant"}}
+    return {
+        "accelerator": {"type": "cpu", "per_host": 1},
+        "resources": JOB["resources"],
+        "grace": "30s",
+        "code": str(PROGRAMS),
+        "train": digits(task="held:Held", batch=24, steps=steps, optimizer=schedule, checkpoint={"every": EVERY}),
+    }
+
+
 def child(here: Place, pods: Sequence[Any]) -> Strike:
     return partial(processes.kill, processes.child(pods[1]))
 

@@ -13,28 +13,15 @@ import pytest
 from jaxlaunch.records import members
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import PROGRAMS, Place, place, until
+from tests.cluster.gangs import Place, place, until
 from tests.cluster.harness.places import NODE
-from tests.cluster.test_recovery import SAVED, await_checkpoint, ended, losses, newest
+from tests.cluster.test_recovery import SAVED, await_checkpoint, ended, losses, newest, of_hosts
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits
 
 SEAT = "jaxlaunch.test/seat-of-a-host"  # a resource of the node: without a free one a pod waits
 SEATS, FEW = 4, 2
 STEPS = 300
-JOB: dict[str, Any] = {
-    "accelerator": {"type": "cpu", "per_host": 1},
-    "resources": {"cpu": "50m", "memory": "1Gi"},
-    "grace": "30s",
-    "code": str(PROGRAMS),
-    "train": digits(
-        task="held:Held",
-        batch=24,  # of two hosts or three
-        steps=STEPS,
-        optimizer={"lr": 1e-4, "schedule": {"name": "constant"}},
-        checkpoint={"every": 10},
-    ),
-}
+JOB = of_hosts(STEPS, lr=1e-4)
 SEATED = {"name": "main", "resources": {"requests": {SEAT: "1"}, "limits": {SEAT: "1"}}}
 ELASTIC: dict[str, Any] = {
     "hosts": {"min": 2, "max": 3},
