@@ -5,6 +5,7 @@ Standard library only and Python >= 3.10: the agent carries this file into image
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -477,3 +478,27 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     if len(data) < len(whole):
         (_torn.add if data else _torn.discard)(fd)
     return not data
+
+
+def own_name_fault() -> str | None:
+    """What is wrong with this host's own name, with the fix; None: it has an address of this host.
+
+    JAX connects CPU devices at that address, even those of one process. Where there is none, it says only that it found
+    no such devices.
+    """
+    import socket  # here, since every Python below the agent reads this file
+
+    name = socket.gethostname()
+    fix = (
+        f"and JAX connects CPU devices at its address: add the line `ADDRESS {name}` to /etc/hosts, with the address "
+        "at which other hosts reach this one (127.0.0.1 if all processes run here)"
+    )
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"this host's own name, {name}, does not resolve ({error.strerror}), {fix}"
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return None
+    return f"this host's own name, {name}, resolves to {found[0][4][0]}, which is not an address of this host, {fix}"

@@ -34,6 +34,7 @@ def main() -> NoReturn:
     try:
         report.phase("init", 0)
         preflight.check_driver()
+        preflight.check_name()
         prepare.at_start(os.environ, lambda: stop.is_requested, lambda: report.phase("prepare", 0))
         report.phase("init", 0)
         distributed.initialize()

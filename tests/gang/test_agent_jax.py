@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.found import shows
 from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, script
 
@@ -44,6 +46,21 @@ def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, 
     assert codes == [0] * SIZE, gang.talk + gang.out
     assert sums(gang.out) == SUMS
     assert not gang.summary["notes"]
+
+
+def test_a_host_whose_own_name_does_not_resolve_is_the_cause_and_not_its_devices(tmp_path: Path) -> None:
+    renamed = ("unshare", "--user", "--map-root-user", "--uts", "sh", "-c")
+    if subprocess.run([*renamed, "hostname nowhere.invalid"], capture_output=True).returncode:
+        needs.absent("this kernel gives no namespace of names (unshare --user --uts)")
+    file = script(tmp_path, STEP)
+    command = (*renamed, f"hostname nowhere.invalid; exec {sys.executable} {file}")
+    gang, codes = launch(tmp_path, job(command, processes_per_host=2))
+    assert codes == [83], gang.talk + gang.out
+    said = gang.verdict["message"]
+    assert re.match(
+        r"rank \d raised: RuntimeError: this host's own name, nowhere\.invalid, does not resolve \(.+\), a", said
+    )
+    assert "add the line `ADDRESS nowhere.invalid` to /etc/hosts" in said
 
 
 LISTENS = """

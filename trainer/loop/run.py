@@ -85,6 +85,7 @@ def _join(report: Progress) -> None:
     """Joins the processes of the gang, unless the program has. Raises SpecError for other devices than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
+        preflight.check_name()
         try:
             distributed.initialize()
             report.joined()

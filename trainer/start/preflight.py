@@ -83,6 +83,16 @@ def _is_split(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(contract.LOCAL_DEVICE_IDS))
 
 
+def check_name(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises SpecError when this host's own name keeps JAX from connecting the CPU devices that the job asks for."""
+    job = _job(environ)
+    is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
+    if job is None or job.platform != "cpu" or not is_gloo:
+        return
+    if (fault := contract.own_name_fault()) is not None:
+        raise SpecError(fault)
+
+
 def check_devices(environ: Mapping[str, str] = os.environ) -> None:
     """Raises SpecError when JAX's devices of this process are not those of the job, in platform or in number.
 

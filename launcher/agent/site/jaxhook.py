@@ -68,6 +68,13 @@ def _platform(contract: Any) -> str:
     return str(json.loads(os.environ.get(contract.JOB, "{}")).get("platform", "cpu"))
 
 
+def _own_name_fault(jax: Any, contract: Any) -> str | None:
+    """Why Gloo will not connect this job's CPU devices, if the name of this host is the cause; None otherwise."""
+    is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
+    fault: str | None = contract.own_name_fault() if is_gloo and _platform(contract) == "cpu" else None
+    return fault
+
+
 def _register_cluster(contract: Any) -> None:
     """Puts our ClusterEnv before JAX's own: its detection would query Kubernetes, and count the pods of one Job."""
     from jax._src.clusters import ClusterEnv
@@ -132,6 +139,8 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
                 f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address}; "
                 "leave this call out, or its arguments"
             )
+        if (fault := _own_name_fault(jax, contract)) is not None:
+            raise RuntimeError(fault)
         if address is not None and address != os.environ.get(contract.COORDINATOR):
             fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,24 @@ def test_devices_are_checked_by_number_in_each_process() -> None:
     preflight.check_devices(environ("cpu", 8))
     with pytest.raises(SpecError, match=r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev"):
         preflight.check_devices(environ("cpu", 4, processes=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("nowhere.invalid", r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU devices at its address"),
+        ("192.0.2.1", r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this host, and JAX"),
+        ("localhost", None),
+    ],
+)
+def test_a_name_of_this_host_at_which_cpu_devices_cannot_be_connected_is_told_first(
+    name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    preflight.check_name({})
+    preflight.check_name(environ("cuda", 8))
+    with pytest.raises(SpecError, match=fault) if fault else contextlib.nullcontext():
+        preflight.check_name(environ("cpu", 8))
 
 
 def test_without_an_agent_there_is_nothing_to_compare() -> None:
