@@ -8,7 +8,7 @@ def all_indexes(length: int, *, epochs: int = 1, seed: int = 0, shuffle: bool = 
     return order.indexes(0, epochs * length, length=length, seed=seed, shuffle=shuffle).tolist()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.SMALL + 1])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.PART + 1])
 def test_every_index_comes_once_in_an_epoch(length: int) -> None:
     for epoch in range(2):
         found = order.permuted(np.arange(length), length=length, seed=7, epoch=epoch)
@@ -28,10 +28,13 @@ def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
         assert order.indexes(start, stop, length=10, seed=0, shuffle=True).tolist() == whole[start:stop]
 
 
-def test_a_kept_order_equals_a_computed_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = all_indexes(30, epochs=3)
-    monkeypatch.setattr(order, "SMALL", 0)
-    assert all_indexes(30, epochs=3) == kept
+def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = all_indexes(30, epochs=3)
+    monkeypatch.setattr(order, "PART", 7)
+    order._part.cache_clear()
+    assert all_indexes(30, epochs=3) == whole
+    assert order.indexes(5, 64, length=30, seed=0, shuffle=True).tolist() == whole[5:64]
+    order._part.cache_clear()
 
 
 def test_without_shuffle_the_order_is_the_source_s() -> None:
