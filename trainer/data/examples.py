@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import example_rng
 from jaxlaunch.trainer.data.messages import Draws, Item
 from jaxlaunch.trainer.data.order import Indexes
-from jaxlaunch.trainer.data.source import Apart, Source, name_of
+from jaxlaunch.trainer.data.source import Apart, Rowed, Source, name_of
 from jaxlaunch.trainer.errors import DataError, StorageError, TrainerError
 
 Array = npt.NDArray[Any]
@@ -50,6 +50,21 @@ class Reading(NamedTuple):
 
 
 ANYHOW = Reading()
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+def many_by(many: Callable[[Any, Batch], Batch]) -> Callable[[Marked], Marked]:
+    """Marks a task's `example` with the function of the task and of records [B, ...] that makes B examples at once.
+
+    It raises Unusable where it cannot; `example` then says of which record that is.
+    """
+
+    def marked(example: Marked) -> Marked:
+        """The same function."""
+        example.many = many  # type: ignore[attr-defined]
+        return example
+
+    return marked
 
 
 class Examples:
@@ -72,7 +87,10 @@ class Examples:
         self._apart = source if isinstance(source, Apart) and source.workers else None
         self._draws = Draws(reading.seed, reading.purpose, self._is_seeded, is_seeded[1] or self._takes_rng[1])
         self.forms = self._first()
-        self._cache = self._allocated(self._length) if is_known and self._bytes() <= CACHE_BYTES else None
+        self._many = getattr(example, "many", None)
+        self._rowed = source if self._many and is_known and isinstance(source, Rowed) else None
+        is_cached = is_known and self._rowed is None and self._bytes() <= CACHE_BYTES
+        self._cache = self._allocated(self._length) if is_cached else None
         self._is_cached = np.zeros(self._length, bool)
 
     def __len__(self) -> int:
@@ -117,6 +135,8 @@ class Examples:
         return f"{name_of(self._source)}: example {index}, at position {position}, has {key} {value}{self._place()}"
 
     def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
+        if (at_once := self._at_once(index_B)) is not None:
+            return at_once
         if self._cache is None:
             batch = self._allocated(len(index_B))
             self._fill(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
@@ -126,6 +146,17 @@ class Examples:
         self._fill(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
         self._is_cached[missing] = True
         return {key: array[index_B] for key, array in self._cache.items()}
+
+    def _at_once(self, index_B: Indexes) -> Batch | None:
+        """All examples by one call; None where they cannot be, or one is odd: made one by one, that one is named."""
+        if self._rowed is None or self._many is None:
+            return None
+        try:
+            batch: Batch = self._many(getattr(self._example, "__self__", None), self._rowed.rows(index_B))
+        except Unusable:
+            return None
+        found = {key: Form(array.shape[1:], array.dtype) for key, array in batch.items()}
+        return batch if found == self.forms and not any(form.dtype in NARROW for form in found.values()) else None
 
     def _judge(self, batch: Batch, index_B: Indexes) -> None:
         if self._reading.check is not None and (found := self._reading.check(batch)) is not None:

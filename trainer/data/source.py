@@ -70,6 +70,15 @@ class Ordered(Source, Protocol):
 
 
 @runtime_checkable
+class Rowed(Source, Protocol):
+    """A source in memory, which gives many examples at once; one by one they cost more than they weigh."""
+
+    def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """What `self[index]` has under each key, for every index in turn: [B, ...], in memory of its own."""
+        ...
+
+
+@runtime_checkable
 class Apart(Source, Protocol):
     """A source whose items other processes may read; `workers` of them, none if 0."""
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.data.examples import Batch, Examples
+from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources.images.source import Pictures
 from jaxlaunch.trainer.data.sources.open import open_source
@@ -152,6 +152,12 @@ class Classify:
         self._scale = None if found is None else _scale_of(found, self._target)
         return found
 
+    def _examples(self, raw: Batch) -> Batch:
+        """`example` of many records at once."""
+        key = self._key(raw)
+        return {key: ranges.of(raw, key), "label": ranges.many(ranges.of(raw, "label"), self._target)}
+
+    @many_by(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 

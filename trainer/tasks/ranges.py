@@ -69,6 +69,16 @@ def numbers(value: Any) -> npt.NDArray[np.float32]:
     return array.astype(np.float32)
 
 
+def many(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
+    """Labels of many examples at once, [B] or [B, K], as `label`, `flags` or `numbers` reads each; raises Unusable."""
+    if target == "class":
+        return whole("label", value_B)
+    label_B = np.asarray(value_B, np.float32)
+    if not np.isfinite(label_B).all() or (target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()):
+        raise Unusable("a label that cannot be used")
+    return label_B
+
+
 def outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
     """The first row with a number outside 0 … size − 1 (`what` these are), and a sentence on it; None without one."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):

@@ -87,6 +87,10 @@ class Rows:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"features": self._x_NF[index], "label": self.label_N[index]}
 
+    def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
+        return {"features": self._x_NF.take(index_B, axis=0), "label": self.label_N.take(index_B, axis=0)}
+
     def fingerprint(self) -> str:
         """Number of rows and features, and a digest of all of them and of the classes."""
         hashed = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))

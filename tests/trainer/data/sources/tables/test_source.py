@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from jaxlaunch.trainer.data.examples import Examples
+from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.data.sources.tables.features import numbers
 from jaxlaunch.trainer.data.sources.tables.files import read
 from jaxlaunch.trainer.data.sources.tables.source import Coder, Rows
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Table, TrainSpec
+from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.data.sources.tables.odd_tables import Odd, tables
 
 ROWS = [{"size": n * 1.5, "kind": "ab"[n % 2], "when": n, "label": ("cat", "dog")[n % 2]} for n in range(10)]
@@ -89,6 +93,54 @@ def test_several_labels_are_flags_or_numbers_and_a_missing_value_may_take_the_me
     assert opened(tmp_path / "t.csv", target="regression", label=["u", "v"], columns=["k"], missing="mean")[0][
         "label"
     ].shape == (2,)
+
+
+class Slowly(Classify):
+    """A task with an example of its own, which is asked for each row."""
+
+    def example(self, raw: dict[str, Any]) -> dict[str, Any]:
+        return super().example(raw)
+
+
+@pytest.mark.parametrize("target", ["class", "multi_label", "regression"])
+def test_the_rows_of_a_batch_are_made_at_once_and_equal_those_made_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    lines = [f"{number},{number % 3 % 2},{number % 2}" for number in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,u,v", *lines]))
+    label = ["u", "v"] if target == "multi_label" else "u"
+    data = {"source": "table", "path": str(tmp_path / "t.csv"), "label": label}
+    spec = TrainSpec.model_validate({"task": "classify", "data": data, "loss": {"target": target}})
+    asked: list[int] = []
+    one = Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda rows, index: asked.append(index) or one(rows, index))  # type: ignore[func-returns-value]
+    made = {}
+    for task in (Classify(), Slowly()):
+        rows = task.source(spec, "train")
+        assert isinstance(rows, Rows)
+        pipeline = Pipeline(
+            rows,
+            task.example,
+            batch=8,
+            rows=range(2, 6),
+            seed=3,
+            shuffle=True,
+            prefetch=1,
+            threads=2,
+            deterministic=True,
+        )
+        asked.clear()
+        made[type(task)] = [pipeline.batch(step) for step in (4, 1)]  # of a run that resumes at 4
+        assert bool(asked) == (type(task) is Slowly)
+    for at_once, one_by_one in zip(*made.values(), strict=True):
+        for key, array in one_by_one.items():
+            assert array.dtype == at_once[key].dtype and np.array_equal(array, at_once[key]), key
+    if target != "class":
+        every, task = np.arange(20), Classify()
+        task.source(spec, "train")
+        rows.label_N[7] = np.inf if target == "regression" else 0.5
+        with pytest.raises(DataError, match="example 7 has"):
+            Examples(rows, task.example).read(every, every)
 
 
 def test_a_label_of_evaluation_that_training_has_not_is_named(tmp_path: Path) -> None:
