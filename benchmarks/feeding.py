@@ -1,10 +1,11 @@
 """Images and rows of tables a second, beside torch's DataLoader with torchvision and grain's DataLoader with PIL.
 
-`python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2]`. Writes JPEGs of 500 × 375 into
-folders by class, packs them as array_record, and a table of numbers as .npz. Each side is a process of its own (torch
-in the environment of tests/environments.py) and reads every image once, shuffled, as a random-resized crop of 224 with
-flips, in batches of 64 of uint8; then the rows, in batches of 256. Sides read in turn. Seconds of the processor are
-those of a side and of all its workers: they say most on a machine that others use, too.
+`python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2] [--only rows]`. Writes JPEGs
+of 500 × 375 into folders by class, packs them as array_record, and a table of numbers as .npz. Each side is a process
+of its own (torch in the environment of tests/environments.py) and reads every image once, shuffled, as a random-resized
+crop of 224 with flips, in batches of 64 of uint8; then the rows, in batches of 256: torch's by batch_size and shuffle,
+and once more by a BatchSampler, which asks its TensorDataset for a batch at once. Sides read in turn. Seconds of the
+processor are those of a side and of all its workers: they say most on a machine that others use, too.
 
 `--index N` measures something else: how long a folder of N made files takes until its first batch, without and with the
 cached index, and the memory of reading them all.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,12 @@ SAID = {
     "images": "JPEG folders",
     "packed": "array_record, over theirs from JPEG folders",
     "rows": "rows of a table",
+    "sampled": "rows of a table, over theirs by batches that a BatchSampler draws",
 }
 BOUNDS = {"images": 1 / 1.2, "packed": 0.5, "rows": 0.5}
+OURS = {"sampled": "rows"}  # what of ours is compared with what of theirs
+THEIRS = {"packed": "images"}
+TORCH_ALONE = ("sampled",)
 
 
 def jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
@@ -77,8 +83,8 @@ def asked(folder: Path, workers: int) -> dict[str, Any]:
     return {"folder": str(folder), "size": SIZE, "batch": BATCH, "table_batch": TABLE_BATCH, "workers": workers}
 
 
-def compared(folder: Path, workers: int, rounds: int) -> list[Row]:
-    """Our cost of an example over that of each other side, of images and of rows."""
+def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> list[Row]:
+    """Our cost of an example over that of each other side, of what `only` names of SAID."""
     given, ours = asked(folder, workers), sys.executable
     others = {
         "torch's DataLoader": Reader(str(environments.python("torch")), "torch", given, torchvision()),
@@ -89,19 +95,15 @@ def compared(folder: Path, workers: int, rounds: int) -> list[Row]:
     found: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for seed in range(1 + rounds):
         for name, other in others.items():
-            theirs = {"images": other.read("images", seed), "rows": other.read("rows", seed)}
-            for what in SAID:
-                pair = mine.read(what, seed), theirs["images" if what == "packed" else what]
-                found.setdefault((what, name), []).append(pair)
+            measured: dict[str, Cost] = {}
+            for what in (each for each in only if each not in TORCH_ALONE or "torch" in name):
+                of = THEIRS.get(what, what)
+                if of not in measured:
+                    measured[of] = other.read(of, seed)
+                found.setdefault((what, name), []).append((mine.read(OURS.get(what, what), seed), measured[of]))
     for each in (mine, *others.values()):
         each.close()
-    said = {
-        "images": "JPEG folders",
-        "packed": "array_record, over theirs from JPEG folders",
-        "rows": "rows of a table",
-    }
-    bounds = {"images": 1 / 1.2, "packed": 0.5, "rows": 0.5}
-    return [row(f"{said[what]}: {name}", pairs[1:], bounds[what]) for (what, name), pairs in found.items()]
+    return [row(f"{SAID[what]}: {name}", pairs[1:], BOUNDS.get(what)) for (what, name), pairs in found.items()]
 
 
 def torchvision() -> dict[str, str]:
@@ -111,7 +113,7 @@ def torchvision() -> dict[str, str]:
     return {**environments.LAZY, "PYTHONPATH": str(site)}
 
 
-def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float) -> Row:
+def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
     """The ratio by processor time. Raises SystemExit where the sides read not as many examples."""
     counts = {each.examples for pair in pairs for each in pair}
     if len(counts) > 1:
@@ -168,14 +170,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for key, value in (("images", 256), ("rows", 100_000), ("rounds", 5), ("workers", 2), ("index", 0)):
         parser.add_argument(f"--{key}", type=int, default=value)
+    parser.add_argument("--only", nargs="+", choices=list(SAID), default=list(SAID))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if given.index:
             return finish(index(Path(name), given.index))
         log(f"feeding: writing {given.images} images and {given.rows:,} rows")
         write(Path(name), given.images, given.rows)
-        pack(Path(name))
-        return finish(compared(Path(name), given.workers, given.rounds))
+        if "packed" in given.only:
+            pack(Path(name))
+        return finish(compared(Path(name), given.workers, given.rounds, given.only))
 
 
 if __name__ == "__main__":
