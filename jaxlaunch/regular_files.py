@@ -41,7 +41,7 @@ def beneath(folder: Path) -> Callable[[str, int], int]:
             return opener(path, flags | os.O_NOFOLLOW)
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            *between, name = Path(path).relative_to(folder).parts
+            *between, name = (each for each in path.removeprefix(f"{folder}/").split("/") if each)
             for each in between:
                 inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
                 os.close(at)
@@ -56,8 +56,15 @@ def beneath(folder: Path) -> Callable[[str, int], int]:
 def read(path: Path | str, most: int, at_end: bool = False, below: Path | None = None) -> bytes:
     """The first `most` bytes of a regular file, or its last ones; with `below` no link in that folder is followed.
     Raises OSError, as `opener` does."""
-    with open(path, "rb", opener=opener if below is None else beneath(below)) as file:
-        size = os.fstat(file.fileno()).st_size
+    descriptor = (opener if below is None else beneath(below))(os.fspath(path), os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
         if at_end:
-            file.seek(max(0, size - most))
-        return file.read(min(most, size))  # Python allocates what it is asked for, however small the file is
+            os.lseek(descriptor, max(0, size - most), os.SEEK_SET)
+        parts, left = list[bytes](), min(most, size)  # Python allocates what it is asked for, however small the file is
+        while left and (part := os.read(descriptor, left)):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)

@@ -18,6 +18,7 @@ from jaxlaunch.records.checked import Seconds, Time, Whole
 from jaxlaunch.records.verdict import Verdict
 
 FILE = "summary.json"
+_NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}  # of a summary, and of its `of`
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
@@ -131,6 +132,22 @@ class Summary:
             "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
             **({"starts": [dataclasses.asdict(one) for one in self.starts]} if self.starts else {}),
         }
+
+    @classmethod
+    def row_from_json(cls, fields: Any) -> Summary:
+        """What a table of runs shows of it: the first and the last start, the last restart, and neither metrics, notes
+        nor stacks; the others are not checked either. Raises Malformed where a field is wrong."""
+        if not isinstance(fields, dict):
+            return cls.from_json(fields)
+        shown = {name: value for name, value in fields.items() if name not in _NOT_IN_ROW}
+        starts, restarts, of = (shown.get(name) for name in ("starts", "restart_seconds", "of"))
+        if isinstance(starts, list):
+            shown["starts"] = [*starts[:1], *starts[1:][-1:]]
+        if isinstance(restarts, list):
+            shown["restart_seconds"] = restarts[-1:]
+        if isinstance(of, dict):
+            shown["of"] = {name: value for name, value in of.items() if name not in _NOT_IN_ROW}
+        return cls.from_json(shown)
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:

@@ -29,7 +29,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them."""
-        return dataclasses.asdict(self)
+        return dict(vars(self))
 
 
 def of_code(code: int, message: str, **where: Any) -> Verdict:

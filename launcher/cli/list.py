@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cluster import kubeconfig
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ClusterError, UserError
-from jaxlaunch.launcher.here import found
-from jaxlaunch.launcher.here import status as here_status
+from jaxlaunch.launcher.here import listed as listed_here
 from jaxlaunch.launcher.kube.objects import age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.status import collect
@@ -47,7 +47,7 @@ def list_command(
     asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (where == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
-    here = [] if asks_cluster else [here_status.status_of(run, here_status.live(run)) for run in found.runs_in(folder)]
+    here = [] if asks_cluster else listed_here.statuses(folder)
     jobs, nothing, failed = (
         _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
         if where != "local" and not is_given
@@ -114,14 +114,12 @@ def _cluster_jobs(
 def _rows(listed: Sequence[JobStatus], home: Path | None) -> Rows:
     """A row for each job, for each run in the folder `home`, and for all runs of a sweep in it together."""
     found = dict[tuple[str, str, str | None], list[JobStatus]]()
+    top = None if home is None else os.path.abspath(home)
     for job in listed:
         key: tuple[str, str, str | None] = (job.namespace, job.name, None)
-        if (
-            job.folder is not None
-            and home is not None
-            and (above := Path(job.folder).absolute().parent) != home.absolute()
-        ):
-            key = ("", above.name, str(above))
+        above = top if job.folder is None else os.path.dirname(os.path.abspath(job.folder))
+        if top is not None and above is not None and above != top:
+            key = ("", os.path.basename(above), above)
         found.setdefault(key, []).append(job)
     return [(name, jobs) for (_, name, _), jobs in found.items()]
 

@@ -27,8 +27,8 @@ _status = ""
 
 def show(*lines: str, is_result: bool = True) -> None:
     """Writes lines of a result to stdout; what only goes with one to stderr."""
-    for line in lines:
-        _write(visible(line), is_result=is_result)
+    if lines:
+        _write("\n".join(map(visible, lines)), is_result=is_result)
 
 
 def piece(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -50,14 +51,14 @@ class Run:
     @property
     def start_folder(self) -> Path:
         """What the newest start keeps; the run's own folder where it keeps none, as in version 0.1."""
-        own = self.folder / "starts" / str(self.start.start if self.start is not None else 1)
-        return own if own.is_dir() else self.folder
+        own = f"{self.folder}/starts/{1 if (start := self.start) is None else start.start}"
+        return Path(own) if os.path.isdir(own) else self.folder
 
     @functools.cached_property
     def numbers(self) -> Mapping[KeyPath, int]:
         """NUMBERS of the job of the newest start; those that cannot be read are left out."""
         try:
-            text = regular_files.read(self.start_folder / JOB, reader.MAX_BYTES, below=self.folder)
+            text = regular_files.read(f"{self.start_folder}/{JOB}", reader.MAX_BYTES, below=self.folder)
         except OSError:
             return {}
         return numbers.of(text.decode(errors="replace"), NUMBERS)
@@ -82,29 +83,48 @@ class Run:
 def open_run(folder: Path) -> Run:
     """The run in a folder. Raises UserError where this user may not read it."""
     try:
-        holder = lock.holder(folder)
-        os.listdir(folder)
+        held = holder(folder)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         owner = _owner(folder)
         raise UserError(f"The run in {folder} cannot be read: {why}.", owner and f"it is {owner}'s.") from None
-    return Run(folder.name, folder, RunFolder(folder, _quiet).summary(), holder)
+    return Run(folder.name, folder, RunFolder(folder, _quiet).summary(), held)
+
+
+def holder(folder: Path) -> Holder | None:
+    """Who runs in a folder. Raises OSError where this user may not read it."""
+    if not os.access(folder, os.R_OK):
+        os.listdir(folder)  # which says why
+    return lock.holder(folder)
+
+
+def row(folder: Path, held: Holder | None) -> Run:
+    """A run with only as much of its summary as a table shows."""
+    return Run(folder.name, folder, RunFolder(folder, _quiet).row(), held)
 
 
 def runs_in(folder: Path) -> Iterator[Run]:
-    """The runs below a folder and in its sweeps, by name; those that this user may not read are left out."""
+    """The runs below a folder and in its sweeps as `row` has them, by name; those that this user may not read are left
+    out."""
+    for inner in folders_in(folder):
+        with contextlib.suppress(OSError):
+            yield row(inner, holder(inner))
+
+
+def folders_in(folder: Path) -> Iterator[Path]:
+    """The run folders below a folder and in its sweeps, by name."""
+    for inner in _inside(folder):
+        if run_folders.is_run(inner):
+            yield inner
+        elif run_folders.is_sweep(inner):  # a link in it may lead back to where it is, and is no run
+            yield from filter(run_folders.is_run, _inside(inner))
+
+
+def _inside(folder: Path) -> list[Path]:
     try:
-        names = sorted(entry.name for entry in os.scandir(folder))
+        return [folder / name for name in sorted(os.listdir(folder))]
     except OSError:
-        return
-    for name in names:
-        if run_folders.is_run(folder / name):
-            try:
-                yield open_run(folder / name)
-            except UserError:
-                continue
-        elif run_folders.is_sweep(folder / name):
-            yield from runs_in(folder / name)
+        return []
 
 
 def _owner(folder: Path) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 from jaxlaunch.launcher.errors import UserError
@@ -33,9 +35,11 @@ def is_sweep(folder: Path) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's. One that this user may not look into may be: who reads it says that."""
     try:
-        return (folder / lock.FILE).is_file()
+        return stat.S_ISREG(os.stat(f"{folder}/{lock.FILE}").st_mode)
     except PermissionError:
         return True
+    except (OSError, ValueError):
+        return False
 
 
 def looked_for(run: str) -> str:

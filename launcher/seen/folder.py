@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import functools
-import json
 import os
 import pwd
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.leader.run_folder import MAX_JSON
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.yaml12 import numbers, reader
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import Summary
@@ -40,11 +38,6 @@ class Brief:
     at: float | None  # when this was true
     owner: str
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since it began."""
-        return 0.0 if not self.began else max(0.0, time.time() - self.began)
-
 
 def folders(below: Path) -> Iterator[Path]:
     """The run folders in `below`, by name; links are not followed, so that nothing elsewhere is read."""
@@ -65,7 +58,7 @@ def is_run(folder: Path) -> bool:
 
 def brief(folder: Path) -> Brief:
     """The row of a run. What its files do not say, or say wrongly, is left out."""
-    found = read_summary(folder)
+    found = RunFolder(folder, _quiet).row()
     if found is None:
         state = "running" if is_held(folder) else "unknown"
         return Brief(folder.name, folder, state, "", None, None, None, None, 0, None, None, _owner(folder))
@@ -90,10 +83,11 @@ def brief(folder: Path) -> Brief:
 
 def read_summary(folder: Path) -> Summary | None:
     """What summary.json of a run says; None where it is not there, or none of ours."""
-    try:
-        return Summary.from_json(json.loads(regular_files.read(folder / summary.FILE, MAX_JSON, below=folder)))
-    except (OSError, ValueError, RecursionError):
-        return None
+    return RunFolder(folder, _quiet).summary()
+
+
+def _quiet(message: str) -> None:
+    """What cannot be read is shown as not known."""
 
 
 def is_held(folder: Path) -> bool:

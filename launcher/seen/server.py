@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import os
 import secrets
 import sys
 import threading
@@ -22,6 +23,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.seen import compare, folder, page
 from jaxlaunch.launcher.seen.run import Followed
 from jaxlaunch.launcher.wording import visible
+from jaxlaunch.records import summary
 
 LOOPBACK = "127.0.0.1"
 PERIOD_S = 1.0  # between two looks at a run
@@ -42,7 +44,7 @@ class Runs:
         self._lock = threading.Lock()
         self._listed: tuple[float, dict[str, Path], dict[str, Any]] | None = None
         self._followed: dict[str, tuple[threading.Lock, Followed]] = {}
-        self._briefs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
+        self._briefs: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def table(self) -> dict[str, Any]:
         """The rows of all runs; read again after LIST_S."""
@@ -62,12 +64,8 @@ class Runs:
         return self._listed
 
     def _brief(self, path: Path) -> dict[str, Any]:
-        """The row of a run, read again where its summary has changed or it may have been killed since."""
-        try:
-            found = (path / "summary.json").stat()
-            stamp = found.st_mtime_ns, found.st_ino
-        except OSError:
-            stamp = 0, 0
+        """The row of a run, read again where its summary or lock has changed, or it may have been killed since."""
+        stamp = *_stamp(f"{path}/{summary.FILE}"), *_stamp(f"{path}/{folder.LOCK}")
         kept = self._briefs.get(path)
         if kept is None or kept[0] != stamp or kept[1]["state"] in ("running", "unknown"):
             kept = self._briefs[path] = stamp, _row(folder.brief(path))
@@ -91,6 +89,14 @@ def _id(path: Path) -> str:
     return hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
+
+
 def _row(brief: folder.Brief) -> dict[str, Any]:
     return {
         "name": visible(brief.name),
@@ -100,7 +106,7 @@ def _row(brief: folder.Brief) -> dict[str, Any]:
         "steps": brief.steps,
         "goodput": brief.goodput,
         "restarts": brief.restarts,
-        "age_s": brief.age_s,
+        "began": brief.began,  # its age changes, and the row does not
         "owner": brief.owner,
         "where": "this machine",
     }

@@ -126,6 +126,13 @@ class RunFolder:
             return None
         return found if uid is None or (found.of is not None and found.of.uid == uid) else None
 
+    def row(self) -> Summary | None:
+        """The summary of the run as a table shows it (`Summary.row_from_json`); None where there is none."""
+        try:
+            return Summary.row_from_json(self.read(FILE))
+        except ValueError:
+            return None
+
     def read(self, name: str) -> dict[str, Any]:
         """What `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
         if self._folder is None:
@@ -184,7 +191,7 @@ def agents(folder: Path) -> list[Listed]:
 def _json(path: Path, below: Path) -> Any:
     """The value in a file of a folder. Raises OSError, and ValueError where it is none, or larger than ours get."""
     data = regular_files.read(path, MAX_JSON + 1, below=below)
-    if len(data) > MAX_JSON or sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+    if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):
         raise ValueError(f"{path} is too large")
     return wire.decoded(data)
 

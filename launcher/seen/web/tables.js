@@ -31,6 +31,7 @@ function runRow(run, changed) {
 }
 
 function runsTable(data) {
+  for (const run of data.runs) if ("began" in run) run.age_s = run.began ? Math.max(0, Date.now() / 1000 - run.began) : 0;
   const found = data.runs.filter(matches).sort(inOrder);
   const place = document.getElementById("runs");
   const focused = document.activeElement?.dataset?.sort;
