@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ _MOST = 200
 
 
 def of(folder: Path, evals: Rows) -> list[dict[str, Any]]:
-    """The steps in the run folder, the newest first: `verified` where a manifest says what they hold."""
+    """The steps in the run folder, the newest first: `verified` where a manifest says what they hold. No link is
+    followed."""
     where = folder / "checkpoints"
     try:
-        steps = sorted((int(each.name) for each in where.iterdir() if each.name.isdecimal()), reverse=True)[:_MOST]
+        at = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []
+    try:
+        steps = sorted((int(name) for name in os.listdir(at) if name.isdecimal()), reverse=True)[:_MOST]
+    finally:
+        os.close(at)
     best = _best(folder, evals, steps)
     return [
         {
@@ -32,14 +38,14 @@ def of(folder: Path, evals: Rows) -> list[dict[str, Any]]:
             "where": f"checkpoints/{step}",
         }
         for step in steps
-        for size in (_bytes(where / str(step) / contract.MANIFEST),)
+        for size in (_bytes(where / str(step) / contract.MANIFEST, folder),)
     ]
 
 
-def _bytes(manifest: Path) -> int | None:
+def _bytes(manifest: Path, below: Path) -> int | None:
     """The bytes of a step's files, as its manifest says; None where it has none."""
     try:
-        files = json.loads(regular_files.read(manifest, _MAX_MANIFEST))["manifest"]["files"]
+        files = json.loads(regular_files.read(manifest, _MAX_MANIFEST, below=below))["manifest"]["files"]
         return sum(int(size) for size, _ in files.values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None

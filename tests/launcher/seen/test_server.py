@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.seen.server import Runs, Server
 from tests.launcher.seen import made_runs
 from tests.launcher.seen.test_page import NASTY, data_of
@@ -130,7 +131,15 @@ def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Pat
     run = tmp_path / "runs" / "second"
     (run / "starts" / "1" / "logs").mkdir(parents=True)
     (run / "starts" / "1" / "logs" / "rank-0.log").symlink_to(tmp_path / "secret")
-    links = {"reported": "words", "samples.jsonl": "rows", "metrics.jsonl": "rows", "job.yaml": "job"}
+    (tmp_path / "steps" / "7").mkdir(parents=True)
+    (tmp_path / "steps" / "7" / contract.MANIFEST).write_text(json.dumps({"manifest": {"files": {"a": [5, ""]}}}))
+    links = {
+        "checkpoints": "steps",
+        "reported": "words",
+        "samples.jsonl": "rows",
+        "metrics.jsonl": "rows",
+        "job.yaml": "job",
+    }
     for name, other in links.items():
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(tmp_path / other)
@@ -138,6 +147,12 @@ def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Pat
     status, text = get(server, rows_of(server)["second"]["page"])
 
     assert status == 200 and SECRET not in text and data_of(text)["sentence"]["state"] == "done"
+    assert data_of(text)["checkpoints"] == []
+    (run / "checkpoints").unlink()
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "7").symlink_to(tmp_path / "steps" / "7")
+    (step,) = data_of(get(server, rows_of(server)["second"]["page"])[1])["checkpoints"]
+    assert step["bytes"] is None
 
 
 @pytest.mark.parametrize(
