@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,6 +33,26 @@ def installs(page: str) -> str:
 
     command = re.compile(r"pip install (\"?)(?:\.|jaxlaunch)(?=[\[\"\s`])")
     return command.sub(lambda found: f"pip install {found[1]}{NAME if ON_INDEX else '.'}", page)
+
+
+def badge(name: str, value: str) -> str:
+    """A picture of two words for README, as wide as they are."""
+    left, right = (16 + round(6.6 * len(text)) for text in (name, value))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{name}: {value}"><title>{name}: {value}</title><rect width="{left + right}" height="20" rx="4" '
+        f'fill="#0d1117"/><path d="M{left} 0h{right - 4}q4 0 4 4v12q0 4 -4 4h-{right - 4}z" fill="#1a7f37"/>'
+        '<g fill="#fff" font-size="11" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif">'
+        f'<text x="{left / 2:g}" y="14">{name}</text><text x="{left + right / 2:g}" y="14">{value}</text></g></svg>\n'
+    )
+
+
+def badges() -> Mapping[str, str]:
+    """Path → the badge that says what pyproject.toml says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: Python :: 3\.\d+$", each)]
+    found = {"license": project["license"], "Python": " | ".join(pythons)}
+    return {f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in found.items()}
 
 
 def _files() -> Mapping[str, Callable[[str], str]]:
@@ -73,4 +94,6 @@ if __name__ == "__main__":
     for name, made in _files().items():
         path = ROOT / name
         path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, picture in badges().items():
+        (ROOT / name).write_text(picture, encoding="utf-8")
     _golden()

@@ -59,6 +59,11 @@ def test_nobody_is_sent_to_an_index_that_does_not_have_the_package() -> None:
     assert ("not on the Python Package Index" in pages[ROOT / "docs/install.md"]) != installation.ON_INDEX
 
 
+def test_the_readme_s_badges_say_what_pyproject_does() -> None:
+    """When it does: make generated"""
+    assert {path: (ROOT / path).read_text() for path in generated.badges()} == generated.badges()
+
+
 def test_the_chart_is_of_the_package_s_version() -> None:
     chart = yaml.safe_load((ROOT / "helm" / "launcher" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
@@ -234,7 +239,8 @@ def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -
     assert release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
     text = (tmp_path / "README.md").read_text()
     pictures = re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", text)
-    assert pictures and all(each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/") for each in pictures)
+    assert pictures[0] == "https://git.example/o/r/actions/workflows/ci.yaml/badge.svg"
+    assert all(each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/") for each in pictures[1:])
     targets = re.findall(r"\]\(([^()\s]+)\)", text)
     assert targets and all(target.startswith("https://") for target in targets)
     urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
