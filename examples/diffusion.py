@@ -1,14 +1,14 @@
 """A denoising diffusion model (Ho et al. 2020) of 8 × 8 digits, given their class.
 
-Why it needs more than a loss: a training example is made in the loss, from an image, a random time and random noise,
-and `rng` is a function of the seed and the step, so that a run that resumes draws the same. The network predicts the
-noise; the loss is the mean square of what it misses. Samples are drawn by the moving average of the weights (`ema`),
-not by the weights themselves, which still jump: evaluation uses it by itself. Sampling takes T steps one after the
-other: one lax.scan, compiled once, whose carry is the image and whose inputs are the times and keys; a Python loop
-would compile T copies of the network. The schedule of the noise is Nichol and Dhariwal's cosine (2021), a table made
-once by NumPy. Normalization is by groups of channels, which does not mix examples, as batch statistics would.
-After `launcher run examples/diffusion.yaml` and `launcher run examples/digits.yaml` the classifier of the second says
-how many of 400 samples are digits: `python examples/diffusion.py runs/diffusion runs/digits`.
+Why it needs more than a loss: the loss makes each training example from an image, a random time and random noise. `rng`
+is a function of the seed and the step, so a run that resumes draws the same numbers. The network predicts the noise,
+and the loss is its mean squared error. Samples are drawn with the moving average of the weights (`ema`), which
+evaluation uses by default, because the weights themselves still fluctuate. Sampling takes T consecutive steps in one
+lax.scan, which is compiled once; its carry is the image, and its inputs are the times and keys. A Python loop would
+compile T copies of the network. The noise follows the cosine schedule of Nichol and Dhariwal (2021), a table that NumPy
+computes once. Channels are normalized in groups, which does not mix examples as batch statistics would. After
+`launcher run examples/diffusion.yaml` and `launcher run examples/digits.yaml`, let the classifier of the second run
+count how many of 400 samples are digits: `python examples/diffusion.py runs/diffusion runs/digits`.
 """
 
 import sys
@@ -29,7 +29,7 @@ ALPHA = np.cumprod(1 - BETA).astype(np.float32)  # what is left of the image aft
 
 
 class Conv(nnx.Module):
-    """A convolution of 3 × 3 with zeros around: nine shifted copies side by side, then one product."""
+    """A 3 × 3 convolution with zero padding: nine shifted copies side by side, then one product."""
 
     def __init__(self, width: int, out: int, rngs: nnx.Rngs, **options: Any) -> None:
         self.product = nnx.Linear(9 * width, out, rngs=rngs, **options)
@@ -42,7 +42,7 @@ class Conv(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Two convolutions, told the time and class by an offset of the channels; their input is added."""
+    """Two convolutions with a residual connection; an offset of the channels tells them the time and the class."""
 
     def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
         self.norms = nnx.List([nnx.GroupNorm(size, num_groups=4, rngs=rngs) for size in (width, out)])
@@ -56,7 +56,8 @@ class Block(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """The noise in images [B, 8, 8, 1] of times [B] and classes [B]: down to 4 × 4 and up again, with a bridge."""
+    """The noise in images [B, 8, 8, 1] at times [B] of classes [B], predicted at 8 × 8 and 4 × 4 with a skip
+    connection."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
@@ -92,13 +93,13 @@ class Diffusion(Classify):
         return Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
     def samples(self, model: Any, rng: jax.Array) -> dict[str, jax.Array]:
-        """Four of each digit, a row for each class: the page of the run shows them at each evaluation."""
+        """Four samples of each digit, in one row per class, which the page of the run shows for each evaluation."""
         images = sample(model, jnp.repeat(jnp.arange(10), 4), rng)
         return {"samples": images.reshape(10, 4, 8, 8).swapaxes(1, 2).reshape(80, 32)}
 
 
 def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
-    """Images [B, 8, 8] uint8 of these classes, by T steps from noise; call it under jit."""
+    """Images [B, 8, 8] uint8 of these classes, made from noise in T steps; call it under jit."""
     first, *keys = jax.random.split(key, T + 1)
     x = jax.random.normal(first, (len(label_B), 8, 8, 1))
 

@@ -1,11 +1,12 @@
 """An ensemble by vmap, per-example gradients, and Monte Carlo dropout.
 
-Why vmap: it writes the code for many from the code for one. The members of an ensemble are one array with a leading
-axis, so that four small products become one large one, and one job trains them all: no loop, no second program. Over
-the examples instead of the members, the same call gives the gradient of each example, which a mean hides: examples
-with a large one are hard, or mislabelled; clipping each is what differential privacy needs. Over random keys it draws
-several dropout masks of one network in evaluation: how much the answers differ says how sure the network is (Gal and
-Ghahramani 2016). The three nest: a vmap of a vmap is one more axis. What must not be mapped is said by in_axes=None.
+Why vmap: it turns code for one into code for many. The members of an ensemble are stored in one array with a leading
+axis, so four small products become one large product, and one job trains them all, without a loop or a second program.
+Over the examples instead of the members, the same call computes the gradient of each example, which a mean hides: an
+example with a large gradient is hard or mislabelled, and differential privacy clips each of them. Over random keys it
+draws several dropout masks of one network during evaluation; the more their answers differ, the less certain the
+network is (Gal and Ghahramani 2016). The three can be nested: each vmap adds an axis. in_axes=None marks the arguments
+that must not be mapped.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ RATE = 0.2
 
 
 class Members(nnx.Module):
-    """The weights of `members` networks of one hidden layer, on one leading axis."""
+    """The weights of `members` networks with one hidden layer, stacked along a leading axis."""
 
     def __init__(self, members: int, width: int, rngs: nnx.Rngs) -> None:
         def one(key: jax.Array) -> Weights:
@@ -36,7 +37,7 @@ class Members(nnx.Module):
 
 
 def predict(weights: Weights, image_P: jax.Array, key: jax.Array) -> jax.Array:
-    """Logits [10] of one image by one network under one dropout mask."""
+    """The logits [10] of one network for one image under one dropout mask."""
     hidden = jax.nn.relu(image_P @ weights[0])
     kept = jax.random.bernoulli(key, 1 - RATE, hidden.shape)
     return jnp.where(kept, hidden / (1 - RATE), 0) @ weights[1]
@@ -48,7 +49,7 @@ def nats(weights: Weights, image_P: jax.Array, label: jax.Array, key: jax.Array)
 
 
 class Ensemble(Classify):
-    """The sum of the members' losses; metrics of their mean, of their disagreement, and of each example's gradient."""
+    """The sum of the members' losses; metrics of their mean, disagreement and per-example gradients."""
 
     def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
         images_BP = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)

@@ -1,14 +1,16 @@
 """A GAN on handwritten digits: two networks, two optimizers, one step of your own.
 
-Why this is no `train:` job: the built-in step has one loss and one optimizer, and here two players take turns. Whatever
-is alternated, nested or unrolled (adversaries, actors and critics, meta-learning) is a step like this one.
-- The state is everything that the next step needs: both networks, both optimizers, the random key. What is not in it
-  would be lost when a run resumes; all of it is saved, so a killed run goes on bit for bit.
-- It is made by a function, after the processes have joined, under `jax.jit`: no host ever holds another's part.
-- A dataset with `batch=` gives each digit once an epoch, in an order that is a function of seed and step.
-- The step sees the global batch: its means are over all devices, and nothing in it names one.
-- What the program reports, a picture of samples at each evaluation, is on the page of the run.
-- Metrics that end in `loss` must be finite, or the run ends with 76 and names the step. The others may be anything.
+Why this is not a `train:` job: the built-in step has one loss and one optimizer, but here two players take turns.
+Everything that is alternated, nested or unrolled (adversaries, actors and critics, meta-learning) needs a step like
+this one.
+- The state is everything that the next step needs: both networks, both optimizers, the random key. Anything that it did
+  not contain would be lost when a run resumes. All of it is saved, so a killed run continues bit for bit.
+- A function makes it under `jax.jit`, after the processes have joined, so no host ever holds the part of another.
+- A dataset with `batch=` yields each digit once per epoch, in an order that is a function of the seed and the step.
+- The step sees the global batch: its means are over all devices, and it never refers to a single device.
+- The program reports a picture of samples at each evaluation, which the page of the run shows.
+- Metrics whose names end in `loss` must be finite; otherwise the run ends with 76 and names the step. The others may
+    have any value.
 `python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same file on a cluster.
 """
 

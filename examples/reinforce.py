@@ -1,14 +1,14 @@
 """REINFORCE on a cart-pole that is written in JAX: reinforcement learning without a dataset.
 
-Why this is no `train:` job: there are no examples. What a step learns from it plays itself, and the games go on in the
-next step: positions and speeds of all carts belong to the state, as the policy does.
-- Without `data` a step is `step(state)`. What it draws comes from the key in the state, so a run that was killed plays
-  the very games that it would have played.
-- `sharding={"carts": ("batch", None)}` splits the carts over all devices, which then play their own; the policy is
-  copied, and its gradient is a mean over all of them.
-- The whole game is one `lax.scan` within the compiled step: no host is asked between two moves. An environment in
-  Python would be called by `jax.pure_callback`, or play in `data`, a function of the step.
-- An exception of the environment ends the gang with rank, step and line.
+Why this is not a `train:` job: there are no examples. A step plays the games that it learns from, and the next step
+continues them, so the positions and speeds of all carts belong to the state, like the policy.
+- Without `data` a step is `step(state)`. Its random numbers come from the key in the state, so a run that was killed
+  plays exactly the games that it would have played.
+- `sharding={"carts": ("batch", None)}` splits the carts over all devices, and each device plays its own carts; the
+  policy is copied to all devices, and its gradient is the mean over all carts.
+- The whole game is one `lax.scan` in the compiled step, without a call of the host between two moves. An environment in
+  Python would be called through `jax.pure_callback`, or run in `data`, a function of the step.
+- An exception in the environment ends all processes, with an error that names the rank, the step and the line.
 Williams 1992; the dynamics are those of Barto, Sutton and Anderson 1983. `python examples/reinforce.py` trains here.
 """
 

@@ -1,12 +1,12 @@
 """A recurrent network that reads an image row by row.
 
-Why lax.scan: a Python loop over the rows would be unrolled, so that the program, and the time to compile it, grow with
-the length of the sequence. A scan compiles its body once, for any length, and its backward pass is a scan, too. The
-carry is the state h; the body must give it back with the shape and dtype that it got, or tracing fails. The gradient
-goes through every step, so the job clips it. A body under jax.checkpoint keeps only the carries and computes the rest
-again: here that is all that the backward pass needs. The weights of the body are read outside of the scan and are the
-same in each step: nnx variables are not touched inside. lengths: a batch of other shapes would be compiled again, so
-rows of padding are masked, not cut off.
+Why lax.scan: a Python loop over the rows would be unrolled, so the program and the time to compile it would grow with
+the length of the sequence. A scan compiles its body once, for any length, and its backward pass is a scan too. The
+carry is the state h; the body must return it with the same shape and dtype, or tracing fails. The gradient passes
+through every step, so the job clips it. Under jax.checkpoint the body keeps only the carries and computes the rest
+again, and here the carries are all that the backward pass needs. The weights of the body are read outside the scan and
+are the same in each step; nnx variables are not touched inside it. A batch with a different length would be compiled
+again, so rows of padding are masked and not cut off.
 """
 
 import jax
@@ -15,7 +15,7 @@ from flax import nnx
 
 
 class RNN(nnx.Module):
-    """Images [B, rows, columns] -> logits [B, 10], by a gated recurrent unit (Cho et al. 2014)."""
+    """A gated recurrent unit (Cho et al. 2014): images [B, rows, columns] -> logits [B, 10]."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         self.width = width

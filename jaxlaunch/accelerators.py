@@ -52,15 +52,15 @@ NAMES = Source(
     "NVIDIA: names of GPUs by device id, Turing and newer", "github.com/NVIDIA/open-gpu-kernel-modules, README.md"
 )
 MEASURED = Source(
-    "Modal: memory of T4, A10, L4, L40S, A100 and H100, as nvidia-smi says it",
+    "Modal: memory of T4, A10, L4, L40S, A100 and H100, as reported by nvidia-smi",
     "github.com/modal-labs/modal-client, pull request 2797",
 )
 PRINTED = Source(
     "NVIDIA's data sheets of A10, A40, L40 and L40S, dense bf16 FLOP/s, as others print them",
     "github.com/Lightning-AI/pytorch-lightning, lightning/fabric/utilities/throughput.py; for L40S mullet.se, L40/L40S",
 )
-UNREAD_MEMORY = Source("NVIDIA: memory, of no page or device that was looked at", "none", "not yet")
-UNREAD_PEAK = Source("NVIDIA: peak, of no page that was looked at", "none", "not yet")
+UNREAD_MEMORY = Source("NVIDIA: memory, not confirmed on a page or a device", "none", "not yet")
+UNREAD_PEAK = Source("NVIDIA: peak, not confirmed on a page", "none", "not yet")
 SCALING = Source("How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus")
 DERIVED = Source("Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128", "the row's peak")
 LINKS = Source("NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU", "the data sheet of each GPU")

@@ -113,28 +113,29 @@ def report(
     """Tells the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
     always the newest. Outside a job it only checks its arguments.
 
-    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase, or a step,
-    that lasts longer is a hang, and the job ends with the step and the stacks of every rank. Progress is another phase
-    or another step. `launcher status` and `summary.json` show step and metrics.
+    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase or a step that
+    lasts longer counts as a hang, and the job ends with the step and the stacks of every rank. A call counts as
+    progress if its phase or its step differs from the last one. `launcher status` and `summary.json` show the step and
+    the metrics.
 
     **Arguments:**
 
-    - `step`: how many steps are complete. Pictures and texts that are reported alone are of the newest step.
+    - `step`: how many steps are complete. Pictures and texts that are reported without it belong to the newest step.
     - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or `done`, which has no
         time limit.
     - `committed`: the step of the newest checkpoint that is complete on storage; lost work is counted from it.
     - `image`: a picture, or up to 8 by name, which the [page of the run](seeing-runs.md) shows with the step: arrays
         `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1. The call copies it,
-        and waits for it where a device still computes it; a thread writes it. Only rank 0's are kept, those of the 100
-        newest steps. Of a picture with more than 1,024 pixels a side, or with more than 256 KiB as PNG, every second
-        pixel is kept, or fewer.
+        after waiting for a device that is still computing it; a background thread writes it. Only the pictures of rank
+        0 and of the 100 newest steps are kept. A picture that is larger than 1,024 pixels on a side, or than 256 KiB as
+        PNG, is reduced by keeping every second pixel, or fewer.
     - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
-    - `metrics`: numbers by name, or arrays of one number. Those of rank 0 with a step are in `metrics.jsonl` and the
-        TensorBoard events of the run folder, as those of `train:` are; the newest are shown.
+    - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are written to
+        `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`; the newest are shown.
 
     **Raises:**
 
-    `TypeError` or `ValueError` for arguments of another kind.
+    `TypeError` or `ValueError` if an argument has the wrong type or value.
 
     **Example:**
 

@@ -22,18 +22,19 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import TrainSpec
 
 Split = Literal["train", "eval"]
-"""Which examples: those of the training, or those held out for evaluation."""
+"""Which examples are meant: those of the training, or those held out for evaluation."""
 Batch = dict[str, Array]
-"""What a task's `loss` is given: arrays `[B, …]` by the names of an example, and `weight` float32 `[B]`, which is 0 on
-rows that only fill the batch up. B is the global batch, or a micro-batch with `train.accumulate`."""
+"""The argument of a task's `loss`: arrays `[B, …]` by the names of an example's arrays, and `weight` float32 `[B]`,
+which is 0 for rows that only fill up the batch. B is the size of the global batch, or of a micro-batch with
+`train.accumulate`."""
 
 
 class Loss(NamedTuple):
     """What a task's `loss` returns: sums, not means, so that micro-batches and devices add up to one global mean.
 
     - `sum`: the loss summed over the batch, a float32 scalar.
-    - `weight`: what it is divided by, such as the number of examples or of targets, a float32 scalar.
-    - `metrics`: pairs (sum, weight) of such scalars by name, which are logged as their quotients.
+    - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32 scalar.
+    - `metrics`: pairs (sum, weight) of such scalars by name; the quotient of each pair is logged.
 
     **Example:**
 
@@ -54,22 +55,24 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """What `train.task: module:Name` names: a class that is called without arguments and has these methods. A protocol:
-    it need not be inherited. [`Classify`](#classify) and [`NextToken`](#nexttoken) are tasks to take methods from.
+    """The interface of a task. `train.task: module:Name` names a class that can be called without arguments and has
+    these methods. It need not inherit from this protocol. It can inherit methods from the tasks [`Classify`](#classify)
+    and [`NextToken`](#nexttoken).
 
     It may also have
 
     - `defaults`, a dict of keys of `train`, which the job's own keys override,
     - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed", "hidden")}`: a pattern for the
         whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions,
-    - `predict(model, batch)`, what [`TaskModel.predict`](#taskmodelpredict) returns; without it the model is called,
-    - `check_batch(spec, batch)`, which is called on the host with numpy arrays, and returns the number of a row that is
-        wrong and a sentence on it, or `None`,
-    - `samples(model, rng)`, pictures by name for the [page of the run](seeing-runs.md), made after each evaluation by
-        the weights that it used: arrays as [`report`](#report) takes them. It is called under `jax.jit` on all
-        processes, with the same key each time, so that the pictures of two steps can be compared,
-    - `shown(samples)`, which is called on the host with the arrays of `samples` in numpy, whatever they are, and
-        returns by name the pictures, and the texts, to show; before the first step it is called once with zeros.
+    - `predict(model, batch)`, whose result [`TaskModel.predict`](#taskmodelpredict) returns; without it the model is
+        called,
+    - `check_batch(spec, batch)`, which is called on the host with numpy arrays, and returns the number of an invalid
+        row and a sentence that says what is wrong with it, or `None`,
+    - `samples(model, rng)`, which returns pictures by name for the [page of the run](seeing-runs.md), as arrays that
+        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights, under `jax.jit` on
+        all processes, and with the same key each time, so that the pictures of two steps can be compared,
+    - `shown(samples)`, which is called on the host with what `samples` returned, as numpy arrays, and returns the
+        pictures and texts to show, by name. Before the first step it is called once with zeros.
 
     **Example:**
 
@@ -100,7 +103,7 @@ class Task(Protocol):
     """
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
-        """Makes the model. Called under `jax.jit`, so that no host ever holds all weights.
+        """Makes the model. It is called under `jax.jit`, so that no host ever holds all weights.
 
         **Arguments:**
 
@@ -113,17 +116,17 @@ class Task(Protocol):
 
         **Arguments:**
 
-        - `model`: with its parameters in the compute dtype of `train.precision`.
-        - `batch`: a [`Batch`](#batch), the arrays of `example` stacked.
+        - `model`: the model, with its parameters in the compute dtype of `train.precision`.
+        - `batch`: a [`Batch`](#batch), which contains the stacked arrays of `example`.
         - `rng`: a key that is a function of the seed and the step.
 
         **Returns:**
 
-        A [`Loss`](#loss), or a scalar, which is taken as the mean over the rows of the batch.
+        A [`Loss`](#loss), or a scalar, which is interpreted as the mean over the rows of the batch.
         """
 
     def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
-        """Opens the examples of a split; `None` where there is no such split.
+        """Opens the examples of a split; returns `None` if there is no such split.
 
         **Arguments:**
 
@@ -132,8 +135,9 @@ class Task(Protocol):
         """
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
-        """Turns what the source has under one index into a dict of numpy arrays, of one shape for all examples. With a
-        second parameter `rng` it gets a `numpy.random.Generator`, and is called again each time the example is read."""
+        """Turns an item of the source into a dict of numpy arrays, whose shapes are the same for all examples. If it
+        has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each time the example is
+        read."""
 
 
 PARTS = ("model", "loss", "source", "example")  # the methods of a task

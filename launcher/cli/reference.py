@@ -15,7 +15,7 @@ _INTRODUCTION = """\
 
 Every command, from the program itself: `python -m jaxlaunch.launcher.cli.reference` prints this page,
 `launcher COMMAND --help` each part of it. `jaxlaunch` is the package, `launcher` the command. Results go to stdout
-(`-o json` for scripts), progress and diagnostics to stderr. Any key of a job can be set behind its file:
+(`-o json` for scripts), progress and diagnostics to stderr. Any key of a job can be overridden after its file:
 `launcher run job.yaml train.mesh.mp=2 train.steps=100`.
 
 | exit code of the command | meaning |

@@ -13,11 +13,11 @@ from jaxlaunch.trainer.data.messages import Draws, Item
 
 @runtime_checkable
 class Source(Protocol):
-    """What a task's `source` returns: examples under the indexes 0 to len − 1, of which each can be read at any time,
-    whatever was read before. A protocol: any class with these methods is one.
+    """The interface of what a task's `source` returns: examples with the indexes 0 to len − 1, each of which can be
+    read at any time, whatever was read before. Any class with these methods is a source.
 
-    A source may also have `name`, one or two words by which error messages call it (by default its class), and
-    `is_light`, true where one thread reads faster than several.
+    A source may also have a `name`, one or two words that error messages use for it (by default its class), and
+    `is_light`, which is true if one thread reads faster than several.
 
     **Example:**
 
@@ -42,17 +42,17 @@ class Source(Protocol):
     """
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         ...
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
-        """Example `index` as it is stored, a dict by name, of which the task's `example` makes arrays. Called from
-        several threads at once."""
+        """The stored example with this index, a dict by name, which the task's `example` turns into arrays. Several
+        threads call this method at the same time."""
         ...
 
     def fingerprint(self) -> str:
-        """The identity of the data in one readable line, equal while the examples and their order are equal. A run that
-        resumes on other data ends with exit code 65."""
+        """The identity of the data in one readable line, which stays the same as long as the examples and their order
+        do. A run that resumes with different data ends with exit code 65."""
         ...
 
 

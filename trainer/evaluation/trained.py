@@ -38,10 +38,10 @@ from jaxlaunch.trainer.train import batch_check
 
 
 class TaskModel:
-    """The model of a task that was loaded, with its parameters on the devices, and what its training evaluates.
+    """A loaded model of a task, with its parameters on the devices and the held-out data of its training.
 
     - `spec`: the `train` block of its job, a [`TrainSpec`](#trainspec).
-    - `step`: the step of the checkpoint; `None` of an exported folder.
+    - `step`: the step of the checkpoint; `None` for an exported folder.
     - `params`, `rest`: its parameters and its other arrays, such as batch statistics, by name.
 
     **Example:**
@@ -66,7 +66,7 @@ class TaskModel:
 
     @property
     def model(self) -> nnx.Module:
-        """The `flax.nnx` module with these parameters, as it evaluates: without dropout."""
+        """The `flax.nnx` module with these parameters, in evaluation mode: without dropout."""
         with self._step.context():
             return self._step.merged(self.params, self.rest)
 
@@ -75,17 +75,17 @@ class TaskModel:
 
         **Arguments:**
 
-        - `inputs`: an array `[N, …]` of what the task's examples have as `image`, or a dict of arrays `[N, …]` by the
-            keys of its examples.
+        - `inputs`: an array `[N, …]` of what the task's examples contain as `image`, or a dict of arrays `[N, …]` with
+            the keys of its examples.
 
         **Returns:**
 
-        What the task's `predict` returns, and what the model returns where the task has none, as numpy arrays
-        `[N, …]`: logits `[N, V]` of a classification.
+        What the task's `predict` returns, or the model itself if the task has no such method, as numpy arrays `[N, …]`;
+        for a classification these are logits `[N, V]`.
 
         **Raises:**
 
-        [`TrainerError`](#trainererror) for arrays of different numbers of rows.
+        [`TrainerError`](#trainererror) if the arrays have different numbers of rows.
         """
         batch = inputs if isinstance(inputs, Mapping) else {"image": inputs}
         rows = {name: np.asarray(each) for name, each in batch.items()}
@@ -101,7 +101,7 @@ class TaskModel:
         return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
 
     def held_out(self, data: Mapping[str, Any] | None = None) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """The batches of the evaluation in order, this process's rows of them.
+        """Yields the batches of the evaluation in order, with the rows of this process.
 
         **Arguments:**
 
@@ -109,7 +109,8 @@ class TaskModel:
 
         **Returns:**
 
-        For each batch a dict of numpy arrays `[B, …]`, with `weight` `[B]`, which is 0 where a batch is filled up.
+        For each batch a dict of numpy arrays `[B, …]`, including `weight` `[B]`, which is 0 for rows that only fill up
+        the batch.
 
         **Raises:**
 
@@ -123,20 +124,22 @@ class TaskModel:
 
         **Arguments:**
 
-        - `data`: as that of `held_out`.
+        - `data`: the same as for `held_out`.
 
         **Returns:**
 
-        The means of loss and metrics by name, and `examples`, how many there were: what the training logs at this step.
+        The means of the loss and the metrics by name, and the number of `examples`: what the training logs at this
+        step.
         """
         return self._means(self._evaluation(data), None, lambda number, found: None)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any] | None]:
-        """Evaluates the held-out data, each example once, with more on the classes of a classification.
+        """Evaluates the held-out data, each example once, and reports on the classes of a classification.
 
         **Returns:**
 
-        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`; `None` of other tasks.
+        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`, or `None` for other
+        tasks.
 
         **Raises:**
 

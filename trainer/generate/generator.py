@@ -36,12 +36,12 @@ Stops = Callable[[Ids], bool]  # whether the tokens so far are enough
 
 
 class Sample(NamedTuple):
-    """What was generated after a prompt.
+    """The continuation of a prompt.
 
-    - `ids`: the tokens, without the one that ends a text.
-    - `score`: the sum of the log-probabilities of all tokens that were drawn, that one included, in nats; of beams
-        their mean.
-    - `ended`: whether a token that ends a text or a stop ended it, rather than `max_tokens`.
+    - `ids`: the tokens, without an end-of-text token.
+    - `score`: the sum of the log-probabilities of all drawn tokens, including the end-of-text token, in nats; with
+        beams, their mean.
+    - `ended`: whether it ended with an end-of-text token or a stop text, and not because of `max_tokens`.
     """
 
     ids: list[int]

@@ -34,11 +34,11 @@ Asked = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
 
 
 class TextModel:
-    """A language model that was loaded, with its weights on the devices. A prompt is a text
-    or the ids of its tokens: `Prompt = str | list[int]`.
+    """A loaded language model, with its weights on the devices. A prompt (`Prompt = str | list[int]`) is a text or a
+    list of token ids.
 
-    - `config`: the sizes of the model, as the keys of `train.model`.
-    - `tokenizer`: has `encode(text)` and `decode(ids)`; `None` where the tokens are another program's.
+    - `config`: the sizes of the model, by the keys of `train.model`.
+    - `tokenizer`: an object with `encode(text)` and `decode(ids)`, or `None` if another program made the tokens.
     - `step`: the step of the checkpoint; `None` for a Hugging Face folder.
 
     **Example:**
@@ -60,12 +60,12 @@ class TextModel:
 
     @property
     def params(self) -> dict[str, Array]:
-        """The parameters by name, the layers stacked `[layers, …]`: a copy, made when it is asked for."""
+        """A copy of the parameters by name, with the layers stacked as `[layers, …]`; each access makes a new one."""
         return self._generator.network.stacked(self._generator.weights)
 
     @property
     def model(self) -> LanguageModel:
-        """The flax.nnx module with a copy of the parameters: tokens `[B, L]` to logits `[B, L, V]`."""
+        """A flax.nnx module with a copy of the parameters, from tokens `[B, L]` to logits `[B, L, V]`."""
         return self._generator.network.merged(self.params)
 
     def generate(
@@ -76,23 +76,23 @@ class TextModel:
         **Arguments:**
 
         - `prompts`: a prompt or a list of them, each a text or a list of token ids.
-        - `stop`: texts, before the first of which a sample ends.
-        - `max_tokens=128`: tokens of a sample, at most.
-        - `temperature=0.0`: 0 takes the likeliest token.
-        - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens; from the fewest that together have the
-            probability `top_p`.
+        - `stop`: texts at which a sample ends; it does not contain them.
+        - `max_tokens=128`: the largest number of tokens in a sample.
+        - `temperature=0.0`: the temperature of the sampling; 0 always takes the likeliest token.
+        - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens, or from the fewest tokens whose
+            probabilities add up to `top_p`.
         - `min_p=None`: draw from the tokens whose probability is at least `min_p` times that of the likeliest.
-        - `beams=1`: beams of a search for the likeliest text.
-        - `n=1`: samples of each prompt; several need a temperature, or beams.
-        - `seed=0`: of what is drawn.
+        - `beams=1`: the number of beams in a search for the likeliest text.
+        - `n=1`: the number of samples for each prompt; more than one needs a temperature or beams.
+        - `seed=0`: the seed of the random draws.
 
         **Returns:**
 
-        A list of `n` [samples](#sample) for each prompt, those of beams the best first.
+        A list of `n` [samples](#sample) for each prompt; with beams, the best is first.
 
         **Raises:**
 
-        [`TrainerError`](#trainererror) for a text without a tokenizer, and for what does not fit the model.
+        [`TrainerError`](#trainererror) if a text is given without a tokenizer, or if a prompt does not fit the model.
         """
         rows = self.rows(prompts)
         if not stop:

@@ -30,13 +30,13 @@ from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 
 class Preference:
-    """The task `dpo`: direct preference optimization, of examples with `tokens` `[2, L + 1]`, chosen and rejected.
-    Rafailov et al. 2023, equation 7; with labels that may be wrong: Mitchell 2023; `ipo`: Azar et al. 2023,
-    equation 17.
+    """The task `dpo`: direct preference optimization on examples with `tokens` `[2, L + 1]`, the chosen and the
+    rejected text. The loss is that of Rafailov et al. 2023, equation 7; for labels that may be wrong, that of Mitchell
+    2023; for `ipo`, that of Azar et al. 2023, equation 17.
 
-    The reference is the model as the training began. Its log-probabilities are computed in the step, by a frozen copy
-    of the weights, or of adapters by the model without them: so they are the same numbers on any number of hosts and
-    after any resume, and nothing else is kept.
+    The reference is the model at the beginning of the training. Its log-probabilities are computed in the step, with a
+    frozen copy of the weights or, when adapters are trained, with the model without them. So they are the same numbers
+    on any number of hosts and after any resume, and nothing else needs to be kept.
     """
 
     needs_reference = True

@@ -49,11 +49,11 @@ BYTES = "text_bytes"  # the key of how many bytes of text the targets of an exam
 
 
 class NextToken:
-    """The task `lm`: cross-entropy of every token after the first, all targets weighing the same; `accuracy`, and
-    `bits_per_byte` where it is known how many bytes of text the targets stand for. Examples have `tokens` `[L + 1]`,
-    and may have `mask` `[L]`, which is 0 on targets that do not count: [text](text.md).
+    """The task `lm`: the cross-entropy of every token after the first, with equal weights for all targets. Its metrics
+    are `accuracy` and, if the number of bytes of text behind the targets is known, `bits_per_byte`. Examples have
+    `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for targets that do not count: [text](text.md).
 
-    It is used as [`Classify`](#classify) is.
+    It is used like [`Classify`](#classify).
     """
 
     are_bytes = False  # whether a token is a byte, as far as is known

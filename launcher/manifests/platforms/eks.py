@@ -30,7 +30,7 @@ KARPENTER = Source("Karpenter: scheduling", "karpenter.sh/docs/concepts/scheduli
 MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html")
 LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md")
 
-UNREAD = Source("Amazon EC2: GPUs and EFA interfaces, of no page that was looked at", "none", "not yet")
+UNREAD = Source("Amazon EC2: GPUs and EFA interfaces, not confirmed on a page", "none", "not yet")
 
 INSTANCES: Mapping[str, Instance] = {
     **{f"g4dn.{size}xlarge": Instance(1, 16, source=REFERENCE) for size in ("", 2, 4)},

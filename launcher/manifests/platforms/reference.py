@@ -17,26 +17,27 @@ _Known = Nodes | Instance | Access | Fact[Any]
 _INTRODUCTION = """\
 # Platforms
 
-What a rendered job asks of the nodes on each `platform`, and where each fact was read, from the data in
-`launcher/manifests/platforms` (`python -m jaxlaunch.launcher.manifests.platforms.reference` prints this page). A
-cluster whose nodes are labelled otherwise says so under `nodes` and `capacity` of its [defaults](kubernetes.md).
+This page lists what a rendered job requires of the nodes on each `platform`, and the source of each fact. It is
+generated from `launcher/manifests/platforms` (`python -m jaxlaunch.launcher.manifests.platforms.reference` prints it).
+If the nodes of your cluster have other labels, set them under `nodes` and `capacity` of its [defaults](kubernetes.md).
 
-**Nothing on this page was tried on these clouds**: what is rendered is accepted by a real API server with the webhooks
-of JobSet and Kueue, and that it runs there is *by the source*. Labels of several values are an affinity; a job of
-several hosts must choose one value with `node_selector`, because its hosts would differ in memory or network.
+**Nothing on this page has been tried on these clouds**: a real API server with the webhooks of JobSet and Kueue accepts
+what is rendered, but that it runs there rests on the sources alone. A label with several values becomes an affinity; a
+job of several hosts must choose one value with `node_selector`, because its hosts would otherwise differ in memory or
+network.
 
-Not built: GPUDirect-TCPX of a3-highgpu-8g. Such hosts communicate over TCP; `launcher plan` shows what that costs.
-AMD's GPUs run programs of your own (`command:`); the built-in trainer does not support ROCm.
+GPUDirect-TCPX (a3-highgpu-8g) is not supported. Such hosts communicate over TCP; `launcher plan` shows what that costs.
+AMD GPUs run your own programs (`command:`); the built-in trainer does not support ROCm.
 """
 
 _ACCELERATORS = """\
 ## Accelerators
 
-From the rows of `jaxlaunch/accelerators.py`, the same on every platform. Memory is what one JAX device has. The peak is
-that of dense bf16, which MFU is a part of; several, where devices of several names are of the type.
+This table comes from `jaxlaunch/accelerators.py` and applies to every platform. The memory is that of one JAX device.
+The peak is that of dense bf16, on which MFU is based; a type that covers several devices may have several peaks.
 
-`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses the nodes. What is
-not known of it is left out: no MFU, and a plan of memory only with `accelerator.memory`, such as `24Gi`.
+`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses the nodes. Nothing
+else is known about it, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
 
 | `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
 |---|---|---|---|---|---|---|"""
