@@ -56,7 +56,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "list": {
         "launcher list": "the runs in runs/, and the context's namespace",
         "launcher list -A": "all namespaces",
-        "launcher list --local -o wide": "the runs alone, with their goodput",
+        "launcher list --local -o wide": "only the runs, with their goodput",
     },
     "logs": {
         "launcher logs digits -f": "follow all ranks, across restarts",
@@ -113,16 +113,16 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "launcher submit job.yaml": "returns at once",
         "launcher submit job.yaml --follow --wait": "prints its log; exits as the job does",
         "launcher submit job.yaml --dry-run=server": "validated, not kept",
-        "launcher submit job.yaml --replace": "after the same name has ended",
+        "launcher submit job.yaml --replace": "after a job of that name has ended",
     },
     "sweep": {
         "launcher sweep job.yaml train.batch=64,128 train.seed=0..2": "six runs, here",
-        "launcher sweep job.yaml train.optimizer.lr=1e-4..1e-1 --random 9": "nine by chance",
+        "launcher sweep job.yaml train.optimizer.lr=1e-4..1e-1 --random 9": "nine random runs",
         "launcher sweep job.yaml train.seed=0..2 --cluster": "jobs in the job's queue",
     },
     "tune": {
         "launcher tune job.yaml --write faster.yaml": "compiles for the job's accelerator",
-        "launcher tune job.yaml --over mesh --most 16": "meshes alone, more of them",
+        "launcher tune job.yaml --over mesh --most 16": "only meshes, but more of them",
         "launcher tune job.yaml --measure": "times each on this machine",
     },
     "validate": {

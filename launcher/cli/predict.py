@@ -22,11 +22,11 @@ def predict_command(run: str, files: tuple[str, ...], **given: Any) -> None:
     """Predict the labels of FILES with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
-    checkpoints, or an export. FILES are images or tables that the model can read, or folders of them; the images may
-    be in .tar, .parquet and .arrow files. The output has a line for each image (file) or row (file, row): label and
-    probability, or numbers in the label's unit. A file or row that cannot be read is named; it ends the command or is
-    left out. The data of the training is not needed. The command uses the devices that JAX finds, and for a CPU job
-    only the CPU.
+    checkpoints, or an export. FILES are images or tables that the model can read, or folders of them; the images may be
+    in .tar, .parquet and .arrow files. The output has a line for each image (file) or row (file, row): label and
+    probability, or numbers in the label's unit. A file or row that cannot be read ends the command with an error that
+    names it; --skip-broken leaves it out. The data of the training is not needed. The command uses the devices that JAX
+    finds, and for a CPU job only the CPU.
     """
     trainer_process.require("launcher predict")
     folder, step = trained.weights(run)

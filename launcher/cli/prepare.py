@@ -51,10 +51,10 @@ def prepare_command(
     data is found again by its inputs: files, tokenizer, packing. The command prints the number of documents and tokens,
     their lengths, and how full the rows are.
 
-    Images are decoded, and tables read, into files of array_record in --to; the command prints the data block that
+    Images are decoded, and tables are read, into array_record files in --to; the command prints the data block that
     reads them.
 
-    After an interruption the command resumes; existing files are verified to the byte.
+    After an interruption the command resumes; existing files are verified byte by byte.
     """
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:

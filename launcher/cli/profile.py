@@ -25,8 +25,8 @@ from jaxlaunch.launcher.profile_requests import Answer
 def profile_command(run: str, namespace: str | None, context: str | None, steps: int, form: str) -> None:
     """Profile the next steps of RUN.
 
-    The command shows where they spend their time. RUN is a run folder on this machine, the name of one in runs/, or a
-    job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
+    The command shows where these steps spend their time. RUN is a run folder on this machine, the name of one in runs/,
+    or a job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
     written to its run folder.
     """
     answers = profile_requests.profile(_agents(run, namespace, context), steps, output.say)

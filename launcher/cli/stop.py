@@ -39,9 +39,9 @@ def stop_command(
     """Stop job JOB_NAME, or a run here, after it has saved.
 
     Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
-    same file resumes it from that checkpoint, `launcher delete` removes it. A run, given by its name below runs/ or
-    by its folder, ends as after Ctrl-C in its own terminal; `launcher run` of the same file resumes it. With the name
-    of a sweep, all of its runs are stopped, here or on the cluster.
+    same file resumes it from that checkpoint, `launcher delete` removes it. A run, given by its name below runs/ or by
+    its folder, ends as if Ctrl-C had been pressed in its terminal; `launcher run` of the same file resumes it. With the
+    name of a sweep, all of its runs are stopped, here or on the cluster.
     """
     limit_s = options.seconds("--timeout", timeout)
     if where is None and (sweep := run_folders.find_sweep(name)) is not None:

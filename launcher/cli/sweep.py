@@ -50,9 +50,10 @@ _PRIVATE = ("name", "labels.sweep")
 def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> int:
     """Run JOB_FILE with several values of its keys.
 
-    A key has values with commas, train.optimizer.lr=1e-3,3e-3, or whole numbers with both ends, train.seed=0..2; every
-    combination is a run. With --random N, N of them are drawn, and a key may have a range, 1e-4..1e-1. If you repeat
-    the command, it skips runs that are done and resumes those that were stopped or killed.
+    Separate the values of a key with commas (train.optimizer.lr=1e-3,3e-3), or give a range of whole numbers that
+    includes both ends (train.seed=0..2); every combination is a run. --random N draws N combinations, and a key may
+    then have a range such as 1e-4..1e-1. If you repeat the command, it skips runs that are done and resumes those that
+    were stopped or killed.
     """
     axes = grid.axes(overrides)
     draws = given["draws"]

@@ -75,11 +75,11 @@ def tune_command(
 ) -> None:
     """Find the fastest settings of JOB_FILE that fit its devices.
 
-    Candidates are combinations of mesh, rematerialization and micro-batches, and on request attention and precision,
-    that divide the job's batch. They are ordered by arithmetic on the shapes of the arrays. The compiler of the job's
-    accelerator, which need not be here, compiles the most promising ones, and their memory and modelled step time are
-    compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was not compiled
-    is never proposed.
+    The candidates are the combinations of mesh, rematerialization and micro-batches (on request, also attention and
+    precision) that divide the job's batch. They are ranked by an estimate from the shapes of the arrays. The compiler
+    of the job's accelerator, which need not be here, compiles the most promising ones, and their memory and modelled
+    step time are compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was
+    not compiled is never proposed.
     """
     job = jobs.load(job_file, overrides, output.say)
     if job.train is None:
