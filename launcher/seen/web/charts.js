@@ -17,7 +17,18 @@ const CAUSES = {
 const AXIS = 62; // CSS pixels of the values' axis: equal everywhere, so that what is above each other has one time axis
 const LINES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 2]]; // dashes, since not everyone tells colours apart
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colors = new Map(); // of the scheme that the page is in: asked for once, since a chart has thousands of cells
+
+function css(name) {
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colors.get(name);
+}
+
+function forgetColors() {
+  colors.clear();
+  patterns.clear();
+}
+
 const causeOf = (name) => CAUSES[name] || [name, "--c-init", "plain"];
 
 function el(tag, attributes = {}, ...children) {
@@ -128,17 +139,29 @@ class Chart {
     else return;
     event.preventDefault();
   }
+  // Other points of the same curves; where the reader has zoomed in, the section stays.
+  update(data) {
+    const { min, max } = this.plot.scales.x, x = this.plot.data[0];
+    const isWhole = !x.length || (min <= x[0] && max >= x[x.length - 1]);
+    this.plot.setData(data, isWhole);
+    if (!isWhole) this.plot.redraw();
+  }
   destroy() {
     this.observer.disconnect();
     this.plot.destroy();
   }
 }
 
-// Runs of one curve each: [{label, x, y}] on one pair of axes. x may differ: they are joined.
-function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null }) {
+// Lines [{x, y}] as a chart takes them. x may differ: they are joined.
+function joined(lines, isLog, ends = null) {
   const tables = lines.map((line) => [line.x, isLog ? line.y.map((v) => (v > 0 ? v : null)) : line.y]);
   if (ends) tables.push([ends, [null, null]]); // the whole axis, also where there is no point
-  const data = tables.length === 1 ? tables[0] : uPlot.join(tables);
+  return tables.length === 1 ? tables[0] : uPlot.join(tables);
+}
+
+// Runs of one curve each: [{label, x, y}] on one pair of axes.
+function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null }) {
+  const data = joined(lines, isLog, ends);
   const isEmpty = !isLog && data.slice(1).every((values) => values.every((value) => value === null));
   const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map((line, at) => ({
     label: line.label,
@@ -261,9 +284,10 @@ function drawAttempts(context, run, x, strip, scale, top) {
 
 // One look at the ranks in cells: "s31d" and "0x31,5," as the leader keeps them.
 function unpacked(column) {
-  const letters = [], lags = [];
-  for (const [, letter, count] of column[2].matchAll(/([a-z-])(\d*)/g)) for (let at = 0; at < (count || 1); at++) letters.push(letter);
-  for (const [, lag, count] of column[3].matchAll(/(\d+)(?:x(\d+))?,/g)) for (let at = 0; at < (count || 1); at++) lags.push(Number(lag));
+  const letters = column[2].replace(/([a-z-])(\d+)/g, (_, letter, count) => letter.repeat(count));
+  const lags = new Float64Array(letters.length);
+  let at = 0;
+  for (const [, lag, count] of column[3].matchAll(/(\d+)(?:x(\d+))?,/g)) lags.fill(Number(lag), at, (at += Number(count || 1)));
   return { from: column[0], to: column[1], letters, lags };
 }
 
@@ -277,18 +301,18 @@ function phaseOf(heat, letter) {
 
 // The ranks that were most behind, or were seen waiting for data while others were not.
 function worstRanks(heat) {
-  const found = new Map();
-  for (const column of heat.columns.map(unpacked)) {
-    const all = column.letters.every((letter) => letter === "d");
-    column.letters.forEach((letter, rank) => {
-      const one = found.get(rank) || { rank, lag: 0, data: 0, last: "" };
-      one.lag = Math.max(one.lag, column.lags[rank] || 0);
-      if (letter === "d" && !all) one.data += column.to - column.from;
-      one.last = phaseOf(heat, letter);
-      found.set(rank, one);
-    });
+  const found = [];
+  for (const { letters, lags, from, to } of heat.columns.map(unpacked)) {
+    const isAny = /d/.test(letters) && /[^d]/.test(letters);
+    for (let rank = 0; rank < letters.length; rank++) {
+      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "" });
+      one.lag = Math.max(one.lag, lags[rank] || 0);
+      if (isAny && letters[rank] === "d") one.data += to - from;
+      one.letter = letters[rank];
+    }
   }
-  return [...found.values()].filter((one) => one.lag > 1 || one.data > 0).sort((a, b) => b.lag - a.lag || b.data - a.data || a.rank - b.rank).slice(0, 10);
+  const worst = found.filter((one) => one.lag > 1 || one.data > 0).sort((a, b) => b.lag - a.lag || b.data - a.data || a.rank - b.rank);
+  return worst.slice(0, 10).map((one) => ({ ...one, last: phaseOf(heat, one.letter) }));
 }
 
 // Ranks from top to bottom over the axis of the strip; `by` is "phase" or "lag".
@@ -358,24 +382,18 @@ function drawHeat(u, heat, columns, unit, { by, most, at }) {
     const begin = Math.round(u.valToPos(column.from / unit, "x", true)); // whole pixels: no seams between cells
     const wide = Math.max(Math.round(u.valToPos(column.to / unit, "x", true)) - begin, 1);
     if (begin + wide < left || begin > left + width) return;
-    for (let row = 0; row < rows; row++) {
+    const cellOf = (row) => {
       const first = Math.floor((row * heat.ranks) / rows), last = Math.max(first + 1, Math.floor(((row + 1) * heat.ranks) / rows));
       const letters = column.letters.slice(first, last);
-      if (!letters.length) continue;
-      const y = top + row * each;
-      if (by === "lag") {
-        const lag = column.lags.slice(first, last).reduce((a, b) => Math.max(a, b), 0);
-        context.globalAlpha = lag ? 0.25 + (0.75 * Math.log1p(lag)) / Math.log1p(most) : 0.06;
-        context.fillStyle = css(lag ? "--c-lost" : "--c-step");
-        context.fillRect(begin, y, wide, each);
-        context.globalAlpha = 1;
-        if (lag && each >= 12 * scale && wide >= 18 * scale) label(context, String(lag), begin + 3 * scale, y + each / 2, scale);
-      } else {
-        const letter = ODD.find((odd) => letters.includes(odd)) || letters[0];
-        const phase = heat.letters[letter];
-        context.fillStyle = letter === "x" ? css("--c-down") : phase === "done" ? css("--c-step") : phase ? pattern(context, phase, scale) : css("--panel");
-        context.fillRect(begin, y, wide, each);
-      }
+      if (!letters) return null;
+      return by === "lag" ? column.lags.slice(first, last).reduce((a, b) => Math.max(a, b), 0) : ODD.find((odd) => letters.includes(odd)) || letters[0];
+    };
+    for (let row = 0, cell = cellOf(0); row < rows; ) {
+      const y = top + row * each, from = row;
+      let next = null;
+      for (row++; row < rows && (next = cellOf(row)) === cell; row++); // one rectangle of equal cells: there are many
+      if (cell !== null) drawCell(context, heat, cell, { x: begin, y, wide, high: (row - from) * each, each }, { by, most, scale });
+      cell = next;
     }
   });
   if (at.isShown) {
@@ -386,6 +404,21 @@ function drawHeat(u, heat, columns, unit, { by, most, at }) {
     context.strokeRect(begin, top + (at.rank * height) / heat.ranks, Math.max(u.valToPos(one.to / unit, "x", true) - begin, 4 * scale), Math.max(height / heat.ranks, 4 * scale));
   }
   context.restore();
+}
+
+// Neighbours in a column that have the same lag, or the letter of the same phase; `each` is the height of one.
+function drawCell(context, heat, cell, { x, y, wide, high, each }, { by, most, scale }) {
+  if (by === "lag") {
+    context.globalAlpha = cell ? 0.25 + (0.75 * Math.log1p(cell)) / Math.log1p(most) : 0.06;
+    context.fillStyle = css(cell ? "--c-lost" : "--c-step");
+  } else {
+    const phase = heat.letters[cell];
+    context.fillStyle = cell === "x" ? css("--c-down") : phase === "done" ? css("--c-step") : phase ? pattern(context, phase, scale) : css("--panel");
+  }
+  context.fillRect(x, y, wide, high);
+  context.globalAlpha = 1;
+  if (by !== "lag" || !cell || each < 12 * scale || wide < 18 * scale) return;
+  for (let from = y; from < y + high - each / 2; from += each) label(context, String(cell), x + 3 * scale, from + each / 2, scale);
 }
 
 function label(context, text, x, y, scale) {

@@ -216,20 +216,36 @@ function names(run) {
   return Object.keys(run.curves).filter((name) => !HIDDEN.has(name)).sort((a, b) => order(a) - order(b) || (a < b ? -1 : 1));
 }
 
+const inWords = (curve) => `now ${short(curve[2][curve[2].length - 1])}, lowest ${short(Math.min(...curve[2]))}, highest ${short(Math.max(...curve[2]))}`;
+
+// The charts of all curves: with the same curves as before on the same axes, only their points are others.
 function curves(run) {
-  const [unit, label] = unitOf(run.wall_s);
+  const [unit, label] = unitOf(run.wall_s), shown = names(run);
+  const key = JSON.stringify([shown, label, view.by, view.smooth > 0, view.isLog, css("--paper")]);
+  const isNew = view.keys.get("curves") !== key;
+  if (isNew) manyCharts(run, shown, unit, label);
+  view.keys.set("curves", key);
+  for (const name of shown) {
+    const curve = run.curves[name], { chart, words, peek } = view.charts.get(name);
+    words.textContent = inWords(curve);
+    chart.frame.setAttribute("aria-label", told(name, curve));
+    peek.ontoggle = () => peek.open && peek.replaceChildren(peek.firstChild, numbers(name, curve));
+    peek.ontoggle();
+    if (!isNew) chart.update(joined(lines(name, curve, view.by, unit), view.isLog));
+  }
+}
+
+function manyCharts(run, shown, unit, label) {
   const place = document.getElementById("curves");
-  for (const chart of view.charts.values()) chart.destroy();
+  for (const { chart } of view.charts.values()) chart.destroy();
   view.charts.clear();
   place.replaceChildren();
-  for (const name of names(run)) {
-    const frame = el("div", { class: "chart" }), curve = run.curves[name];
-    const values = curve[2];
+  for (const name of shown) {
+    const frame = el("div", { class: "chart" }), curve = run.curves[name], words = el("p", { class: "quiet" });
     const peek = el("details", { class: "no-print" }, el("summary", { class: "quiet" }, "As a table"));
-    peek.addEventListener("toggle", () => peek.open && peek.childNodes.length === 1 && peek.append(numbers(name, curve)));
-    place.append(el("div", {}, el("h3", {}, name), el("p", { class: "quiet" }, `now ${short(values[values.length - 1])}, lowest ${short(Math.min(...values))}, highest ${short(Math.max(...values))}`), frame, peek));
+    place.append(el("div", {}, el("h3", {}, name), words, frame, peek));
     const chart = lineChart(frame, lines(name, curve, view.by, unit), { label: told(name, curve), height: 170, isLog: view.isLog, xLabel: view.by === "step" ? "step" : label });
-    view.charts.set(name, chart);
+    view.charts.set(name, { chart, words, peek });
   }
 }
 
@@ -262,16 +278,20 @@ function show(run) {
     el("footer", {}, `Made by launcher report from the files of the run. Curves by uPlot, © Leon Sorokin, MIT license.`));
   const draw = () => { fill(holder.now); timePair(holder.now); curves(holder.now); };
   draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { patterns.clear(); view.keys.clear(); draw(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { forgetColors(); view.keys.clear(); draw(); });
   if (run.events) follow(run.events, (now) => { holder.now = { ...now, home: run.home }; draw(); });
 }
 
 function follow(address, took) {
   const events = new EventSource(address);
   events.addEventListener("run", (event) => {
-    const begun = performance.now();
+    performance.mark("told");
     took(JSON.parse(event.data));
-    document.documentElement.dataset.updated = String(Number(document.documentElement.dataset.updated || 0) + 1);
-    document.documentElement.dataset.took = String(Math.round(performance.now() - begun));
+    drawn("told");
   });
+}
+
+// Measures, for who looks at the page's performance, from a mark until what was drawn since is on the screen.
+function drawn(from) {
+  requestAnimationFrame(() => setTimeout(() => performance.measure("drawn", from)));
 }

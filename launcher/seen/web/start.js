@@ -2,4 +2,5 @@
 {
   const data = JSON.parse(document.getElementById("data").textContent);
   ({ run: show, runs: showRuns, compare: showComparison })[data.kind](data);
+  drawn();
 }

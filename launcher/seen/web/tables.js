@@ -125,5 +125,5 @@ function showComparison(data) {
     redraw();
   };
   draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { patterns.clear(); draw(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { forgetColors(); draw(); });
 }
