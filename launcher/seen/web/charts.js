@@ -34,7 +34,7 @@ const causeOf = (name) => CAUSES[name] || [name, "--c-init", "plain"];
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") made.className = value;
+    if (key === "class") made.className = value ?? "";
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   }

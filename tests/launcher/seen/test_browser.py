@@ -12,6 +12,7 @@ from jaxlaunch.launcher.seen import compare, page
 from jaxlaunch.launcher.seen.run import Followed
 from jaxlaunch.launcher.seen.server import Runs, Server
 from jaxlaunch.records.verdict import of_code
+from tests import needs
 from tests.launcher.seen import browser, made_runs
 from tests.launcher.seen.test_page import NASTY
 
@@ -146,15 +147,43 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
         assert chromium.value("document.querySelectorAll('#curves canvas').length") == 4
 
         chromium.open(chromium.value("document.querySelector('tbody a').href"))
+        chromium.until("performance.getEntriesByName('drawn').length > 1")  # the page, and what the server knew of it
+        press = "document.querySelector('#curves .chart').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))"
+        axis = "(({min, max}) => [min, max])(view.charts.values().next().value.chart.plot.scales.x)"
+        chromium.value(f"{press}, document.querySelector('#curves summary').click()")
+        zoomed = chromium.value(axis)
         with open(tmp_path / "first" / "metrics.jsonl", "a") as file:
             file.write('{"step": 1001, "loss": 0.125}\n')
         assert chromium.until("document.querySelector('#curves p').textContent.startsWith('now 0.125')")
+        assert chromium.value(axis) == zoomed  # what somebody looks at stays
+        newest = chromium.value("document.querySelector('#curves tbody').lastChild.innerText")
+        assert newest.split() == ["1001", "0.125"]
         chromium.open("about:blank")
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
     assert chromium.errors == []
+
+
+def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: browser.Page, tmp_path: Path) -> None:
+    axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
+    wall_s = sum(made_runs.run(tmp_path / "first", (137, 83, 0), points=300).values())
+    made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
+    made_runs.classification(tmp_path / "first", [f"class {at}" for at in range(12)])
+    made_runs.failed(tmp_path / "second", of_code(83, "rank 0 raised ValueError", rank=0))
+    seen = [Followed(tmp_path / name).read() for name in ("first", "second")]
+    rows = Runs(tmp_path, None).table()
+    rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]
+    both = compare.data(seen, (), "step")
+    for kind, data in {"run": seen[0].to_json(), "runs": {**rows, "compare": "compare"}, "compare": both}.items():
+        (tmp_path / f"{kind}.html").write_text(page.of(kind, kind, data))
+        for width, is_dark in ((1180, False), (400, True)):
+            chromium.open((tmp_path / f"{kind}.html").as_uri(), width, is_dark)
+            chromium.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+            chromium.call("Runtime.evaluate", expression=axe)
+            told = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
+            assert chromium.value(f"axe.run().then((found) => {told})") == [], (kind, width, is_dark)
 
 
 def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(chromium: browser.Page, tmp_path: Path) -> None:
