@@ -59,6 +59,14 @@ def shifted(image: Pixels, down: int, right: int) -> Pixels:
     return moved
 
 
+def mirrored(image: Pixels) -> Pixels:
+    """The image [H, W, C] with left and right swapped, in memory of its own: a channel at a time, NumPy's fastest."""
+    swapped = np.empty_like(image)
+    for channel in range(image.shape[-1]):
+        swapped[..., channel] = image[:, ::-1, channel]
+    return swapped
+
+
 def hole(
     whole: Size, rng: np.random.Generator, area: Any = (0.02, 0.33), ratio: Any = (0.3, 3.3)
 ) -> tuple[slice, slice]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from jaxlaunch.trainer.data.augment import geometry
 from jaxlaunch.trainer.data.augment.geometry import Box, Pixels, Size
 from jaxlaunch.trainer.data.augment.transform import Transform
 from jaxlaunch.trainer.data.examples import Unusable
@@ -27,14 +28,16 @@ class Held:
         self._image: Pixels = array
         self.size: Size = (array.shape[0], array.shape[1])
 
-    def pixels(self, box: Box | None = None, size: Size | None = None) -> Pixels:
-        """The part in `box`, or all of it, resized to `size`, bilinear with antialiasing."""
+    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+        """The part in `box`, or all of it, resized to `size`, bilinear with antialiasing, left and right swapped."""
         top, left, high, wide = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, high, wide) == (0, 0, *size):
-            return self._image
+            return geometry.mirrored(self._image) if mirrored else self._image
         picture = Image.fromarray(self._image[..., 0] if self._image.shape[-1] == 1 else self._image)
         part = (left, top, left + wide, top + high)
         resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=part)
+        if mirrored:
+            resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(resized).reshape(*size, self._image.shape[-1])
 
 

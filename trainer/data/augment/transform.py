@@ -22,8 +22,8 @@ class Readable(Protocol):
 
     size: Size
 
-    def pixels(self, box: Box | None = None, size: Size | None = None) -> Pixels:
-        """The part in `box`, or all of it, resized to `size`: [H, W, C]."""
+    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+        """The part in `box`, or all of it, resized to `size`, left and right swapped: [H, W, C]."""
         ...
 
 
@@ -50,17 +50,18 @@ class Transform:
     def _cut(self, picture: Readable, size: Size, rng: np.random.Generator) -> Pixels:
         if self._asked.crop is not None:
             box = geometry.random_crop(picture.size, self._asked.crop, self._asked.ratio, rng)
-            return picture.pixels(box, size)
+            return picture.pixels(box, size, self._is_flipped(rng))
         image = picture.pixels() if size == picture.size else picture.pixels(geometry.middle(picture.size, size), size)
         if most := self._asked.shift:
             down, right = (int(each) for each in rng.integers(-most, most + 1, size=2))
             image = geometry.shifted(image, down, right)
-        return image
+        return geometry.mirrored(image) if self._is_flipped(rng) else image
+
+    def _is_flipped(self, rng: np.random.Generator) -> bool:
+        return bool(self._asked.flip and rng.random() < self._asked.flip)
 
     def _changed(self, image: Pixels, rng: np.random.Generator) -> Pixels:
         asked = self._asked
-        if asked.flip and rng.random() < asked.flip:
-            image = image[:, ::-1]
         if asked.flip_vertical and rng.random() < asked.flip_vertical:
             image = image[::-1]
         if asked.randaugment or asked.augmix or asked.jitter:

@@ -12,7 +12,7 @@ from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.messages import Draws
 from jaxlaunch.trainer.data.sources.images import listing
 from jaxlaunch.trainer.data.sources.images import source as images
-from jaxlaunch.trainer.data.sources.images.picture import Picture
+from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Images
 from tests.trainer.data.sources.images import made_images
@@ -149,6 +149,35 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
     assert np.abs(small.astype(int) - expected).max() < 12
     whole = Picture(file.getvalue()).pixels((320.0, 0.0, 64.0, 48.0))
     assert np.abs(whole.astype(int) - np.asarray(tall)[320:384, :48]).max() < 12
+
+
+def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
+    y, x = np.mgrid[:90, :120]
+    image = Image.fromarray(np.stack([y * 2, x * 2, (y * x) % 251], -1).astype(np.uint8))
+    box, size, kinds = (6.0, 11.0, 40.0, 52.0), (24, 30), [{}, {"progressive": True}, {"subsampling": 0}]
+    for mode, kind in [("RGB", each) for each in kinds] + [("L", {}), ("CMYK", {})]:
+        file = io.BytesIO()
+        image.convert(mode).save(file, "JPEG", quality=95, **kind)
+        data = file.getvalue()
+        decoded = Picture(data)
+        whole = Image.fromarray(decoded.pixels())  # decoded to its end
+        cut = (box[1], box[0], box[1] + box[3], box[0] + box[2])
+        wanted = np.asarray(whole.resize((30, 24), Image.Resampling.BILINEAR, box=cut))
+        above = Picture(data)
+        found = above.pixels(box, size)
+        np.testing.assert_array_equal(found, wanted, str((mode, kind)))
+        np.testing.assert_array_equal(Picture(data).pixels(box, size, mirrored=True), wanted[:, ::-1])
+        assert not np.asarray(above._image)[60:].any()  # was left out
+        with pytest.raises(Broken, match="truncated"):
+            Picture(data[: len(data) // 4]).pixels(box, size)
+    dark = io.BytesIO()
+    Image.new("RGB", (120, 90)).save(dark, "JPEG")
+    assert not Picture(dark.getvalue()).pixels(box, size).any()
+    progressive = io.BytesIO()
+    image.save(progressive, "JPEG", progressive=True)
+    head, table, rest = progressive.getvalue().rpartition(b"\xff\xc4")  # the last Huffman table: none of 250 codes
+    with pytest.raises(Broken, match="broken data stream"):
+        Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).pixels(box, size)
 
 
 def of_list(rows: str):
