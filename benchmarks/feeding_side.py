@@ -99,7 +99,7 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
         "packed": {"source": "array_record", "path": f"{folder}/packed/train-*.array_record", **seen},
         "rows": {"source": "table", "path": f"{folder}/table.npz", "label": "y", "threads": max(1, workers)},
     }
-    shares = {"first": 0.0, "some": 0.1}
+    shares = {"first": 0.0, "some": 0.01, "more": 0.1}
 
     def read(what: str, seed: int) -> Batches:
         task = Classify()
