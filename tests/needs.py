@@ -47,6 +47,12 @@ def arrays(path: Path) -> Path:
     return path
 
 
+def a_clone() -> None:
+    """The repository, whose files and names a source distribution does not have as they are there."""
+    if (ROOT / "PKG-INFO").exists():
+        absent("this is a source distribution and not a clone")
+
+
 def absent(what: str) -> NoReturn:
     reason = f"{what}: what this test shows is NOT shown"
     if os.environ.get("CI", "").lower() in ("1", "true"):

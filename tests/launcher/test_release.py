@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from jaxlaunch import installation
 from jaxlaunch.launcher.agent import pack
-from tests import generated
+from tests import generated, needs
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
@@ -90,9 +90,9 @@ def oldest_python_of_the_agent() -> str:
     [
         ("README.md", r"Python (3\.\d+) or newer", oldest_python()),
         ("jaxlaunch/contract.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
-        ("launcher/agent/pack.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
-        ("launcher/agent/pack.py", r"jaxlaunch needs (3\.\d+)", oldest_python_of_the_agent()),
-        ("launcher/agent/pack.py", r"version_info < \((3, \d+)\)", oldest_python_of_the_agent()),
+        ("jaxlaunch/launcher/agent/pack.py", r"Python >= (3\.\d+)", oldest_python_of_the_agent()),
+        ("jaxlaunch/launcher/agent/pack.py", r"jaxlaunch needs (3\.\d+)", oldest_python_of_the_agent()),
+        ("jaxlaunch/launcher/agent/pack.py", r"version_info < \((3, \d+)\)", oldest_python_of_the_agent()),
         ("docs/your-code.md", r"CPython (3\.\d+)", oldest_python_of_the_agent()),
     ],
 )
@@ -191,6 +191,7 @@ def test_a_release_has_an_image_for_each_accelerator() -> None:
 
 
 def test_the_update_bot_looks_at_every_kind_of_pin() -> None:
+    needs.a_clone()
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
     folders = {one["package-ecosystem"]: one.get("directories") or [one["directory"]] for one in updates}
     assert folders["github-actions"] == folders["docker"] == ["/"]
@@ -234,6 +235,7 @@ def test_the_notes_of_a_release_are_its_own_section_and_leave_nothing_out(tmp_pa
 
 
 def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -> None:
+    needs.a_clone()
     for name in ("README.md", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     assert release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
