@@ -17,7 +17,7 @@ from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.here.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, Restarts, State
 from jaxlaunch.records.attempt import furthest
-from jaxlaunch.records.summary import ratio
+from jaxlaunch.records.summary import Summary, ratio
 from jaxlaunch.records.verdict import Verdict, of_code
 
 TIMEOUT_S = 1.0  # of an agent of this machine
@@ -68,7 +68,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
         missing=(),
         members=None,
         spares=(),
-        step=furthest(None if summary is None else summary.step, live and live.step),
+        step=_step(summary, live),
         steps=steps,
         committed=None if summary is None else summary.saved,
         committed_age_s=None,
@@ -158,6 +158,12 @@ def _restarts(run: Run) -> Restarts:
     generation = 0 if found is None or found.of is None else found.of.generation
     usual = run.numbers.get(CRASHES, 5)
     return Restarts(generation, generation, usual, None if found is None else dict(found.restarts), None, None)
+
+
+def _step(summary: Summary | None, live: Live | None) -> int | None:
+    """How far it is; while it starts again and has trained no step yet, at the one that is saved."""
+    reached = furthest(summary and summary.step, live and live.step)
+    return reached or (summary and summary.saved) or reached
 
 
 def _least(values: Mapping[int, float]) -> int | None:
