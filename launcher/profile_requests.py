@@ -19,13 +19,11 @@ from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.kube.kinds import PODS
 from jaxlaunch.launcher.kube.labels import NAME_LABEL
-from jaxlaunch.launcher.kube.objects import template
 from jaxlaunch.launcher.lifecycle import ownership
 from jaxlaunch.launcher.status import hosts
 from jaxlaunch.launcher.wording import placed
 
 HOSTS = 8  # that are profiled; of more than that only host 0
-METRICS_PORT = "metrics"  # of the container, by name
 _POLL_S = 1.0
 _TRIES = 3  # of a GET, on a cluster
 _TIMEOUT_S = 10.0  # of a request to an agent here
@@ -88,8 +86,8 @@ def on_cluster(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     if not running or running[0].number != 0:
         hint = placed(f"see `launcher explain {name}`.", namespace)
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
-    ports = hosts.main_container(template(jobset)["spec"])["ports"]
-    port = next(int(one["containerPort"]) for one in ports if one["name"] == METRICS_PORT)
+    port = hosts.metrics_port(jobset)
+    assert port is not None, "the JobSet is ours"
     return [Agent(host.name, _by_port_forward(cluster, namespace, host.pod, port)) for host in running]
 
 

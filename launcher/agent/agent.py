@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
@@ -57,7 +59,10 @@ class Agent:
             config.job.metrics_port,
             self._child_sockets,
             self._exposition,
-            lambda method, query, is_local: self._member.profiles.reply(method, query, is_local),
+            {
+                "/profile": lambda method, query, is_local: self._member.profiles.reply(method, query, is_local),
+                **({"/output": lambda method, query, is_local: self._output(is_local)} if config.is_pod else {}),
+            },
         )
         hello = Hello.of(config, self._server.port)
         self._member = Member(
@@ -153,6 +158,12 @@ class Agent:
 
     def _child_sockets(self) -> Sequence[str]:
         return [child.metrics_path for child in self._member.processes.alive()]
+
+    def _output(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
+        """The last lines of this host's processes, for `launcher logs`: a kubelet gives none that it has rotated."""
+        if not is_local:
+            return HTTPStatus.FORBIDDEN, {"error": "output is served on loopback only: connect by a port-forward"}
+        return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in self._member.processes.children.items()}
 
     def _exposition(self, texts: Sequence[str]) -> str:
         now, member = time.monotonic(), self._member

@@ -12,6 +12,7 @@ from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kube.objects import terminal_state
+from jaxlaunch.launcher.lifecycle import reader
 from jaxlaunch.launcher.logs import follow, pods
 from jaxlaunch.launcher.logs import lines as logs
 from jaxlaunch.launcher.logs import previous as past
@@ -101,18 +102,27 @@ def _of_pods(cluster: Cluster, seen: Snapshot, chosen: Select, window: Window, p
     """What the pods have written so far; the exit code."""
     sources, unread = _sources(seen, chosen, printer), list[str]()
 
-    def _say(message: str) -> None:
+    def _unread(message: str) -> None:
         unread.append(message)
         say(message)
 
     is_empty = True
-    for line in pods.read(cluster, seen.namespace, sources, chosen, window, say=_say):
+    for line in pods.read(cluster, seen.namespace, sources, chosen, window, unread=_unread, say=say):
         printer.show(line)
         is_empty = False
     if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
-        older = f"`launcher logs {seen.name} --from-volume` reads older ones from its run folder"
-        say(placed(f"no process has a line in the part of its log that its kubelet still has; {older}", seen.namespace))
+        none = f"no process has a line in the part of its log that its kubelet still has; {_older(seen)}"
+        say(placed(none, seen.namespace))
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
+
+
+def _older(seen: Snapshot) -> str:
+    """Where lines are that a kubelet has no longer."""
+    try:
+        reader.folder(seen.jobset)
+    except UserError as error:
+        return error.message[0].lower() + error.message[1:].rstrip(".")
+    return f"`launcher logs {seen.name} --from-volume` reads older ones from its run folder"
 
 
 def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool, since: str | None) -> None:

@@ -11,6 +11,7 @@ from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kube.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kube.objects import Obj
+from jaxlaunch.launcher.logs import agents
 from jaxlaunch.launcher.logs import lines as logs
 from jaxlaunch.launcher.logs.lines import Line, Select
 from jaxlaunch.launcher.status import hosts
@@ -35,6 +36,7 @@ class Source:
     ranks: range  # that its host holds now
     node: str | None = None
     may_hold_others: bool = False  # lines of other ranks too: ranks move between hosts
+    agent_port: int | None = None  # at which its agent gives the last lines, while it runs
 
     def may_have(self, select: Select) -> bool:
         """Whether it may hold selected lines."""
@@ -60,7 +62,8 @@ def source(jobset: Obj, host: Host, members: Members | None = None) -> Source:
     """
     ranks = (members or hosts.table(jobset)).ranks(host.number)
     others = hosts.moves(jobset) and hosts.expected(jobset) <= STREAMS
-    return Source(host.pod, host.number, host.generation, ranks, host.node, others)
+    port = hosts.metrics_port(jobset) if host.running and host.has_started else None
+    return Source(host.pod, host.number, host.generation, ranks, host.node, others, port)
 
 
 def read(
@@ -70,11 +73,13 @@ def read(
     select: Select,
     window: Window = EVERYTHING,
     *,
+    unread: Callable[[str], None],
     say: Callable[[str], None],
 ) -> Iterator[Line]:
     """The selected lines of all sources in order of time; of more than STREAMS, the last MANY_TAIL of each at most.
 
-    `say` gets a message for each log that cannot be read; its node may be gone.
+    `unread` gets a message for each log that cannot be read; its node may be gone. Where the kubelet has no line of a
+    process, or fewer than `window.tail`, its agent is asked for the last ones, which have no times: `say` gets that.
     """
     many = len(sources) > STREAMS
     if many and window.tail is None:
@@ -82,11 +87,22 @@ def read(
 
     def one_log(one: Source) -> Iterator[Line]:
         try:
-            yield from lines(cluster, namespace, one, select, window)
+            found = lines(cluster, namespace, one, select, window)
+            if not many and window.seconds is None:
+                found = _completed(found, window.tail, lambda: by_agent(one), lambda: say(_rotated(one.pod)))
+            yield from found
         except (ApiError, Unreachable) as error:
             if isinstance(error, Unreachable) and not error.sent:
                 raise
-            say(unreadable(one.pod, error, one.node))
+            unread(unreadable(one.pod, error, one.node))
+
+    def by_agent(one: Source) -> list[Line]:
+        if one.agent_port is None:
+            return []
+        by_rank = agents.last_lines(cluster, namespace, one.pod, one.agent_port)
+        every = [[Line(one.host, rank, text, generation=one.generation) for text in by_rank[rank]] for rank in by_rank]
+        chosen = [[line for line in of_rank if select.wants(line, one.ranks)] for of_rank in every]
+        return [line for of_rank in chosen for line in of_rank[-(window.tail or len(of_rank)) :]]
 
     def started(one: Source) -> Iterator[Line]:
         """Its lines, the first of them read: opening one log after the other would add up their latencies."""
@@ -95,6 +111,31 @@ def read(
 
     with ThreadPoolExecutor(READERS) as pool:
         return logs.merged(list(pool.map(started, sources)))
+
+
+def _completed(
+    found: Iterator[Line], tail: int | None, by_agent: Callable[[], Sequence[Line]], tell: Callable[[], None]
+) -> Iterator[Line]:
+    """The lines of a log; those of processes as its agent has them, which `tell` says, where the kubelet has fewer than
+    are wanted."""
+    kept, of_ranks = list[Line](), 0
+    for line in found:
+        kept.append(line)
+        of_ranks += line.rank is not None
+        if of_ranks and tail is None:  # it has lines, any number
+            break
+    more = by_agent() if of_ranks < (1 if tail is None else tail) else ()
+    if len(more) > of_ranks:
+        tell()
+        kept = [*more, *(line for line in kept if line.rank is None)]
+    yield from kept
+    yield from found
+
+
+def _rotated(pod: str) -> str:
+    return (
+        f"the kubelet of pod {pod} has rotated its log: the last lines are shown as its agent has them, without times"
+    )
 
 
 def unreadable(pod: str, error: ClusterError, node: str | None) -> str:

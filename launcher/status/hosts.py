@@ -23,6 +23,7 @@ from jaxlaunch.records.agent_job import read_agent_job
 from jaxlaunch.records.log_lines import Termination
 from jaxlaunch.records.members import Members
 
+METRICS_PORT = "metrics"  # of the main container, by name
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -154,6 +155,12 @@ def _of_agents(jobset: Obj) -> AgentJob:
     except ValueError:
         found = None
     return found or AgentJob("")
+
+
+def metrics_port(jobset: Obj) -> int | None:
+    """The port of its agents' HTTP server; None of a JobSet of another tool."""
+    ports = main_container(template(jobset).get("spec", {})).get("ports") or ()
+    return next((int(one["containerPort"]) for one in ports if one.get("name") == METRICS_PORT), None)
 
 
 def claims(jobset: Obj) -> list[str]:

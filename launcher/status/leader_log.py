@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -12,6 +13,7 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Line, Past, Tail
 
 _RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
+_MANY = 4_000  # lines of it that are read first, and eight times as many while they have no record: a program may flood
 _TAIL = 400  # lines of the log of a leader that ended
 TIMEOUT_S = 8.0  # of a node that does not answer: the rest of the snapshot must not wait for it
 # How the API server says that a node's kubelet did not give it a log.
@@ -33,8 +35,13 @@ def why_unread(error: ClusterError, node: str | None) -> str:
 def recent(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:
     """The newest heartbeats of its gang, or its verdict. Raises ClusterError when its log cannot be read."""
     if leader.ended:
-        return _read(cluster, namespace, leader, timeout_s, tail=_TAIL)
-    return _read(cluster, namespace, leader, timeout_s, since_s=_RECENT_S)
+        return _read(cluster, namespace, leader, timeout_s, tail=_TAIL)[0]
+    for power in itertools.count():
+        most = _MANY * 8**power
+        found, read = _read(cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=most)
+        if found or read < most:
+            return found
+    raise AssertionError("a log ends")
 
 
 def full(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
@@ -42,7 +49,7 @@ def full(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
     found = recent(cluster, namespace, leader)
     if any(isinstance(one, Past) for one in found):
         return found
-    return [*_read(cluster, namespace, leader, TIMEOUT_S, limit_bytes=_HEAD_BYTES), *found]
+    return [*_read(cluster, namespace, leader, TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0], *found]
 
 
 def followed(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
@@ -50,9 +57,12 @@ def followed(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
     return _records(cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1))
 
 
-def _read(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> list[Line]:
+def _read(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> tuple[list[Line], int]:
+    """The records in a part of its log, and how many lines that part has."""
     lines = cluster.log(namespace, leader.pod, container=leader.container, patience_s=timeout_s, **part)  # type: ignore[arg-type]
-    return list(_records(lines))
+    counted = itertools.count()
+    found = list(_records(line for line in lines if next(counted) >= 0))
+    return found, next(counted)
 
 
 def _records(lines: Iterable[str]) -> Iterator[Line]:

@@ -16,6 +16,7 @@ import yaml
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.logs import agents
 from jaxlaunch.records.progress_annotation import Recorded
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
@@ -167,6 +168,9 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     gang = here.start("counts", SAVED, hosts=2, command=counts, resources={"cpu": "10m"}, grace="20s")
     gang.says("begins at step 0")
     until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
+    (pod,) = [one["metadata"]["name"] for one in gang.pods if "-w-0-1-" in one["metadata"]["name"]]
+    kept = agents.last_lines(here.cluster, here.namespace, pod, 9400)
+    assert list(kept) == [1] and kept[1][0] == "begins at step 0", "its agent has the lines of its rank"
     done = here.launcher("stop", gang.name)
     saved = re.search(r"saved at step (\d+)", done.stderr)
     assert done.returncode == 0 and saved is not None, done.stderr

@@ -23,6 +23,7 @@ from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.pipes import LinePipe
 
 TAIL_LINES = 100  # of output that a verdict may quote
+MAX_LAST = 256 * 1024  # bytes of output that is asked for
 MAX_STACKS = 1024 * 1024  # bytes: of thousands of frames
 # Printed by Gloo, the network of JAX on CPU, at every start of every rank: no word of the program's.
 _BANNER = re.compile(
@@ -86,6 +87,17 @@ class Child:
     def tail_text(self) -> str:
         """The last TAIL_LINES lines of its output."""
         return b"\n".join(self.tail).decode(errors="replace")
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines of its output, at most TAIL_LINES and, but for the last, MAX_LAST bytes."""
+        found, size = list[str](), 0
+        for line in reversed(self.tail):
+            size += len(line)
+            if found and size > MAX_LAST:
+                break
+            found.append(line.decode(errors="replace"))
+        return found[::-1]
 
     @property
     def stacks(self) -> str:

@@ -1,4 +1,4 @@
-"""The agent's HTTP server: GET /metrics, and /profile. Never blocks the loop.
+"""The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. Never blocks the loop.
 
 Metrics are read from the sockets of this host's processes; a process that does not answer in time is left out.
 """
@@ -23,7 +23,7 @@ SCRAPE_INTERVAL_S = 75.0  # Prometheus scrapes every minute by default
 PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 
 Exposition = Callable[[Sequence[str]], str]  # of the texts of this host's processes
-Profile = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # of method, query, is_local
+Reply = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # to method, query, is_local
 
 
 class MetricsServer:
@@ -36,9 +36,10 @@ class MetricsServer:
         port: int,
         sockets: Callable[[], Sequence[str]],
         exposition: Exposition,
-        profile: Profile,
+        replies: Mapping[str, Reply],
     ) -> None:
-        self._loop, self._sockets, self._exposition, self._profile = loop, sockets, exposition, profile
+        """`replies` are in JSON, by path."""
+        self._loop, self._sockets, self._exposition, self._replies = loop, sockets, exposition, replies
         self._open: dict[Request, None] = {}  # the oldest first
         self._scraped_at: float | None = None
         self._on_scrape: Callable[[], None] = lambda: None
@@ -68,7 +69,7 @@ class MetricsServer:
             if slow is None:
                 return sock.close()
             slow.close()
-        one = Request(self._loop, sock, self._sockets, self._exposition, self._profile, self._scraped, self._closed)
+        one = Request(self._loop, sock, self._sockets, self._exposition, self._replies, self._scraped, self._closed)
         self._open[one] = None
 
     def _scraped(self) -> None:
@@ -88,14 +89,14 @@ class Request:
         sock: socket.socket,
         sockets: Callable[[], Sequence[str]],
         exposition: Exposition,
-        profile: Profile,
+        replies: Mapping[str, Reply],
         scraped: Callable[[], None],
         closed: Callable[[Request], None],
     ) -> None:
         sock.setblocking(False)
         self.waits_for_client = True  # to send its request, or to read the response
         self._loop, self._sock = loop, sock
-        self._sockets, self._exposition, self._profile = sockets, exposition, profile
+        self._sockets, self._exposition, self._replies = sockets, exposition, replies
         self._scraped, self._closed = scraped, closed
         self._request, self._response = bytearray(), bytearray()
         self._is_scrape = False
@@ -122,18 +123,18 @@ class Request:
         self._route(method, path, query, any(line.lower().startswith("origin:") for line in headers))
 
     def _route(self, method: str, path: str, query: str, is_from_page: bool) -> None:
-        if path == "/profile" and is_from_page:
-            self._respond(
-                HTTPStatus.FORBIDDEN, json.dumps({"error": "web pages may not ask for profiles"}) + "\n", JSON
-            )
-        elif path == "/profile":
-            status, found = self._profile(method, query, self._is_local())
+        if path in self._replies and is_from_page:
+            self._respond(HTTPStatus.FORBIDDEN, json.dumps({"error": f"web pages may not ask for {path}"}) + "\n", JSON)
+        elif path in self._replies:
+            status, found = self._replies[path](method, query, self._is_local())
             self._respond(status, json.dumps(found) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
             self._is_scrape = True
             Gather(self._loop, self._sockets(), lambda texts: self._respond(HTTPStatus.OK, self._exposition(texts)))
         else:
-            self._respond(HTTPStatus.NOT_FOUND, "not found: this server has /metrics and /profile\n")
+            self._respond(
+                HTTPStatus.NOT_FOUND, f"not found: this server has {', '.join(('/metrics', *self._replies))}\n"
+            )
 
     def _is_local(self) -> bool:
         try:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.status.hosts import main_container
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.lines import CONTINUED
 from tests.launcher import apiserver, objects
-from tests.launcher.apiserver import Server
+from tests.launcher.apiserver import Fault, Handler, Server
+from tests.launcher.cluster.test_port_forward import Pod
 from tests.launcher.invoke import Left, launcher
 
 Logs = Callable[..., Left]
@@ -87,8 +91,47 @@ def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server:
         write(server, host)
     left = logs()
     assert (left.code, left.out) == (0, "")
-    assert "`launcher logs -n team lm --from-volume` reads older ones" in left.err
+    assert "that its kubelet still has; job lm has no run folder on a volume\n" in left.err
     assert logs("--grep", "x").err == ""
+    job = objects.jobset()
+    main_container(template(job)["spec"])["env"].append({"name": contract.RUN_DIR, "value": "/checkpoints/lm"})
+    server.put(JOBSETS.path("team", "lm"), job)
+    assert "`launcher logs -n team lm --from-volume` reads older ones" in logs().err
+
+
+def by_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
+    """A port-forward to the agent of a pod, which has these lines."""
+
+    def fault(handler: Handler) -> bool:
+        pod = Pod.__new__(Pod)
+        pod.rfile, pod.wfile, pod.head = handler.rfile, handler.wfile, f"GET\r\n{handler.headers}".strip()
+        assert pod.accept().startswith(b"GET /output HTTP/1.1\r\n") and handler.query == {"ports": "9400"}
+        answer = f"HTTP/1.1 200 OK\r\n\r\n{json.dumps(by_rank)}".encode()
+        for at in range(0, len(answer), 100):
+            pod.say(0, answer[at : at + 100])
+        pod.close()
+        handler.close_connection = True
+        return True
+
+    return fault
+
+
+def test_the_last_lines_that_a_kubelet_has_rotated_away_come_from_the_agent(server: Server, logs: Logs) -> None:
+    record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
+    write(server, 0, record, "agent 0: two", record)
+    write(server, 1, "[1] d")
+    with_two = [by_agent({"0": ["x", "a", "b"]}), by_agent({"1": ["c", "d"]})]
+    server.on("GET", "lm-w-0-0-abcd0/portforward", *with_two[:1] * 3)
+    server.on("GET", "lm-w-0-1-abcd1/portforward", *with_two[1:] * 3)
+    left = logs("--tail", "2")
+    assert (left.code, left.out.splitlines()) == (0, ["[0] a", "[0] b", "[1] c", "[1] d"])
+    assert left.err.count("has rotated its log: the last lines are shown as its agent has them, without times") == 2
+    assert "agent 0: two" in left.err
+    assert logs("--tail", "1").out.splitlines() == ["[0] b", "[1] d"]
+    assert server.count("GET", "lm-w-0-1-abcd1/portforward") == 1, "the kubelet has one line of rank 1"
+    assert logs().out.splitlines() == ["[0] x", "[0] a", "[0] b", "[1] d"]
+    assert logs("--rank", "0").out == "", "its agent is gone"
+    assert logs("--since", "1h").out == "[1] d\n"
 
 
 def test_where_no_pod_has_a_log_the_exit_code_says_so(server: Server, logs: Logs) -> None:
