@@ -13,6 +13,7 @@ from typing import Any
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 
 RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
+_NOT_TRIED = "not tried yet"
 
 Addresses = list[tuple[Any, ...]]
 
@@ -31,7 +32,7 @@ class Dialer:
         self._loop, self._address, self._say, self._connected = loop, address, say, connected
         self._since: float | None = None
         self._retry, self._reminder = Timer(lambda: None), Timer(lambda: None)
-        self._reason = "not tried yet"
+        self._reason = _NOT_TRIED
 
     @property
     def reason(self) -> str:
@@ -61,6 +62,8 @@ class Dialer:
             return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
         except socket.gaierror:
             pass  # a name: resolved in a thread, since DNS may take a minute and a SIGTERM must not wait
+        if self._reason == _NOT_TRIED:
+            self._reason = "the name server has not answered"
         found: list[Addresses] = []
         read_end, write_end = os.pipe()
 

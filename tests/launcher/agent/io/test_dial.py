@@ -1,0 +1,43 @@
+"""Why an agent does not reach its leader, as it says it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.agent.io.dial import Dialer
+from jaxlaunch.launcher.agent.io.loop import Loop
+
+
+def test_a_name_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, numeric = threading.Event(), socket.getaddrinfo
+
+    def asked(host: str, port: int, **how: Any) -> Any:
+        if not how.get("flags"):  # no number: a resolver tries each of its servers for some seconds
+            is_over.wait()
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return numeric(host, port, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    loop, said = Loop(), list[str]()
+    dialer = Dialer(loop, ("lm-w-0-0.lm", 9401), say=said.append, connected=lambda sock: None)
+    dialer.dial()
+
+    def look() -> None:
+        said.append(dialer.reason)
+        if len(said) == 1:
+            is_over.set()
+        elif said[-1].startswith("name not resolved"):
+            loop.stop()
+
+    loop.every(0.05, look)
+    loop.run()
+    dialer.stop()
+    signal.set_wakeup_fd(-1)
+    for one in (loop._wake_read, loop._wake_write):
+        one.close()
+    assert said[0].startswith("the name server has not answered for ") and said[-1].startswith("name not resolved for ")
