@@ -12,7 +12,7 @@ from jaxlaunch.launcher.explain.answer import Answer, one_line
 from jaxlaunch.launcher.kube.labels import TRACKED
 from jaxlaunch.launcher.kube.objects import Obj, age, condition, moment, seconds_since
 from jaxlaunch.launcher.status.job_status import State, is_stopped_in_queue, status_of
-from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.status.snapshot import DeletedNode, Snapshot
 from jaxlaunch.launcher.wording import count
 
 
@@ -85,10 +85,16 @@ def stuck(snapshot: Snapshot) -> Stuck | None:
         [("Job", one) for one in snapshot.jobs],
         [("JobSet", snapshot.jobset)],
     )
-    return kept(tuple(itertools.chain(*own)), snapshot.now, snapshot.silent_node) or _uncollected(snapshot)
+    objects = tuple(itertools.chain(*own))
+    return kept(objects, snapshot.now, snapshot.silent_node, snapshot.deleted_node) or _uncollected(snapshot)
 
 
-def kept(objects: Sequence[tuple[str, Obj]], now: datetime, silent_node: Obj | None = None) -> Stuck | None:
+def kept(
+    objects: Sequence[tuple[str, Obj]],
+    now: datetime,
+    silent_node: Obj | None = None,
+    deleted_node: DeletedNode | None = None,
+) -> Stuck | None:
     """The first of these objects, each with its kind, that is deleted and kept."""
     for kind, one in objects:
         metadata = one["metadata"]
@@ -99,6 +105,9 @@ def kept(objects: Sequence[tuple[str, Obj]], now: datetime, silent_node: Obj | N
         node = None if kind != "pod" or _has_ended(one) else one["spec"].get("nodeName")
         if node is not None and silent_node is not None and silent_node["metadata"]["name"] == node:
             return _on_its_node(name, node, late_s, silence(silent_node, now))
+        if node is not None and deleted_node is not None and deleted_node.name == node:
+            what = f"pod {name} should have ended {age(late_s)} ago, and {deletion(deleted_node, now)}"
+            return Stuck(what, collection(name))
         if keeps := [text for text in finalizers if text not in (*_WAITS, TRACKED)]:
             what = f"finalizer {', '.join(keeps)} has kept {kind} {name} for {age(late_s)}"
             return Stuck(what, f"its owner must remove it: kubectl describe {kind.lower()} {name}")
@@ -132,6 +141,24 @@ def silence(node: Obj, now: datetime) -> str:
     since = "" if at is None else f" since {at:%H:%M:%S} UTC ({age(seconds_since(at.isoformat(), now) or 0.0)} ago)"
     why = one_line(found.get("message") or found.get("reason") or "")
     return f"node {node['metadata']['name']} {verb}{since}" + (f": {why.rstrip('.')}" if why else "")
+
+
+def deletion(node: DeletedNode, now: datetime) -> str:
+    """ "node a-1 no longer exists: its object was deleted at 12:03:11 UTC (2m ago)"."""
+    at = moment(node.since)
+    when = "" if at is None else f" at {at:%H:%M:%S} UTC ({age(seconds_since(node.since, now) or 0.0)} ago)"
+    return f"node {node.name} no longer exists: its object was deleted{when}"
+
+
+def collection(pod: str) -> str:
+    """What becomes of a pod whose node is deleted.
+
+    The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of 1.35).
+    """
+    return (
+        "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist within about a minute, "
+        f"and they are made again on other nodes; sooner: kubectl delete pod {pod} --force"
+    )
 
 
 def _uncollected(snapshot: Snapshot) -> Stuck | None:

@@ -43,6 +43,7 @@ CAUSES: tuple[Cause, ...] = (
     admission.pods_not_created,
     scheduling.unscheduled,
     gang.silent_node,
+    gang.deleted_node,
     images.not_pulled,
     containers.not_started,
     sidecars.outliving,

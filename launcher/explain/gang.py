@@ -19,7 +19,7 @@ from jaxlaunch.launcher.explain.answer import (
     were,
     which,
 )
-from jaxlaunch.launcher.explain.ended import silence, stuck
+from jaxlaunch.launcher.explain.ended import Stuck, collection, deletion, silence, stuck
 from jaxlaunch.launcher.explain.memory import (
     evicted_for_excess,
     excess_before,
@@ -31,6 +31,7 @@ from jaxlaunch.launcher.explain.situations import next_move
 from jaxlaunch.launcher.kube.objects import Obj, age, seconds_since, template
 from jaxlaunch.launcher.status import hosts, lost_hosts
 from jaxlaunch.launcher.status.agent_report import AttemptEnd
+from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.job_status import JobStatus, State, state_of, status_of
 from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.launcher.wording import count
@@ -60,6 +61,8 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *_before(snapshot))
     if (held := stuck(snapshot)) is not None:
         return Answer("stuck", f"{headline}; {held.what}", evidence, held.move)
+    if (cut_off := _cut_off(snapshot, taken)) is not None:
+        return Answer("disrupted", f"{headline}; {cut_off.what}", evidence, cut_off.move)
     again = (
         f"{'that pod is' if len(taken) == 1 else 'those pods are'} made again"
         if snapshot.waits_for_pods
@@ -70,6 +73,20 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     return Answer("disrupted", f"{headline}; {counts}", evidence, move)
 
 
+def _cut_off(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
+    """Pods that were deleted on a node that does not answer, and so cannot end: by the node, or by what events say."""
+    event, node = snapshot.event("NodeNotReady", kind="Pod", of=taken), snapshot.silent_node
+    there = [host for host in taken if host.is_leaving and host.running and not host.is_ready]
+    if not there or not (event or snapshot.is_on_silent_node(there[0])):
+        return None
+    where = there[0].node or ""
+    why = f"node {where} is NotReady" if node is None else silence(node, snapshot.now)
+    what = f"{'that pod' if len(there) == 1 else 'those pods'} cannot end, since {why}"
+    return Stuck(what, f"wait: {_ELSEWHERE}{_FOR_GOOD.format(node=where)}")
+
+
+_ELSEWHERE = "Kubernetes makes them again elsewhere only when the node is back or deleted"
+_FOR_GOOD = "; if it is gone for good: kubectl delete node {node}"
 _LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
 _USED = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
 _REQUEST = (
@@ -115,7 +132,9 @@ def node_lost(snapshot: Snapshot) -> Answer | None:
     """A node does not answer: its pods stay until it comes back or is deleted."""
     event = snapshot.event("NodeNotReady", kind="Pod")
     lost = [
-        host for host in snapshot.hosts if event and host.pod in event["names"] and host.running and not host.is_ready
+        host
+        for host in snapshot.hosts
+        if event and host.pod in event["names"] and host.running and not host.is_ready and not host.is_leaving
     ]
     if event is None:
         return _unready(snapshot)
@@ -136,9 +155,19 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
     headline = f"waits: {silence(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
     move = (
         f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but makes them again elsewhere only "
-        f"when the node is back or deleted; if it is gone for good: kubectl delete node {node['metadata']['name']}"
+        f"when the node is back or deleted{_FOR_GOOD.format(node=node['metadata']['name'])}"
     )
     return Answer("node-lost", headline, quoted(snapshot.event("NodeNotReady", kind="Pod")), move)
+
+
+def deleted_node(snapshot: Snapshot) -> Answer | None:
+    """Pods that read as running and ready, on a node that is no more: nobody reports of them until they are deleted."""
+    there = [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
+    node = snapshot.deleted_node
+    if node is None or not there:
+        return None
+    headline = f"waits: {deletion(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
+    return Answer("node-lost", headline, (), collection(there[0].pod))
 
 
 def _tolerated(jobset: Obj) -> str:
@@ -222,6 +251,8 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     listed = names(missing) if total == len(missing) else f"{names(missing)} and {total - len(missing)} more"
     headline = f"waits at rendezvous{span}: {listed} of {snapshot.expected_hosts} missing"
     evidence = (*_pods_of(snapshot, missing), *refused)
+    if 0 in missing and waited >= _LATE_S:  # host 0 leads, and so it runs
+        headline += "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
     event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
     if event is not None:
         rejected = admission.reason(event["message"])
@@ -247,6 +278,8 @@ def _why(state: object) -> str:
 
 def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
     pod = next((host.pod for host in snapshot.hosts if host.number in missing), None)
+    if 0 in missing:
+        return f"launcher logs {snapshot.name}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs."
     if pod is None:
         return "their pods do not exist yet: wait."
     return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS."

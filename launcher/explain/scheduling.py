@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxlaunch.launcher.explain.answer import Answer, are, one_line, quoted, which
 from jaxlaunch.launcher.kube.node_fit import Fit, fit
@@ -138,7 +138,7 @@ def _no_node(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ..
     if found.selected == 0:
         return _unlabelled(found, spec, who, lines)
     if found.tolerated == 0:
-        return _tainted(found, who, lines)
+        return _tainted(found, snapshot.nodes, who, lines)
     if found.large == 0:
         return _too_large(found, who, lines)
     return _taken(found, message, who, lines, evidence)
@@ -165,14 +165,37 @@ def _unlabelled(found: Fit, spec: Obj, who: str, lines: tuple[str, ...]) -> Answ
     return Answer("node-selector", headline, lines, "check accelerator, capacity and node_selector: in job.yaml.")
 
 
-def _tainted(found: Fit, who: str, lines: tuple[str, ...]) -> Answer:
+def _tainted(found: Fit, nodes_seen: Sequence[Obj], who: str, lines: tuple[str, ...]) -> Answer:
     taint, nodes = max(found.taints.items(), key=lambda item: item[1])
     more = f" (and {len(found.taints) - 1} more)" if len(found.taints) > 1 else ""
     where = f"{nodes} of {count(found.selected, 'node')}"
     headline = f"waits: {who} unschedulable: untolerated taint {taint}{more} on {where}"
     if taint.startswith("node.kubernetes.io/unschedulable"):
         return Answer("taint", headline, lines, "nodes are cordoned: kubectl uncordon them, or wait.")
+    if (kind := _OF_CONDITIONS.get(taint.partition(":")[0])) is not None:
+        name, says = next(_unwell(nodes_seen, kind), ("", ""))
+        move = f"wait until such nodes are well, or ask the cluster administrator: kubectl describe node {name}".strip()
+        return Answer("taint", headline + (f": {name}: {one_line(says)}" if says else ""), lines, move)
     return Answer("taint", headline, lines, "add a toleration (tolerations: in job.yaml), or select other nodes.")
+
+
+# Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration makes it well.
+_OF_CONDITIONS = {
+    "node.kubernetes.io/not-ready": "Ready",
+    "node.kubernetes.io/unreachable": "Ready",
+    "node.kubernetes.io/network-unavailable": "NetworkUnavailable",
+    "node.kubernetes.io/disk-pressure": "DiskPressure",
+    "node.kubernetes.io/memory-pressure": "MemoryPressure",
+    "node.kubernetes.io/pid-pressure": "PIDPressure",
+}
+
+
+def _unwell(nodes_seen: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
+    """The nodes with a condition of this kind that is not as it should be, and what it says."""
+    for node in nodes_seen:
+        for one in node.get("status", {}).get("conditions", ()):
+            if one["type"] == kind:
+                yield node["metadata"]["name"], one.get("message") or one.get("reason") or ""
 
 
 def _too_large(found: Fit, who: str, lines: tuple[str, ...]) -> Answer:

@@ -226,9 +226,9 @@ SITUATIONS: Mapping[str, Situation] = {
         "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", "wait."
     ),
     "node-lost": Situation(
-        "a node is NotReady",
+        "a node is NotReady, or its object was deleted",
         "restarts-and-evictions",
-        "wait: if the node stays NotReady, Kubernetes creates the pods on other nodes.",
+        "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it is back or deleted.",
     ),
     "unhealthy": Situation(
         "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",

@@ -76,11 +76,13 @@ def _container(status: Obj) -> Obj:
 
 
 def node(full: Obj) -> dict[str, Any]:
-    """A node: what the scheduler reads, as far as node_fit does."""
+    """A node: what the scheduler reads, as far as node_fit does, and the conditions that are not as they should be."""
+    conditions = full.get("status", {}).get("conditions") or ()
+    unwell = [_keep(one, *_CONDITION) for one in conditions if (one["type"] == "Ready") != (one["status"] == "True")]
     return {
         "metadata": _keep(full["metadata"], "name", "labels"),
         "spec": _keep(full.get("spec", {}), "taints", "unschedulable"),
-        "status": _keep(full.get("status", {}), "allocatable"),
+        "status": _keep(full.get("status", {}), "allocatable") | ({"conditions": unwell} if unwell else {}),
     }
 
 

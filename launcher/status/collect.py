@@ -31,9 +31,9 @@ from jaxlaunch.launcher.kube.kinds import (
 )
 from jaxlaunch.launcher.kube.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
 from jaxlaunch.launcher.kube.objects import Obj, condition, is_suspended, is_true, replicated, seconds_since
-from jaxlaunch.launcher.status import hosts, leader_log
+from jaxlaunch.launcher.status import agent_report, hosts, leader_log
 from jaxlaunch.launcher.status.hosts import Host
-from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.records.log_lines import Line
 
 MAX_PAGES_OF_EVENTS = 10
@@ -63,6 +63,7 @@ class _Reader:
         self._unread: list[str] = []
         self._not_read: set[str] = set()
         self._forbidden: set[str] = set()
+        self._has_lost_log = False  # the leader's, which the user may read
 
     def snapshot(self) -> Snapshot | NoSuchJob:
         """The job as it is now."""
@@ -78,6 +79,7 @@ class _Reader:
         local, cluster_queue = self._queues(jobset) if is_held else (None, None)
         needs_nodes = local is None and any(host.unscheduled for host in newest)
         records = tuple(self._records(jobset, newest, is_queued=local is not None))
+        silent, deleted = self._unwell_node(newest, records, now)
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
@@ -92,7 +94,8 @@ class _Reader:
             local_queue=local,
             cluster_queue=cluster_queue,
             nodes=self._nodes() if needs_nodes else None,
-            silent_node=self._silent_node(newest, now),
+            silent_node=silent,
+            deleted_node=deleted,
             records=records,
             unread=tuple(self._unread),
             not_read=frozenset(self._not_read),
@@ -189,26 +192,39 @@ class _Reader:
             self._add_unread("nodes", error, "nodes")
             return None
 
-    def _silent_node(self, newest: Sequence[Host], now: datetime) -> Obj | None:
-        """The node of the first host that may have lost it. Few users may read it, as with a namespace."""
-        suspect = next((host for host in newest if host.node is not None and self._may_be_lost(host, now)), None)
-        if suspect is None or suspect.node is None:
-            return None
+    def _unwell_node(
+        self, newest: Sequence[Host], records: Sequence[Line], now: datetime
+    ) -> tuple[Obj | None, DeletedNode | None]:
+        """The node of the first host that may have lost it, if it is not Ready, or deleted. Few users may read it, as
+        with a namespace."""
+        missing = agent_report.merge(records, newest).missing
+        suspects = (host for host in newest if host.number in missing or self._may_be_lost(host, now))
+        name = next((host.node for host in suspects if host.node is not None and not host.has_ended), None)
+        if name is None:
+            return None, None
         try:
-            found = self._cluster.get(NODES, suspect.node)
+            found = self._cluster.get(NODES, name)
+        except ClusterError:
+            return None, None
+        if found is None:
+            return None, DeletedNode(name, self._deleted_at(name))
+        return (None, None) if is_true(found, "Ready") else (found, None)
+
+    def _deleted_at(self, node: str) -> str | None:
+        """When the node's object was deleted, by the event of its controller; few users may read that."""
+        fields = f"involvedObject.kind=Node,involvedObject.name={node},reason=RemovingNode"
+        try:
+            found = self._cluster.list(EVENTS, "default", fields=fields, keep=kept_fields.event)
         except ClusterError:
             return None
-        return found if found is not None and not is_true(found, "Ready") else None
+        return max((one["last"] for one in found), default=None)
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
         """Whether a node that still works would have said more of a host."""
-        if host.has_ended:
-            return False
-        if host.is_leaving:
-            return (seconds_since(host.ends_at, now) or 0.0) > _LATE_S
+        if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_S:
+            return True
         if host.running:
-            is_unread = "log" in self._not_read and "log" not in self._forbidden and host.number == 0
-            return is_unread or not (host.is_ready or host.ended)
+            return (self._has_lost_log and host.number == 0) or not (host.is_ready or host.ended)
         return (seconds_since(host.created, now) or 0.0) > _LATE_S
 
     def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
@@ -221,6 +237,7 @@ class _Reader:
             return read(self._cluster, self._namespace, leader)
         except ClusterError as error:
             self._add_unread(f"the log of {leader.pod}", error, "log", leader.node)
+            self._has_lost_log = not (isinstance(error, ApiError) and error.status == 403)
             return []
 
 

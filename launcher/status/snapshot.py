@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import NamedTuple
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.kube.kept_fields import MAX_NAMED
@@ -25,6 +26,13 @@ _UNTIL_STARTED = (
     *("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"),
     *("Failed", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull", "BackOff"),
 )
+
+
+class DeletedNode(NamedTuple):
+    """A node whose object no longer exists, while pods are on it."""
+
+    name: str
+    since: str | None  # as the API writes times; None: not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Snapshot:
     cluster_queue: Obj | None = None
     nodes: tuple[Obj, ...] | None = None
     silent_node: Obj | None = None  # that of a host, which is not Ready
+    deleted_node: DeletedNode | None = None  # that of a host
     records: tuple[Line, ...] = ()  # of the leader's log
     unread: tuple[str, ...] = ()  # what could not be read, and why
     not_read: frozenset[str] = frozenset()  # of it the kinds, such as pods; log is the leader's. Empty is unknown then
@@ -122,9 +131,11 @@ class Snapshot:
         return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
 
     def is_on_silent_node(self, host: Host) -> bool:
-        """Whether the host is on the node that is known not to answer: what its pod reports is older than that."""
-        silent = self.silent_node
-        return silent is not None and host.node == silent["metadata"]["name"] and not host.has_ended
+        """Whether the host is on the node that is known not to answer or to be deleted: what its pod reports is older
+        than that."""
+        names = {None if self.silent_node is None else self.silent_node["metadata"]["name"]}
+        names.add(None if self.deleted_node is None else self.deleted_node.name)
+        return host.node is not None and host.node in names and not host.has_ended
 
     @property
     def warning(self) -> Obj | None:

@@ -163,6 +163,20 @@ def silent(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
 
 
+def unwell(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
+    """A node with the taint that Kubernetes gives it for a condition, among others that are as they should be."""
+    others = [condition(one, "False", message="is as it should be") for one in ("PIDPressure", "MemoryPressure")]
+    found = node(taints=(f"{taint}:NoSchedule",))
+    found["status"]["conditions"] = [*others, condition(kind, status, message=message)]
+    return kept_fields.node(found)
+
+
+NO_NETWORK = (  # as a kubelet with containerd says it
+    "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin "
+    "returns error: cni plugin not initialized"
+)
+
+
 def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
     """A pod that should have ended so long ago, with the finalizer that every pod of a Job has."""
     made = pod(host, **parts)
@@ -173,6 +187,8 @@ def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
 DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
 ENDED_WITH_4 = {"terminated": {"exitCode": 4, "reason": "Error"}}
 TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting")]
+CUT_OFF = [*TAINTED_OUT, condition("Ready", "False")]
+NODE_NOT_READY = event("Pod", "lm-w-0-0-abcd0", "NodeNotReady", "Node is not ready")
 CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
 
 
@@ -541,6 +557,17 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         unscheduled("", node(taints=("node.kubernetes.io/unschedulable:NoSchedule",))),
         "untolerated taint node.kubernetes.io/unschedulable:NoSchedule on 1 of 1 node$",
     ),
+    "a node whose network plugin has no configuration": (
+        unscheduled("", unwell("node.kubernetes.io/not-ready", "Ready", "False", NO_NETWORK)),
+        "^lm waits: its host is unschedulable: untolerated taint node.kubernetes.io/not-ready:NoSchedule on 1 of 1 "
+        f"node: node-1: {NO_NETWORK}$",
+    ),
+    "a node whose disk is full": (
+        unscheduled(
+            "", unwell("node.kubernetes.io/disk-pressure", "DiskPressure", "True", "kubelet has disk pressure")
+        ),
+        "disk-pressure:NoSchedule on 1 of 1 node: node-1: kubelet has disk pressure$",
+    ),
     "a label that no node has": (
         unscheduled("", node(labels={"disk": "hdd"}), node_selector={"disk": "ssd"}),
         "^lm waits: its host is unschedulable: no node has label disk=ssd; nodes have disk=hdd$",
@@ -776,7 +803,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "many hosts are missing": (
         snapshot(
-            jobset(64), *map(pod, range(64)), records=(beat(stage="gather", missing=list(range(16)), missing_count=40),)
+            jobset(64),
+            *map(pod, range(64)),
+            records=(beat(stage="gather", missing=list(range(1, 17)), missing_count=40),),
         ),
         "and 24 more of 64 missing$",
     ),
@@ -1159,6 +1188,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         r"did not join within 5 s; host 1 \(pod lm-w-0-1-abcd1\): cannot join host 0 at \S+: name not resolved$",
     ),
+    "DNS that does not answer": (
+        snapshot(jobset(2), pod(0), pod(1), records=(beat(stage="gather", missing=[0, 1], missing_count=2),)),
+        "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself by the name that all "
+        "hosts use: most likely DNS does not answer$",
+    ),
     "no pods yet": (snapshot(jobset(2), events=()), "^lm is being created: 0 of 2 pods exist$"),
     # --- a controller or a node that is silent ------------------------------------------------------------------------
     "the Job controller is silent": (
@@ -1190,6 +1224,21 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm was interrupted: its host was on node node-1, which does not answer or got a NoExecute taint; pod "
         "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
+    ),
+    "a dead node keeps a pod, as events say too": (
+        snapshot(jobset(1), leaving(0, conditions=CUT_OFF), silent_node=silent(), events=(NODE_NOT_READY,)),
+        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): "
+        "Kubelet stopped posting node status$",
+    ),
+    "a dead node, its pods deleted just now": (
+        snapshot(jobset(1), leaving(0, 0, conditions=CUT_OFF), silent_node=silent(), events=(NODE_NOT_READY,)),
+        "^lm was interrupted: its host was on node node-1, which does not answer or got a NoExecute taint; that pod "
+        "cannot end, since node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped posting node "
+        "status$",
+    ),
+    "a dead node that nobody may read, its pods deleted just now": (
+        snapshot(jobset(2), *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)), events=(NODE_NOT_READY,)),
+        "which does not answer or got a NoExecute taint; those pods cannot end, since node node-1 is NotReady$",
     ),
     "a dead node, its pods not deleted yet": (
         snapshot(jobset(2), pod(0), pod(1, node="node-2"), silent_node=silent("node-2")),

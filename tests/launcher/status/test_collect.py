@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_start_of_a_long_log_is_read_for_what_was_before(server: Server, clu
     queries = [query for _, at, query in server.requests if at.endswith("/log")]
     assert ["sinceSeconds" in query for query in queries] == [True, False]
     assert "limitBytes" in queries[1]
+
+
+def test_of_a_program_that_floods_the_log_its_end_is_read_until_it_has_a_record(
+    server: Server, cluster: Cluster
+) -> None:
+    put(server, JOBSETS, jobset(1))
+    put(server, PODS, host := pod(0))
+    server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "[0] x\n" * 5_000})
+    collect.snapshot(cluster, "team", "lm")
+    queries = [query for _, at, query in server.requests if at.endswith("/log")]
+    assert [query.get("tailLines") for query in queries] == ["4000", "32000", None]
 
 
 def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, cluster: Cluster) -> None:
@@ -130,6 +142,8 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_used(server: Server, clus
 def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pod(0))
+    ready = {"status": {"conditions": [objects.condition("Ready")]}}
+    server.put(kinds.NODES.path(None, "node-1"), node("node-1") | ready)
     server.on("GET", "/log", *[refuse(500)] * 5)
     found = explain(collect.snapshot(cluster, "team", "lm"))
     assert found.headline.startswith("lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-")
@@ -171,6 +185,45 @@ def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, c
     )
     assert isinstance(job, Snapshot) and status_of(job).ready == 0
     assert calls(server) <= 8
+
+
+@pytest.mark.parametrize("which", ["the leader's", "another's", "another's, of which nobody may read events"])
+def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
+    server: Server, cluster: Cluster, which: str
+) -> None:
+    """The API server's own words; the pod garbage collector has not come yet."""
+    put(server, JOBSETS, jobset(2))
+    put(server, PODS, leader := pod(0), pod(1, node="node-2"))
+    server.put(kinds.NODES.path(None, "node-1"), node("node-1"))
+    gone, number = ("node-1", 0) if which == "the leader's" else ("node-2", 1)
+    if number:
+        write_log(server, leader, objects.beat(stage="gather", missing=[1], missing_count=1))
+    else:
+        server.drop(kinds.NODES.path(None, "node-1"))
+        server.on("GET", "/log", no_node(gone))
+    removed = objects.event("Node", gone, "RemovingNode", f"Node {gone} event: Removing Node {gone} from Controller")
+    server.put(kinds.EVENTS.path("default", "removed"), removed)
+    if "events" in which:
+        server.on("GET", "/namespaces/default/events", refuse(403))
+    job = collect.snapshot(cluster, "team", "lm")
+    assert isinstance(job, Snapshot)
+    found = explain(dataclasses.replace(job, now=objects.NOW))
+    when = "" if "events" in which else " at 11:59:30 UTC (30s ago)"
+    assert found.headline == (
+        f"lm waits: node {gone} no longer exists: its object was deleted{when}; host {number} is on it"
+    )
+    assert found.next_move is not None and found.next_move.endswith(f"delete pod lm-w-0-{number}-abcd{number} --force")
+    assert (status_of(job).ready, status_of(job).phase) == (1, None)
+
+
+def no_node(name: str) -> Fault:
+    """What the API server says of the log of a pod on a node that is deleted."""
+
+    def fault(handler: Handler) -> bool:
+        handler.fail(404, "NotFound", f'pods "{name}" not found')
+        return True
+
+    return fault
 
 
 def test_a_job_whose_label_was_taken_away_is_still_listed(server: Server, cluster: Cluster) -> None:
