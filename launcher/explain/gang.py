@@ -251,7 +251,8 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     listed = names(missing) if total == len(missing) else f"{names(missing)} and {total - len(missing)} more"
     headline = f"waits at rendezvous{span}: {listed} of {snapshot.expected_hosts} missing"
     evidence = (*_pods_of(snapshot, missing), *refused)
-    if 0 in missing and waited >= _LATE_S:  # host 0 leads, and so it runs
+    is_nameless = 0 in missing and waited >= _LATE_S  # host 0 leads, and so it runs
+    if is_nameless:
         headline += "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
     event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
     if event is not None:
@@ -259,7 +260,8 @@ def gathering(snapshot: Snapshot) -> Answer | None:
         move = rejected.next_move or next_move(rejected.situation, snapshot.name)
         headline += f"; its headless Service, which names the hosts, is gone, and rejected: {rejected.headline}"
         return Answer("rendezvous", headline, (*quoted(event), *evidence), move)
-    return Answer("rendezvous", headline, evidence, _next_for_missing(snapshot, missing))
+    move = _NAMELESS.format(name=snapshot.name) if is_nameless else _next_for_missing(snapshot, missing)
+    return Answer("rendezvous", headline, evidence, move)
 
 
 def _pods_of(snapshot: Snapshot, missing: list[int]) -> tuple[str, ...]:
@@ -276,10 +278,11 @@ def _why(state: object) -> str:
     return f", {reason}" if reason else ""
 
 
+_NAMELESS = "launcher logs {name}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs."
+
+
 def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
     pod = next((host.pod for host in snapshot.hosts if host.number in missing), None)
-    if 0 in missing:
-        return f"launcher logs {snapshot.name}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs."
     if pod is None:
         return "their pods do not exist yet: wait."
     return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS."

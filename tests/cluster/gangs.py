@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,8 +100,9 @@ class Gang:
     def lines(self, **select: Any) -> list[Line]:
         """What the newest generation's pods wrote so far."""
         jobset = self.jobset
-        sources = [podlogs.source(jobset, host) for host in self.hosts if host.has_started]
-        return list(podlogs.read(self.cluster, self.namespace, sources, Select(**select), say=print))
+        started = [podlogs.source(jobset, host) for host in self.hosts if host.has_started]
+        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]  # asked often, by who waits
+        return list(podlogs.read(self.cluster, self.namespace, by_kubelet, Select(**select), unread=print, say=print))
 
     def says(self, text: str) -> str:
         """The newest generation's line that holds `text`, once there is one."""
