@@ -1,10 +1,11 @@
 """Seconds from the loss of a host to the next step, on the cluster of tests/cluster: `python -m benchmarks.lost_hosts`.
 
 Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds` losses: of a process,
-which starts again in its pod; of a pod that is deleted with force or evicted as a drain does, and replaced alone, by a
-spare or with its whole gang; of the Job. Each round has jobs of its own, since Kubernetes makes a pod again 10 s after
-its host's first loss, and twice as long after each further one. Also seen: that the losses of every run are to the bit
-those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs through Kueue.
+which starts again in its pod; of an agent, which ends its pod; of a pod that is deleted with force or evicted as by a
+drain, and replaced alone, by a spare or with its whole gang; of the Job. Each round has jobs of its own: Kubernetes
+makes a pod again 10 s after its host's first loss, and twice as long after each further one. Also seen: that the losses
+of every run are to the bit those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs
+through Kueue, `--only agent` measures the losses with that word alone.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def process(here: Place, gang: Gang, pod: Any) -> None:
     processes.kill(processes.child(pod))
 
 
+def agent(here: Place, gang: Gang, pod: Any) -> None:
+    processes.kill(processes.agent(pod))
+
+
 def deleted(here: Place, gang: Gang, pod: Any) -> None:
     name = pod["metadata"]["name"]
     here.access.api.delete(f"/api/v1/namespaces/{here.namespace}/pods/{name}?gracePeriodSeconds=0")
@@ -59,14 +64,19 @@ def job(here: Place, gang: Gang, pod: Any) -> None:
     here.access.api.call("DELETE", path, options)
 
 
+Gangs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]
+
 # By job: its keys, and what it loses, one after the other. Each row's name is that of the loss and of the job.
-GANGS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]] = {
+GANGS: Gangs = {
     "nothing": (WHOLE, {}),
     "alone": (
         ALONE,
         {"process": Strike(process, 1), "pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)},
     ),
-    "leader": (ALONE, {"pod of host 0 deleted": Strike(deleted, 0)}),
+    "alone, of a second job": (
+        ALONE,
+        {"agent killed": Strike(agent, 1), "pod of host 0 deleted": Strike(deleted, 0)},
+    ),
     "spare": (SPARE, {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)}),
     "whole gang": (
         WHOLE,
@@ -89,14 +99,14 @@ class Run:
             await_checkpoint(self.folder, after=newest(self.folder))
             self._hold.touch()
         pod = self._ready()[strike.place]
-        ended, first = len(self._attempts()), time.time()
+        first = time.time()
         self._hold.unlink()
         until(self._times, lambda times: times[-1] > first, "a step is under way", 600)
         struck = time.time()
         strike.what(self._here, self.gang, pod)
-        until(self._attempts, lambda found: len(found) > ended, "the loss is on record", 600)
-        over, end = self._attempts()[ended], time.monotonic() + PATIENCE_S
-        while not (after := [at for at in self._times() if at > over]):
+        until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
+        end = time.monotonic() + PATIENCE_S
+        while not (after := [at for at in self._times() if at > self._begun()]):  # the last one may train until it ends
             assert time.monotonic() < end, f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
             time.sleep(0.02)
         self._hold.touch()  # soon: its steps are few, for the losses that are still to come
@@ -118,10 +128,10 @@ class Run:
         wanted = sum(one["template"]["spec"]["parallelism"] for one in self.gang.jobset["spec"]["replicatedJobs"])
         return sum(map(is_alive, pods)) == wanted
 
-    def _attempts(self) -> list[float]:
-        """When each of its attempts has ended."""
-        file = self.folder / ".jaxlaunch" / "attempts.jsonl"
-        return [json.loads(line)["ended"] for line in file.read_text().splitlines()] if file.exists() else []
+    def _begun(self) -> float:
+        """When its newest attempt began, or the agent that leads it."""
+        of = json.loads((self.folder / ".jaxlaunch" / "summary.json").read_text())["of"]
+        return float(of["started"])
 
     def _times(self) -> list[float]:
         """When each step was trained that is on record."""
@@ -149,15 +159,24 @@ def listed(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def measure(here: Place, rounds: int, keys: Mapping[str, Any]) -> dict[str, list[float]]:
+def chosen(only: str) -> Gangs:
+    """The jobs with a loss that has this word, and the one that loses nothing."""
+    found = dict[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]()
+    for name, (keys, strikes) in GANGS.items():
+        if (left := {what: strikes[what] for what in strikes if only in what}) or not strikes:
+            found[name] = keys, left
+    return found
+
+
+def measure(here: Place, rounds: int, keys: Mapping[str, Any], gangs: Gangs) -> dict[str, list[float]]:
     """The seconds of every loss, by what was lost and how it was replaced."""
     folder, found = preparations.make_claim(here.access, here.namespace, size="10Gi"), dict[str, list[float]]()
     undisturbed: Mapping[int, float] = {}
     for number in range(rounds):
-        for name, (job_keys, strikes) in GANGS.items():
+        for name, (job_keys, strikes) in gangs.items():
             if not strikes and number:
                 continue
-            run = Run(here, folder, f"{name.replace(' ', '-')}-{number}", {**job_keys, **keys})
+            run = Run(here, folder, f"{name.replace(',', '').replace(' ', '-')}-{number}", {**job_keys, **keys})
             for what, strike in strikes.items():
                 found.setdefault(f"{what}, {name}", []).append(run.struck(strike))
                 log(f"{what}, {name}: {found[f'{what}, {name}'][-1]:.1f} s; restarts {run.gang.counters}")
@@ -172,6 +191,7 @@ def measure(here: Place, rounds: int, keys: Mapping[str, Any]) -> dict[str, list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="WORD", help="measure the losses whose name has this word")
     parser.add_argument("--queued", action="store_true", help="submit all jobs through Kueue")
     given = parser.parse_args()
     with cluster.used():
@@ -182,7 +202,7 @@ def main() -> int:
             if given.queued:
                 preparations.make_queue(access, here.namespace, {"cpu": "1", "memory": "8Gi"})
                 keys = {"queue": "queue"}
-            found = measure(here, given.rounds, keys)
+            found = measure(here, given.rounds, keys, chosen(given.only))
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
     for name, seconds in found.items():
         print(f"| {name} | {median(seconds):.1f} | {' '.join(f'{one:.1f}' for one in sorted(seconds))} |")
