@@ -162,8 +162,9 @@ def _restarts(run: Run) -> Restarts:
 
 def _step(summary: Summary | None, live: Live | None) -> int | None:
     """How far it is; while it starts again and has trained no step yet, at the one that is saved."""
-    reached = furthest(summary and summary.step, live and live.step)
-    return reached or (summary and summary.saved) or reached
+    of_summary, saved = (None, None) if summary is None else (summary.step, summary.saved)
+    reached = furthest(of_summary, live and live.step)
+    return reached or saved or reached
 
 
 def _least(values: Mapping[int, float]) -> int | None:
