@@ -45,11 +45,11 @@ def begun(here: Place, name: str, **keys: Any) -> Gang:
 def struck(here: Place, gang: Gang, draw: random.Random) -> list[str]:
     """What it loses until it has ended, each with the seconds since it was submitted."""
     found, submitted = list[str](), time.monotonic()
-    for _ in range(KILLS):
+    while len(found) < KILLS and not gang.status.get("terminalState"):
         time.sleep(draw.uniform(0.0, LONGEST_S))
         there = [pod for pod in gang.pods if _runs(pod)]
         name, number = draw.choice(list(STRIKES)), draw.random()
-        if gang.status.get("terminalState") or not there:
+        if not there:
             continue
         pod = there[int(number * len(there))]
         with suppress(StopIteration, ValueError, OSError):  # its container has no such process yet, or no longer
