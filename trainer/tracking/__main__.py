@@ -42,7 +42,8 @@ def main() -> None:
 
 def _watch(is_over: threading.Event) -> None:
     """Notes that the training has ended, and ends a tracker that does not return."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 16):  # not its buffer: Python aborts where a thread holds that at its end
+        pass
     is_over.set()
     time.sleep(ENDS_S)
     os._exit(LATE)
