@@ -108,6 +108,7 @@ class Picture:
         """Has a JPEG decoded in `_reduce`'s scale, and where it stands upright no further than resizing reads: down to
         `bottom`, and as far beyond it as a pixel of the result reaches."""
         self._reduce(factor)
+        self._image.decodermaxblock = len(self._data)  # in one piece: they are in memory
         scale = self._image.height / self.size[0]
         if self._orientation not in _UPRIGHT and not self._is_decoded(math.ceil((bottom + reach + 1) * scale) + 1):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
