@@ -480,18 +480,26 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     return not data
 
 
-def own_name_fault() -> str | None:
-    """What is wrong with this host's own name, with the fix; None: it has an address of this host.
+def loopback(coordinator: str) -> str | None:
+    """The host of a coordinator (host:port) that only processes of this machine can reach; None where others can."""
+    host = coordinator.rpartition(":")[0].strip("[]")
+    return host if host in ("127.0.0.1", "::1", "localhost") else None
 
-    JAX connects CPU devices at that address, even those of one process. Where there is none, it says only that it found
-    no such devices.
+
+def own_name_fault(coordinator: str) -> str | None:
+    """What keeps JAX from connecting CPU devices of several machines, with the fix; None: nothing.
+
+    It connects them, even those of one process, at the address that this host's own name has. Where there is none, it
+    says only that it found no such devices. On loopback the site hook has it use that address.
     """
     import socket  # here, since every Python below the agent reads this file
 
+    if loopback(coordinator) is not None:
+        return None
     name = socket.gethostname()
     fix = (
         f"and JAX connects CPU devices at its address: add the line `ADDRESS {name}` to /etc/hosts, with the address "
-        "at which other hosts reach this one (127.0.0.1 if all processes run here)"
+        "at which other hosts reach this one"
     )
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

@@ -48,19 +48,32 @@ def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, 
     assert not gang.summary["notes"]
 
 
-def test_a_host_whose_own_name_does_not_resolve_is_the_cause_and_not_its_devices(tmp_path: Path) -> None:
+ELSEWHERE = """
+import jax
+try:
+    jax.distributed.initialize("192.0.2.7:1234", 2, 0)
+except RuntimeError as error:
+    print("said", error)
+"""
+
+
+def test_a_host_whose_own_name_has_no_address_connects_its_own_processes_and_says_so_for_other_hosts(
+    tmp_path: Path,
+) -> None:
     renamed = ("unshare", "--user", "--map-root-user", "--uts", "sh", "-c")
     if subprocess.run([*renamed, "hostname nowhere.invalid"], capture_output=True).returncode:
         needs.absent("this kernel gives no namespace of names (unshare --user --uts)")
-    file = script(tmp_path, STEP)
+    file = script(tmp_path, ELSEWHERE + SUM)
     command = (*renamed, f"hostname nowhere.invalid; exec {sys.executable} {file}")
-    gang, codes = launch(tmp_path, job(command, processes_per_host=2))
-    assert codes == [83], gang.talk + gang.out
-    said = gang.verdict["message"]
-    assert re.match(
-        r"rank \d raised: RuntimeError: this host's own name, nowhere\.invalid, does not resolve \(.+\), a", said
+    gang, codes = launch(tmp_path, job(command, devices_per_process=2, processes_per_host=SIZE))
+    assert codes == [0], gang.talk + gang.out
+    assert sums(gang.out) == SUMS
+    said = re.findall(r"said (.+)$", gang.out, re.MULTILINE)
+    assert len(said) == SIZE and len(set(said)) == 1
+    assert said[0].startswith("this host's own name, nowhere.invalid, does not resolve (")
+    assert said[0].endswith(
+        "add the line `ADDRESS nowhere.invalid` to /etc/hosts, with the address at which other hosts reach this one"
     )
-    assert "add the line `ADDRESS nowhere.invalid` to /etc/hosts" in said
 
 
 LISTENS = """

@@ -1,7 +1,7 @@
 """Makes a bare `jax.distributed.initialize()` join our gang, without importing JAX before the program does.
 
 Private names of JAX that this needs, in 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
-jax._src.distributed.initialize.
+jax._src.distributed.initialize, jax._src.xla_bridge._jax.make_gloo_tcp_collectives.
 """
 
 from __future__ import annotations
@@ -68,11 +68,23 @@ def _platform(contract: Any) -> str:
     return str(json.loads(os.environ.get(contract.JOB, "{}")).get("platform", "cpu"))
 
 
-def _own_name_fault(jax: Any, contract: Any) -> str | None:
-    """Why Gloo will not connect this job's CPU devices, if the name of this host is the cause; None otherwise."""
-    is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
-    fault: str | None = contract.own_name_fault() if is_gloo and _platform(contract) == "cpu" else None
-    return fault
+def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
+    """Has Gloo connect CPU devices of this machine on loopback, and not at the address of the host's name.
+
+    A laptop's or a container's name often has none. Raises RuntimeError where other machines take part and it has none.
+    """
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo" or _platform(contract) != "cpu":
+        return
+    if (fault := contract.own_name_fault(coordinator)) is not None:
+        raise RuntimeError(fault)
+    import functools
+
+    from jax._src import xla_bridge
+
+    library: Any = getattr(xla_bridge, "_jax", None)  # without it Gloo takes the name, as JAX does
+    made, host = getattr(library, "make_gloo_tcp_collectives", None), contract.loopback(coordinator)
+    if made is not None and host is not None:
+        library.make_gloo_tcp_collectives = functools.partial(made, hostname=host)
 
 
 def _register_cluster(contract: Any) -> None:
@@ -139,8 +151,7 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
                 f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address}; "
                 "leave this call out, or its arguments"
             )
-        if (fault := _own_name_fault(jax, contract)) is not None:
-            raise RuntimeError(fault)
+        _connect_cpus(jax, contract, address or os.environ.get(contract.COORDINATOR, ""))
         if address is not None and address != os.environ.get(contract.COORDINATOR):
             fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}

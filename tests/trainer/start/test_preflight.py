@@ -131,8 +131,9 @@ def test_a_name_of_this_host_at_which_cpu_devices_cannot_be_connected_is_told_fi
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     preflight.check_name({})
     preflight.check_name(environ("cuda", 8))
+    preflight.check_name(environ("cpu", 8, **{contract.COORDINATOR: "127.0.0.1:1234"}))
     with pytest.raises(SpecError, match=fault) if fault else contextlib.nullcontext():
-        preflight.check_name(environ("cpu", 8))
+        preflight.check_name(environ("cpu", 8, **{contract.COORDINATOR: "host-0.gang:1234"}))
 
 
 def test_without_an_agent_there_is_nothing_to_compare() -> None:
