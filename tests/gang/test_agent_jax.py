@@ -70,7 +70,7 @@ def test_a_host_whose_own_name_has_no_address_connects_its_own_processes_and_say
     assert sums(gang.out) == SUMS
     said = re.findall(r"said (.+)$", gang.out, re.MULTILINE)
     assert len(said) == SIZE and len(set(said)) == 1
-    assert said[0].startswith("this host's own name, nowhere.invalid, does not resolve (")
+    shows("this host's own name, …, does not resolve", said[0])
     assert said[0].endswith(
         "add the line `ADDRESS nowhere.invalid` to /etc/hosts, with the address at which other hosts reach this one"
     )
