@@ -72,7 +72,8 @@ def start(folder: str, first: int, last: int) -> None:
     print("written", flush=True)
     while feed is not None and last == STARTS[-1][1] and feed.close() is not None:
         feed = feeding.start(folder)
-    signal.pause() if last < STARTS[-1][1] else None
+    if last < STARTS[-1][1]:
+        signal.pause()  # until it is killed
 
 
 def compared(folder: Path, found: Found) -> Iterator[str]:
