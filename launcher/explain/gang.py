@@ -82,11 +82,13 @@ def _cut_off(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
     where = there[0].node or ""
     why = f"node {where} is NotReady" if node is None else silence(node, snapshot.now)
     what = f"{'that pod' if len(there) == 1 else 'those pods'} cannot end, since {why}"
-    return Stuck(what, f"wait: {_ELSEWHERE}{_FOR_GOOD.format(node=where)}")
+    return Stuck(what, f"wait: Kubernetes {_ELSEWHERE.format(node=where)}")
 
 
-_ELSEWHERE = "Kubernetes makes them again elsewhere only when the node is back or deleted"
-_FOR_GOOD = "; if it is gone for good: kubectl delete node {node}"
+_ELSEWHERE = (
+    "makes them again elsewhere only when the node is back or deleted; "
+    "if it is gone for good: kubectl delete node {node}"
+)
 _LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
 _USED = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
 _REQUEST = (
@@ -148,26 +150,30 @@ def node_lost(snapshot: Snapshot) -> Answer | None:
 
 def silent_node(snapshot: Snapshot) -> Answer | None:
     """By what the node itself reports, where it could be read."""
-    there = [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
-    node = snapshot.silent_node
+    node, there = snapshot.silent_node, _stranded(snapshot)
     if node is None or not there:
         return None
-    headline = f"waits: {silence(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
-    move = (
-        f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but makes them again elsewhere only "
-        f"when the node is back or deleted{_FOR_GOOD.format(node=node['metadata']['name'])}"
-    )
-    return Answer("node-lost", headline, quoted(snapshot.event("NodeNotReady", kind="Pod")), move)
+    elsewhere = _ELSEWHERE.format(node=node["metadata"]["name"])
+    move = f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but {elsewhere}"
+    evidence = quoted(snapshot.event("NodeNotReady", kind="Pod"))
+    return Answer("node-lost", _wait_for(silence(node, snapshot.now), there, snapshot), evidence, move)
 
 
 def deleted_node(snapshot: Snapshot) -> Answer | None:
     """Pods that read as running and ready, on a node that is no more: nobody reports of them until they are deleted."""
-    there = [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
-    node = snapshot.deleted_node
+    node, there = snapshot.deleted_node, _stranded(snapshot)
     if node is None or not there:
         return None
-    headline = f"waits: {deletion(node, snapshot.now)}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
-    return Answer("node-lost", headline, (), collection(there[0].pod))
+    return Answer("node-lost", _wait_for(deletion(node, snapshot.now), there, snapshot), (), collection(there[0].pod))
+
+
+def _stranded(snapshot: Snapshot) -> list[Host]:
+    """The hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
+    return [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
+
+
+def _wait_for(node: str, there: list[Host], snapshot: Snapshot) -> str:
+    return f"waits: {node}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
 
 
 def _tolerated(jobset: Obj) -> str:
