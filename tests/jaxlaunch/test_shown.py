@@ -21,6 +21,12 @@ from jaxlaunch import shown
 NOISE = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def waits_for_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread may get no turn within the moment that a process waits at its end."""
+    monkeypatch.setattr(shown, "LEAVE_S", 60.0)
+
+
 def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
     """What is kept of a step, pictures as Pillow reads them."""
     row = json.loads((folder / f"{step}.json").read_text())

@@ -133,12 +133,16 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agent.py"
-    agent.write_text(
-        "import os, pathlib, sys\n"
-        f"tried = pathlib.Path({str(tmp_path)!r}) / f\"tried-{{os.environ['JOB_COMPLETION_INDEX']}}\"\n"
-        "is_first = not tried.exists()\n"
-        "tried.touch()\n"
-        "sys.exit(1 if is_first and tried.name == 'tried-1' else 0)\n"
+    agent.write_text(  # host 0's ends, with the gang's verdict, when host 1's has been started again
+        "import os, pathlib, sys, time\n"
+        f"first, again = (pathlib.Path({str(tmp_path)!r}) / name for name in ('first', 'again'))\n"
+        "if os.environ['JOB_COMPLETION_INDEX'] == '0':\n"
+        "    while not again.exists():\n"
+        "        time.sleep(0.01)\n"
+        "    sys.exit(0)\n"
+        "is_first = not first.exists()\n"
+        "(first if is_first else again).touch()\n"
+        "sys.exit(1 if is_first else 0)\n"
     )
     monkeypatch.setattr(agent_file, "path", lambda otherwise: agent)
     said: list[str] = []
