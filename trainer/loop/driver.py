@@ -32,8 +32,9 @@ from jaxlaunch.trainer.metrics.recorder import FLAGS
 from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
-from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.distributed import Stop, meet
 from jaxlaunch.trainer.step import dispatch
+from jaxlaunch.trainer.tracking import feeding
 
 S = TypeVar("S")  # the state of a training
 
@@ -81,7 +82,9 @@ class Loop(Generic[S]):
         # Ranks agree to stop by the count of their polls: each must poll equally often, and so before and after
         # everything that can last. A restore may take minutes, and a compile, too.
         self._leave_if_stopped(start, state)
-        if not self._is_over():  # else an earlier attempt found that the run gets no better
+        if self._is_over():  # an earlier attempt found that the run gets no better
+            self.metrics.start(start)  # of which the tracker may not have every line
+        else:
             self.report.phase("compile", start)
             flops_per_step = self.training.compile(start)
             self._leave_if_stopped(start, state)
@@ -292,6 +295,7 @@ class Loop(Generic[S]):
             self._save(done, state)
         self._settle(done)
         self.report.stopped(done, is_new, note)
+        self._end_tracking(stops=True)
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self, state: S) -> S:
@@ -304,6 +308,7 @@ class Loop(Generic[S]):
             self._save(self.done, state)
         self._settle(self.done)
         self.report.phase("done", self.done)
+        self._end_tracking(stops=False)
         return state
 
     def _forget_if_lost(self, done: int) -> bool:
@@ -323,6 +328,15 @@ class Loop(Generic[S]):
         self._report_commits()
         self.store.close()
         self.metrics.close()
+
+    def _end_tracking(self, *, stops: bool) -> None:
+        """Waits for the tracker, once the run has said how it ended: whatever happens here changes nothing of that.
+
+        All ranks wait with rank 0, since JAX aborts those that come to its shutdown long before it.
+        """
+        if feeding.is_asked():
+            self.metrics.end_tracking(stops=stops)
+            meet("tracker", feeding.longest_s())
 
     def end_saves(self, *, releases: bool = False) -> None:
         """Ends the saves of a run that ends by an error, which is what it reports, whatever the store raises here.

@@ -185,7 +185,10 @@ class Metrics:
         ends += [each.close for each in (self._exporter, *self._journals.values(), self._board) if each is not None]
         for end in ends:
             self._try("the metrics could not be closed", end, Exception)
-        if self._feed is not None and (lost := self._feed.close()) is not None:
+
+    def end_tracking(self, *, stops: bool) -> None:
+        """Waits until the tracker has every line of the files, which are closed; briefly where the run `stops`."""
+        if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
             self._report.note(lost)
             print(lost, file=sys.stderr, flush=True)
 

@@ -1,12 +1,18 @@
-"""The processes of a run in JAX: joining, agreeing when to stop, leaving together."""
+"""The processes of a run in JAX: joining, agreeing when to stop, leaving together.
+
+A private name of JAX that this needs, in 0.10 and 0.11: distributed.global_state, which has the coordination client.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import types
 
 import jax
+from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
 from jaxlaunch import contract
@@ -31,6 +37,19 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         heartbeat_timeout_seconds=contract.HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=contract.SHUTDOWN_TIMEOUT_S,
     )
+
+
+_meetings = itertools.count()  # of this process; each has another name
+
+
+def meet(why: str, limit_s: float) -> None:
+    """Waits until every process has come here, for so long at most; without a collective, which keeps a core busy.
+
+    Every process calls it equally often.
+    """
+    if global_state.client is not None:
+        with contextlib.suppress(RuntimeError):  # one came too late, or has died: the agents say so
+            global_state.client.wait_at_barrier(f"jaxlaunch: {why} {next(_meetings)}", int(1000 * limit_s))
 
 
 def shutdown() -> None:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from jaxlaunch.records.journal import STEP
 from jaxlaunch.trainer.tracking import trackers
-from jaxlaunch.trainer.tracking.feeding import ENDS_S, LATE
+from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED
 
 STATE, LOCK = "tracker.json", ".tracker.lock"
 POLL_S = 0.5
@@ -33,38 +33,53 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # what ends it is the end of the training
     os.nice(NICE)
-    is_over = threading.Event()
-    threading.Thread(target=_watch, args=(is_over,), daemon=True).start()
+    course = _Course()
+    threading.Thread(target=_watch, args=(course, asked), daemon=True).start()
     with open(os.path.join(asked["folder"], LOCK), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of an earlier attempt may still hand over its last lines
-        _hand_over(asked, is_over)
+        _hand_over(asked, course)
+    if course.is_late.is_set():
+        sys.exit(LATE)
 
 
-def _watch(is_over: threading.Event) -> None:
-    """Notes that the training has ended, and ends a tracker that does not return."""
+class _Course:
+    """How far it is: the training has ended, the tracker is open, and there is no more time for what is left."""
+
+    def __init__(self) -> None:
+        self.is_over, self.is_open, self.is_late = threading.Event(), threading.Event(), threading.Event()
+
+
+def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
+    """Notes that the training has ended, and ends a tracker that does not open, or does not return."""
     while os.read(sys.stdin.fileno(), 1 << 16):  # not its buffer: Python aborts where a thread holds that at its end
         pass
-    is_over.set()
-    time.sleep(ENDS_S)
+    course.is_over.set()
+    if not course.is_open.wait(limits["opens_s"]):
+        os._exit(UNOPENED)
+    time.sleep(limits["ends_s"])
+    course.is_late.set()  # seen between two lines: one whose keeping is not noted would be handed over again
+    time.sleep(limits["closes_s"])
     os._exit(LATE)
 
 
-def _hand_over(asked: Mapping[str, str], is_over: threading.Event) -> None:
+def _hand_over(asked: Mapping[str, Any], course: _Course) -> None:
+    """Hands over each line as it comes, until the training has ended or time is up."""
     folder, name = asked["folder"], asked["tracker"]
     state = _State(folder, name, asked["uid"])
     known = trackers.Run(state.id, asked["name"], folder, max(state.sent.values(), default=0))
     tracker = trackers.open_tracker(name, known)
+    course.is_open.set()
     files = {journal: _Followed(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIX}
     is_last = False
     while True:
         rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.rows()]
         for step, journal, row in sorted(rows, key=lambda one: (one[0], one[1] == "eval")):
-            if step > state.sent.get(journal, -1):
+            if step > state.sent.get(journal, -1) and not course.is_late.is_set():
                 tracker.log(step, _named(PREFIX[journal], row))
                 state.keep(journal, step)
         if is_last:
             return tracker.close()
-        is_last = is_over.wait(POLL_S)  # then once more: what was written until it ended
+        is_last = course.is_over.wait(POLL_S)  # then once more: what was written until it ended
 
 
 def _named(prefix: str, row: Mapping[str, Any]) -> dict[str, float]:

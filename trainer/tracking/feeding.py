@@ -15,15 +15,20 @@ from collections.abc import Mapping
 from jaxlaunch import contract, isolated
 
 LOG = "tracker.log"  # what it says, in the run folder
-LATE = 75  # its exit code where the tracker does not return; EX_TEMPFAIL
-ENDS_S = 30.0  # that the end of a training waits for what is not handed over yet
+UNOPENED, LATE = 69, 75  # its exit codes: the tracker does not open, or does not return; EX_UNAVAILABLE, EX_TEMPFAIL
+OPENS_S = 120.0  # from the end of a training, for a tracker that is not open yet: a busy machine imports it for minutes
+ENDS_S = 30.0  # from the end of a training, and from when the tracker is open, for what is not handed over yet
+CLOSES_S = 10.0  # more, for a tracker that is told to close before it has all
+STOPS_S = 5.0  # that a stop waits: who stops a run wants its hosts
+SAYS_S = 3.0  # after which the end of a training says what it waits for
 
 
 class Feed:
     """The program while it runs. Raises OSError where it cannot be started."""
 
     def __init__(self, folder: str, job: str) -> None:
-        asked = json.dumps({"folder": folder, "uid": os.environ.get(contract.UID, folder), **json.loads(job)})
+        limits = {"opens_s": OPENS_S, "ends_s": ENDS_S, "closes_s": CLOSES_S}
+        asked = json.dumps({"folder": folder, "uid": os.environ.get(contract.UID, folder), **limits, **json.loads(job)})
         self._log = os.path.join(folder, LOG)
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -36,20 +41,44 @@ class Feed:
             )
 
     def close(self) -> str | None:
-        """Has it hand over what is left, and waits for ENDS_S at most; a sentence where it could not."""
+        """Has it hand over what is left, and waits for that; a sentence where it could not, within its limits."""
+        code = self._ended(SAYS_S)
+        if code is None:
+            print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)
+            code = self._ended(longest_s() - SAYS_S)
+        if code is None:  # what it does keeps even its own clock from running
+            self._process.kill()
+            self._process.wait()
+        busy = f"was still busy {ENDS_S:g} s after the training"
+        return self._said(code, {None: busy, LATE: busy, UNOPENED: f"was not open {OPENS_S:g} s after the training"})
+
+    def leave(self) -> str | None:
+        """The same at a stop, which waits for STOPS_S: after that the program hands over the rest alone, if the machine
+        lets it."""
+        return self._said(self._ended(STOPS_S), {None: f"was still busy {STOPS_S:g} s after the stop"})
+
+    def _ended(self, within_s: float) -> int | None:
+        """Tells it that the training has ended; its exit code, None where it is still busy after so many seconds."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            code = self._process.wait(ENDS_S)
+            return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            code = None
-            self._process.kill()
-            self._process.wait()
+            return None
+
+    def _said(self, code: int | None, known: Mapping[int | None, str]) -> str | None:
+        """What to say of an exit code; None where the tracker has every point."""
         if code == 0:
             return None
-        how = f"was still busy {ENDS_S:g} s after the training" if code in (None, LATE) else f"failed (exit {code})"
-        return f"the tracker {how}: {self._log} has its words; the next start of the run hands over the rest"
+        how = known.get(code, f"failed (exit {code})")
+        rest = "the run folder has every point, and the next `launcher run` of the job hands over the rest"
+        return f"the tracker {how}: {self._log} has its words; {rest}"
+
+
+def longest_s() -> float:
+    """The most that the end of a training waits for its tracker."""
+    return OPENS_S + ENDS_S + CLOSES_S + STOPS_S
 
 
 def is_asked() -> bool:

@@ -25,6 +25,17 @@ class Kept:
 class Blocks(Kept):
     def log(self, step, values):
         time.sleep(3600)
+class OpensLate(Kept):
+    def __init__(self, run):
+        time.sleep(10)
+        super().__init__(run)
+class NeverOpens:
+    def __init__(self, run):
+        time.sleep(3600)
+class Crawls(Kept):
+    def log(self, step, values):
+        super().log(step, values)
+        time.sleep(0.3)
 class Raises(Kept):
     def log(self, step, values):
         raise OSError(28, "No space left on device")
@@ -49,7 +60,7 @@ def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, l
         journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
         if step % 2 == 0:
             journals["eval"].write(step, {"loss": 2 / step})
-    if name == "Raises":  # the training goes on for longer
+    if name == "Raises":  # the training takes longer than that
         begun._process.wait()
     for journal in journals.values():
         journal.close()
@@ -71,11 +82,35 @@ def test_each_line_is_handed_over_once_to_one_run_over_restarts(folder: Path, mo
     assert handed == wanted
 
 
+def test_the_time_of_a_tracker_that_opens_late_counts_from_then_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "ENDS_S", 8.0)
+    assert feed(folder, "OpensLate", monkeypatch, 0, 4) is None
+    lines = (folder / "kept").read_text().splitlines()
+    assert len(lines) == 8 and lines[-1] == "closed"
+    monkeypatch.setattr(feeding, "OPENS_S", 1.0)
+    said = feed(folder, "NeverOpens", monkeypatch, 0, 4)
+    assert said is not None and "was not open 1 s after the training" in said and str(folder / feeding.LOG) in said
+
+
+def test_a_line_is_not_handed_over_again_where_time_was_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "ENDS_S", 1.0)
+    said = feed(folder, "Crawls", monkeypatch, 0, 12)
+    assert said is not None and "was still busy 1 s after the training" in said
+    assert (folder / "kept").read_text().splitlines()[-1] == "closed"
+    monkeypatch.setattr(feeding, "ENDS_S", 60.0)
+    assert feed(folder, "Crawls", monkeypatch, 12, 12) is None
+    handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
+    assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
+
+
 @pytest.mark.parametrize(("name", "says"), [("Blocks", "was still busy"), ("Raises", "failed (exit 1)")])
 def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     monkeypatch.setattr(feeding, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
+    monkeypatch.setattr(feeding, "CLOSES_S", 1.0)
     said = feed(folder, name, monkeypatch, 0, 4)
     assert said is not None and says in said and str(folder / feeding.LOG) in said
     if name == "Raises":

@@ -1,0 +1,53 @@
+"""A tracker that is slow to open holds up neither the stop nor the end of a gang, and has each line once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.gang.runs import Running, digits, job
+
+pytestmark = pytest.mark.computes
+
+# At first it opens when the test says so, after a stop; then long after the last step: JAX aborts a rank that waits for
+# another one for 10 s at the end.
+SLOW = """
+import os
+import time
+class Slow:
+    def __init__(self, run):
+        if run.step == 0:
+            while not os.path.exists(run.folder + "/opens"):
+                time.sleep(0.05)
+        else:
+            while f'"step": {os.environ["LAST"]},' not in open(run.folder + "/metrics.jsonl").read():
+                time.sleep(0.05)
+            time.sleep(12)
+        self.file = open(run.folder + "/kept", "a")
+    def log(self, step, values):
+        print(step, values.get("train/loss"), file=self.file, flush=True)
+    def close(self):
+        pass
+"""
+
+
+def test_a_tracker_that_opens_late_has_each_line_once_and_changes_no_end(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SLOW)
+    train = digits(mesh={"dp": 2}, steps=100_000, log_every=50, eval={"every": 100_000})
+    document = job(train, hosts=2, per_host=1, tracker="mine:Slow", code=".")
+    with Running(tmp_path, document) as first:
+        first.until_step(100)
+        first.process.send_signal(signal.SIGTERM)
+        stopped = first.wait()
+        assert stopped.code == 80 and "saved at step" in stopped.verdict["message"], stopped.verdict
+        assert any("was still busy 5 s after the stop" in note for note in stopped.summary["notes"])
+        (first.folder / "opens").touch()  # for the program beside the training, which is alone by now
+    last = stopped.verdict["step"] // 50 * 50 + 100
+    with Running(tmp_path, document, f"train.steps={last}", env={"LAST": str(last)}) as second:
+        done = second.wait()
+    assert done.code == 0, done.verdict
+    kept = [line.split() for line in (done.folder / "kept").read_text().splitlines()]
+    assert [(int(step), json.loads(loss)) for step, loss in kept if loss != "None"] == list(done.losses.items())
