@@ -12,8 +12,11 @@ import click
 import yaml
 
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.local import paths, run_folders, trainer_process
 from jaxlaunch.launcher.wording import count
+from jaxlaunch.trainer.spec import Mixture
 
 LISTED = 20  # classes, or columns
 Found = Mapping[str, Any]
@@ -34,14 +37,42 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
 
     PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of it is read. The
     output has the number of examples by class and split, sizes, types, missing values, broken files and duplicates.
+
+    PATH may also be the job.yaml of a mixture: the output then has the examples of each part, its share of the
+    training, and how often it is seen while the run passes once over all parts.
     """
     trainer_process.require("launcher data")
+    if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
+        if label is not None or pictures is not None:
+            raise UserError("--label and --pictures apply to images and tables, not to a job; leave them out.")
+        return _show_mixture(Path(path), form)
     asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     found = trainer_process.run("jaxlaunch.trainer.data.look", json.dumps(asked), environ=environ, show=output.say)
     if form != "text":
         return output.data(found, form)
     output.show(*_lines(path, found))
+
+
+def _show_mixture(job_file: Path, form: str) -> None:
+    """What the parts of a job's mixture have."""
+    job = jobs.load(job_file, (), output.say)
+    if job.train is None or not isinstance(job.train.data, Mixture):
+        said = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
+        raise UserError(
+            f"{job_file} has {said}, and of a job only a mixture is shown.", "give the folder or file of the data."
+        )
+    base = job_file.absolute().parent
+    train = paths.of(job, base, (run_folders.HOME / job.name).absolute(), {}).train(job.train)
+    environ = trainer_process.environ(job, train, base)
+    found = trainer_process.run("jaxlaunch.trainer.data.look", "{}", environ=environ, show=output.say)
+    if form != "text":
+        return output.data(found, form)
+    rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]
+    for name, part in found["parts"].items():
+        counts = (f"{part['train']:,}", f"{part['eval']:,}", f"{part['share']:.4g}", f"{part['epochs']:.4g}")
+        rows.append((name, part["source"], *counts))
+    output.show(*output.columns(rows), f"EPOCHS: in one pass over all {count(found['splits']['train'], 'example')}")
 
 
 def _lines(path: str, found: Found) -> Iterator[str]:

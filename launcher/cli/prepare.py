@@ -15,7 +15,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import paths, run_folders, trainer_process
 from jaxlaunch.launcher.wording import count, size
-from jaxlaunch.trainer.spec import Data, Images, Table
+from jaxlaunch.trainer.spec import Data, Images, Mixture, Table
 
 BAR = 30  # characters of the longest bar
 
@@ -84,6 +84,11 @@ def _arguments(data: Data, to: Path | None, resize: int | None) -> tuple[str, ..
         if to is None:
             raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
         return "jaxlaunch.trainer.data.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
+    if isinstance(data, Mixture) and data.of != "text":
+        raise UserError(
+            f"{source} is not packed as a whole, for its parts keep their own weights.",
+            "pack each part as a job with that source, and name its records as a part with source: array_record.",
+        )
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:
             raise UserError(f"{option} applies to images and tables, not to {source}; leave it out.")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import count, size
-from jaxlaunch.trainer.spec import ArrayRecord, Mixture, Part, Text
+from jaxlaunch.trainer.spec import ArrayRecord, Mixture, Part, PartOfImages, PartOfRecords, PartOfTable, Text
 
 ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")  # files of many documents
 LARGE = 1 << 20  # bytes of plain text that is several documents
+MOST_FILES = 100_000  # of a folder of images that are counted
+Block = Text | ArrayRecord | Part | PartOfImages | PartOfTable | PartOfRecords
 
 
 def notes(job: JobSpec, folder: Path) -> Iterator[str]:
@@ -21,21 +24,31 @@ def notes(job: JobSpec, folder: Path) -> Iterator[str]:
     if isinstance(data, Text | ArrayRecord):
         yield from _of_block(job, "train.data", data, folder)
     elif isinstance(data, Mixture):
+        total = sum(part.weight for part in data.parts.values())
         for name, part in data.parts.items():
-            yield from _of_block(job, f"train.data.parts.{name}", part, folder)
+            share = f"{100 * part.weight / total:.4g} % of the examples" if part.weight else "only evaluated"
+            if isinstance(part, Block):
+                yield from _of_block(job, f"train.data.parts.{name}", part, folder, f"; {share}")
+            else:
+                yield f"train.data.parts.{name}: {part.name}, {share}."
     if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_here(job, data.tokenizer):
         if not (folder / data.tokenizer).exists():
             yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
 
 
-def _of_block(job: JobSpec, where: str, block: Text | ArrayRecord | Part, folder: Path) -> Iterator[str]:
+def _of_block(job: JobSpec, where: str, block: Block, folder: Path, share: str = "") -> Iterator[str]:
     for key in ("path", "eval_path"):
         given = getattr(block, key)
         patterns = [given] if isinstance(given, str) else given or []
+        share = share if key == "path" else ""
         if not patterns or not all(_is_here(job, each) for each in patterns):
+            if share:
+                yield f"{where}.{key}: {' '.join(patterns)}{share}."
             continue
-        found = {path: os.path.getsize(path) for each in patterns for path in _files(folder / each)}
-        said = f"{where}.{key}: {count(len(found), 'file')} here, {size(sum(found.values()))}"
+        is_deep = isinstance(block, PartOfImages | PartOfTable)
+        found = {path: os.path.getsize(path) for each in patterns for path in _files(folder / each, is_deep)}
+        more = " or more" if len(found) >= MOST_FILES else ""
+        said = f"{where}.{key}: {count(len(found), 'file')}{more} here, {size(sum(found.values()))}{share}"
         if not found:
             yield f"{where}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
         elif not any(found.values()):
@@ -51,15 +64,16 @@ def _is_here(job: JobSpec, path: str) -> bool:
     return "://" not in path and not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
 
 
-def _files(pattern: Path) -> list[str]:
+def _files(pattern: Path, is_deep: bool) -> list[str]:
     if pattern.is_dir():
-        return [str(path) for path in pattern.iterdir() if path.is_file()]
+        names = pattern.rglob("*") if is_deep else pattern.iterdir()
+        return [str(path) for path in itertools.islice((path for path in names if path.is_file()), MOST_FILES)]
     found = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
     return [path for path in found if os.path.isfile(path)]
 
 
-def _is_cut(block: Text | ArrayRecord | Part, file: tuple[str, int]) -> bool:
+def _is_cut(block: Block, file: tuple[str, int]) -> bool:
     """Whether the only file is one text, of which the end is held out."""
-    is_text = not isinstance(block, ArrayRecord) and block.format == "text" and not file[0].lower().endswith(ROWS)
+    is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(ROWS)
     is_stream = isinstance(block, Text) and not block.is_prepared
     return is_text and bool(block.eval_split) and (is_stream or file[1] <= LARGE)

@@ -189,8 +189,26 @@ def test_a_bucket_has_a_name_that_its_store_allows(bucket: str) -> None:
     ("data", "message"),
     [
         (
-            {"source": "mixture", "parts": {"a": {"weight": 1, "source": "images", "path": "x"}}},
-            "holds a with source = images, and a mixture is of text alone",
+            {
+                "source": "mixture",
+                "parts": {
+                    "a": {"weight": 1, "source": "images", "path": "x"},
+                    "b": {"weight": 1, "source": "table", "path": "x"},
+                },
+            },
+            "holds a with source = images and b with source = table, whose examples have no keys in common; mix text",
+        ),
+        (
+            {"source": "mixture", "parts": {"a": {"weight": 1, "source": "torch", "dataset": "a:B"}}},
+            "holds a with source = torch; a part is text, images, table, array_record or tfds",
+        ),
+        (
+            {"source": "mixture", "parts": {"a": {"weight": 1, "source": "table", "path": "x", "label": "y"}}},
+            "holds a with a label of its own; all parts have one, train.data.label",
+        ),
+        (
+            {"source": "mixture", "size": 8, "parts": {"a": {"weight": 1, "source": "table", "path": "x"}}},
+            "size applies to parts of images, array_record, tfds, and these are of table; leave it out",
         ),
         ({"source": "images", "path": "x", "augment": "imagenet-vitt"}, "is not one of imagenet-resnet, imagenet-vit"),
         ({"source": "images", "path": "x", "classes": []}, "names no class"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -231,113 +232,6 @@ class Text(Source):
         return self
 
 
-class Part(Block):
-    """One set of files of a mixture, and its share of a batch.
-
-    ```yaml
-    train:
-      task: lm
-      model: {kind: decoder, length: 1024}
-      data:
-        source: mixture
-        parts:
-          web: {weight: 4, path: web/*.txt}
-          held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated
-    ```
-    """
-
-    weight: Weight = Field(
-        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all of its "
-        "documents"
-    )
-    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(description="files or globs to train on")
-    format: Literal["text", "chat"] = Field(
-        "text",
-        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
-        "tokens as targets",
-    )
-    field: str | None = Field(
-        None,
-        min_length=1,
-        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
-    )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on; default none"
-    )
-    eval_split: Fraction = Field(0.05, description="share of the documents that is held out for evaluation")
-
-    @property
-    def only_evaluated(self) -> dict[str, Any]:
-        """Of a part that is not trained on, the files to evaluate on in place of both."""
-        files = self.path if self.eval_path is None else self.eval_path
-        return {} if self.weight else {"path": files, "eval_path": files}
-
-
-class Mixture(Source):
-    """Several sets of text files in fixed proportions: the position of an example determines its set.
-
-    ```yaml
-    train:
-      task: lm
-      model: {kind: decoder, length: 1024}
-      data:
-        source: mixture
-        packing: concat
-        parts:
-          web: {weight: 0.8, path: web/*.txt}
-          code: {weight: 0.2, path: code/*.py}   # one example in five
-    ```
-    """
-
-    source: Literal["mixture"] = Field(description="this source")
-    parts: dict[str, Part] = Field(description="by name")
-    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
-        "bytes",
-        description="tokenizer of all parts: bytes, or the folder or tokenizer.json of a Hugging Face tokenizer",
-    )
-    packing: Literal["concat", "first-fit", "none"] = Field(
-        "concat", description="how documents are packed into rows, as for text"
-    )
-    seed: Seed = Field(0, description="seed of the order in which documents are packed")
-    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
-        None, description="folder of prepared rows; default in the user's cache folder"
-    )
-
-    @field_validator("parts", mode="before")
-    @classmethod
-    def _are_text(cls, parts: Any) -> Any:
-        for name, part in parts.items() if isinstance(parts, dict) else ():
-            if isinstance(part, dict) and part.get("source", "text") != "text":
-                raise ValueError(
-                    f"holds {name} with source = {part['source']}, and a mixture is of text alone, whose rows have one "
-                    "length and vocabulary; name all files of one data block in its path, which takes a list"
-                )
-        return parts
-
-    @field_validator("parts")
-    @classmethod
-    def _weigh(cls, parts: dict[str, Part]) -> dict[str, Part]:
-        total = sum(part.weight for part in parts.values())
-        if not 0 < total < math.inf:
-            raise ValueError(f"has weights that sum to {total:g}; give each part its share of the examples")
-        return parts
-
-    @model_validator(mode="after")
-    def _has_a_template(self) -> Mixture:
-        chat = next((name for name, part in self.parts.items() if part.format == "chat"), None)
-        if chat is not None and self.tokenizer == "bytes":
-            raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
-        return self
-
-    def texts(self) -> dict[str, Text]:
-        """Each part as the text source that reads it."""
-        shared = {key: getattr(self, key) for key in ("tokenizer", "packing", "seed", "data_dir")}
-        return {
-            name: Text(source="text", **shared, **(part.model_dump(exclude={"weight"}) | part.only_evaluated))
-            for name, part in self.parts.items()
-        }
-
-
 def _different(classes: list[str | int] | None) -> list[str | int] | None:
     """Raises ValueError for a class that is named twice, and for none."""
     if classes == []:
@@ -358,7 +252,7 @@ _EvalPath = Annotated[  # beside files whose names may say of which split they a
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
-def _check_evaluation(data: Images | Table) -> None:
+def _check_evaluation(data: Images | Table | PartOfImages | PartOfTable) -> None:
     """Raises ValueError where both ways to evaluate are given."""
     if data.eval_path is not None and data.eval_split:
         raise ValueError("eval_path and eval_split are both given; keep one")
@@ -454,6 +348,332 @@ class Table(Source):
         if both is not None:
             raise ValueError(f"columns contains {both!r}, which is the label")
         return self
+
+
+class _Part(Block):
+    """The keys of every part of a mixture."""
+
+    weight: Weight = Field(
+        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on what it "
+        "holds out by the names of its files or else on all of it"
+    )
+
+
+class Part(_Part):
+    """One set of text files of a mixture, and its share of a batch.
+
+    ```yaml
+    train:
+      task: lm
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        parts:
+          web: {source: text, weight: 4, path: web/*.txt}
+          held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated
+    ```
+    """
+
+    weight: Weight = Field(
+        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all of its "
+        "documents"
+    )
+    source: Literal["text"] = Field("text", description="the source of this part")
+    path: _Readable = Field(description="files or globs to train on")
+    format: Literal["text", "chat"] = Field(
+        "text",
+        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
+        "tokens as targets",
+    )
+    field: str | None = Field(
+        None,
+        min_length=1,
+        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
+    )
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on; default none"
+    )
+    eval_split: Fraction = Field(0.05, description="share of the documents that is held out for evaluation")
+
+    @property
+    def only_evaluated(self) -> dict[str, Any]:
+        """Of a part that is not trained on, the files to evaluate on in place of both."""
+        files = self.path if self.eval_path is None else self.eval_path
+        return {} if self.weight else {"path": files, "eval_path": files}
+
+
+class PartOfImages(_Part):
+    """One set of images of a mixture, with the keys that `source: images` has; the others are the mixture's.
+
+    ```yaml
+    train:
+      task: classify
+      model: {preset: vit-s16, classes: 2}
+      data:
+        source: mixture
+        size: 224                 # of all parts, as augment, channels, classes and workers are
+        augment: imagenet-vit
+        parts:
+          photos: {source: images, weight: 3, path: photos}
+          drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}
+    ```
+    """
+
+    source: Literal["images"] = Field(description="the source of this part")
+    path: _Readable = Field(description="a folder, files or globs, as in source: images")
+    eval_path: _EvalPath = None
+    eval_split: Fraction | None = Field(
+        None, description="share of the images held out when nothing else is evaluated; default none"
+    )
+    image: str | None = Field(
+        None, min_length=1, description="column of the image, or of its path; default it is detected"
+    )
+    label: str | None = Field(None, min_length=1, description="column of the label; default it is detected")
+    on_broken: Literal["stop", "skip"] = Field(
+        "stop", description="an image that cannot be decoded ends the run; skip: broken images are left out"
+    )
+
+    @model_validator(mode="after")
+    def _is_evaluated_once(self) -> PartOfImages:
+        _check_evaluation(self)
+        return self
+
+
+class PartOfTable(_Part):
+    """One table of a mixture; label, columns, missing and classes are the mixture's, for all tables have the same.
+
+    ```yaml
+    train:
+      task: classify
+      model: {kind: mlp, width: 64, layers: 2, classes: 2}
+      data:
+        source: mixture
+        label: diagnosis          # of all parts, as columns, missing and classes are
+        parts:
+          ours: {source: table, weight: 1, path: ours.csv, eval_split: 0.2}
+          theirs: {source: table, weight: 1, path: theirs.parquet}
+    ```
+    """
+
+    source: Literal["table"] = Field(description="the source of this part")
+    path: _Readable = Field(description="a folder, files or globs, as in source: table")
+    eval_path: _EvalPath = None
+    eval_split: Fraction | None = Field(
+        None, description="share of the rows held out when nothing else is evaluated; default none"
+    )
+
+    @model_validator(mode="after")
+    def _is_evaluated_once(self) -> PartOfTable:
+        _check_evaluation(self)
+        return self
+
+
+class PartOfRecords(_Part):
+    """Files of array_record of a mixture, such as those that `launcher prepare` wrote.
+
+    ```yaml
+    train:
+      task: classify
+      data:
+        source: mixture
+        augment: cifar
+        parts:
+          packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # two in three
+          digits: {source: tfds, weight: 1, name: digits}
+    ```
+    """
+
+    source: Literal["array_record"] = Field(description="the source of this part")
+    path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
+    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+        None, description="files or globs to evaluate on; default none"
+    )
+    eval_split: Fraction | None = Field(
+        None, description="share of the records held out when there is no eval_path; default none"
+    )
+
+
+class PartOfTfds(_Part):
+    """A tensorflow-datasets builder of a mixture.
+
+    ```yaml
+    train:
+      task: classify
+      data:
+        source: mixture
+        parts:
+          mnist: {source: tfds, weight: 3, name: mnist, data_dir: /data/tfds}
+          digits: {source: tfds, weight: 1, name: digits, eval_split: null}
+        size: 28                  # of all parts
+    ```
+    """
+
+    source: Literal["tfds"] = Field(description="the source of this part")
+    name: str = Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
+    split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
+    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="folder of prepared data; default in the user's cache folder"
+    )
+
+
+_Parts = Part | PartOfImages | PartOfTable | PartOfRecords | PartOfTfds
+# What the parts of one mixture may be of, and the keys of the mixture that apply to each source.
+MIXED = (("text",), ("table",), ("images", "array_record", "tfds"))
+_OF_SOURCE: Mapping[str, tuple[str, ...]] = {
+    "text": ("tokenizer", "packing", "seed", "data_dir"),
+    "images": ("size", "augment", "channels", "classes", "workers"),
+    "table": ("label", "columns", "missing", "classes"),
+    "array_record": ("size", "augment"),
+    "tfds": ("size", "augment"),
+}
+
+
+class Mixture(OfImages):
+    """Several sets of examples in fixed proportions: the position of an example determines its set.
+
+    ```yaml
+    train:
+      task: lm
+      model: {kind: decoder, length: 1024}
+      data:
+        source: mixture
+        packing: concat
+        parts:
+          web: {weight: 0.8, path: web/*.txt}
+          code: {weight: 0.2, path: code/*.py}   # one example in five
+    ```
+    """
+
+    source: Literal["mixture"] = Field(description="this source")
+    parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
+        description="by name; all are text (the default), or all tables, or each is images, array_record or tfds"
+    )
+    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+        "bytes",
+        description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a Hugging Face tokenizer",
+    )
+    packing: Literal["concat", "first-fit", "none"] = Field(
+        "concat", description="text: how documents are packed into rows, as for source: text"
+    )
+    seed: Seed = Field(0, description="text: seed of the order in which documents are packed")
+    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+        None, description="text: folder of prepared rows; default in the user's cache folder"
+    )
+    channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
+    workers: _Workers = Field(
+        0, description="images: processes that decode, per process of the run; 0: the threads of data.threads decode"
+    )
+    classes: _Classes = Field(
+        None,
+        description="images and tables: the labels in the order in which they are numbered; default those of the "
+        "parts, which then must be the same",
+    )
+    label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="tables: column of the label, or several; default one named label, class, target or y"
+    )
+    columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="tables: columns that are read as features; default all but the label"
+    )
+    missing: Literal["stop", "mean"] = Field(
+        "stop",
+        description="tables: a feature without a value ends the run; mean: it gets the mean of its column in the "
+        "training rows of all parts",
+    )
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _have_sources(cls, parts: Any) -> Any:
+        """Text is the source of a part that names none."""
+        if not isinstance(parts, dict):
+            return parts
+        named = {name: {"source": "text"} | part if isinstance(part, dict) else part for name, part in parts.items()}
+        for name, part in named.items():
+            if not isinstance(part, dict):
+                continue
+            source = part["source"]
+            if source in ("torch", "synthetic", "mixture"):
+                raise ValueError(
+                    f"holds {name} with source = {source}; a part is text, images, table, array_record or tfds"
+                )
+            if own := next((key for key in part if key in _OF_SOURCE.get(str(source), ())), None):
+                raise ValueError(f"holds {name} with a {own} of its own; all parts have one, train.data.{own}")
+        return named
+
+    @field_validator("parts")
+    @classmethod
+    def _are_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+        for name, part in parts.items():
+            first, one = next(iter(parts.items()))
+            if part.source not in next(group for group in MIXED if one.source in group):
+                raise ValueError(
+                    f"holds {first} with source = {one.source} and {name} with source = {part.source}, whose examples "
+                    "have no keys in common; mix text with text, tables with tables, and images, array_record and tfds "
+                    "with each other"
+                )
+        return parts
+
+    @field_validator("parts")
+    @classmethod
+    def _weigh(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+        total = sum(part.weight for part in parts.values())
+        if not 0 < total < math.inf:
+            raise ValueError(f"has weights that sum to {total:g}; give each part its share of the examples")
+        return parts
+
+    @model_validator(mode="after")
+    def _has_a_template(self) -> Mixture:
+        chat = next((name for name, part in self.parts.items() if getattr(part, "format", None) == "chat"), None)
+        if chat is not None and self.tokenizer == "bytes":
+            raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
+        return self
+
+    @model_validator(mode="after")
+    def _has_keys_of_its_parts(self) -> Mixture:
+        sources = {part.source: None for part in self.parts.values()}
+        usable = {key for source in sources for key in _OF_SOURCE[source]}
+        for key in dict.fromkeys(key for keys in _OF_SOURCE.values() for key in keys):
+            if key not in usable and getattr(self, key) != type(self).model_fields[key].default:
+                having = [source for source, keys in _OF_SOURCE.items() if key in keys]
+                raise ValueError(
+                    f"{key} applies to parts of {', '.join(having)}, and these are of {', '.join(sources)}; "
+                    "leave it out"
+                )
+        return self
+
+    @property
+    def of(self) -> str:
+        """What all parts are of: text, table or images, which records may hold and tensorflow-datasets too."""
+        found = {part.source for part in self.parts.values()}
+        return next(iter(found)) if found <= {"text", "table"} else "images"
+
+    def texts(self) -> dict[str, Text]:
+        """Each part that is text, as the source that reads it."""
+        return {
+            name: Text(**self._shared(part), **(part.model_dump(exclude={"weight"}) | part.only_evaluated))
+            for name, part in self.parts.items()
+            if isinstance(part, Part)
+        }
+
+    def blocks(self) -> dict[str, Images | Table | ArrayRecord | Tfds]:
+        """Each part that is no text, as the source that reads it, in this process."""
+        kinds: dict[str, type[Images | Table | ArrayRecord | Tfds]] = {
+            "images": Images,
+            "table": Table,
+            "array_record": ArrayRecord,
+            "tfds": Tfds,
+        }
+        return {
+            name: kinds[part.source].model_validate(
+                self._shared(part) | {"shuffle": self.shuffle} | part.model_dump(exclude={"weight"})
+            )
+            for name, part in self.parts.items()
+            if not isinstance(part, Part)
+        }
+
+    def _shared(self, part: _Parts) -> dict[str, Any]:
+        """The keys of the mixture that hold for a part."""
+        return {key: getattr(self, key) for key in _OF_SOURCE[part.source] if key != "workers"}
 
 
 class Torch(Source):

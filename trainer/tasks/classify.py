@@ -19,6 +19,7 @@ from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.data.sources.images.source import Pictures
 from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.data.sources.tables.mixed import Tables
 from jaxlaunch.trainer.data.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
@@ -198,7 +199,7 @@ class Classify:
         form = forms[self._key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
         packed: Mapping[str, Any] = getattr(found, "about", {})
-        if isinstance(found, Rows):
+        if isinstance(found, Rows | Tables):
             return {"kind": "table", **about, **found.described}
         if packed.get("kind") == "table":
             return {"kind": "table", **about, **{key: packed[key] for key in DESCRIBED}}
@@ -257,7 +258,7 @@ class Classify:
 
 def _scale_of(found: Source, target: str) -> Scale | None:
     """What the numbers of a table are measured in; of a packed one as it was when it was packed. Raises SpecError."""
-    if isinstance(found, Rows):
+    if isinstance(found, Rows | Tables):
         return found.scale
     packed: Mapping[str, Any] = getattr(found, "about", {})
     if (was := packed.get("target", target)) != target:

@@ -60,3 +60,15 @@ def test_one_that_is_interrupted_says_what_is_kept(
     left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
     assert left.code == 130
     assert left.err.strip() == "launcher: stopped; what is complete is kept, and the same command resumes from there"
+
+
+def test_a_mixture_of_images_is_packed_part_by_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = "{source: mixture, parts: {a: {source: images, weight: 1, path: a}}}"
+    (tmp_path / "job.yaml").write_text(
+        f"name: m\naccelerator: {{type: cpu}}\ntrain: {{task: classify, data: {data}}}\n"
+    )
+    left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out"))
+    assert left.code == 2 and "train.data.source = mixture is not packed as a whole" in left.err
+    assert "pack each part as a job with that source" in left.err

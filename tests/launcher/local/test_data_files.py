@@ -37,3 +37,24 @@ def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(tmp_path: 
         (tmp_path / name).write_bytes(b"x" * size)
     found = list(data_files.notes(jobs.parse(JOB.format(data)), tmp_path))
     assert [note.replace(str(tmp_path), "FOLDER") for note in found] == ([said] if said else [])
+
+
+def test_the_parts_of_a_mixture_are_said_with_their_shares(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "photos" / "cat" / f"{number}.png").write_bytes(b"x" * 10)
+    parts = """
+    parts:
+      photos: {source: images, weight: 3, path: photos}
+      bucket: {source: images, weight: 1, path: "gs://team-data/x"}
+      digits: {source: tfds, weight: 4, name: digits}
+      held: {source: array_record, weight: 0, path: "gone/*"}
+"""
+    job = JOB.replace("{{source: text, {}}}", "").replace("task: lm, model: {{kind: decoder, length: 16}}, data: ", "")
+    job = job.format().replace("train: {}\n", f"train:\n  task: classify\n  data:\n    source: mixture{parts}")
+    assert [note.replace(str(tmp_path), "FOLDER") for note in data_files.notes(jobs.parse(job), tmp_path)] == [
+        "train.data.parts.photos.path: 3 files here, 30 B; 37.5 % of the examples.",
+        "train.data.parts.bucket.path: gs://team-data/x; 12.5 % of the examples.",
+        "train.data.parts.digits: digits, 50 % of the examples.",
+        "train.data.parts.held.path: gone/* matches no file here, in FOLDER.",
+    ]

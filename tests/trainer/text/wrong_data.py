@@ -179,7 +179,7 @@ KEYS = [
     key("weight that is no number", "weight", **mixture(a={"weight": float("nan")})),
     key("endless weight", "weight", **mixture(a={"weight": float("inf")})),
     key("part without weight", "Field required", **{**MIX, "parts": {"a": {"path": "x"}}}),
-    key("part with a tokenizer", "Extra inputs are not permitted", **mixture(a={"tokenizer": "bytes"})),
+    key("part with a tokenizer", "holds a with a tokenizer of its own", **mixture(a={"tokenizer": "bytes"})),
     key("chats in a part of bytes", "parts.a.format: chat needs a tokenizer", **mixture(a={"format": "chat"})),
     key("empty list of paths", "train.data.text.path: names no file", path=[]),
     key("empty list to evaluate on", "train.data.text.eval_path: names no file", eval_path=[]),

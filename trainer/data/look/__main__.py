@@ -13,17 +13,41 @@ from typing import Any
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.look import images, tables
 from jaxlaunch.trainer.data.sources import arrow, files
+from jaxlaunch.trainer.data.sources import mixture as sources
 from jaxlaunch.trainer.data.sources.images import build, listing, picture
 from jaxlaunch.trainer.data.sources.images.index import joined
+from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.data.sources.tables import files as of_tables
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.start.process import print_result
+from jaxlaunch.trainer.spec import Mixture, TrainSpec
+from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:
     """Prints what is at the path of the argument; returns the exit code."""
     asked: dict[str, Any] = json.loads(sys.argv[1])
-    return print_result(lambda: looked(**asked))
+    return print_result(lambda: looked(**asked) if asked else mixed(read_spec(os.environ)[0]))
+
+
+def mixed(spec: TrainSpec) -> dict[str, Any]:
+    """What each part of a mixture has, and its share of the examples. Raises DataError, SpecError."""
+    assert isinstance(spec.data, Mixture), "the launcher asks for no other"
+    train, held_out = open_source(spec, "train"), open_source(spec, "eval")
+    assert isinstance(train, sources.Mixture), "a part has a weight"
+    counts = {"train": train.evaluated_parts, "eval": getattr(held_out, "evaluated_parts", {})}
+    epochs, total = train.epochs(len(train)), sum(part.weight for part in spec.data.parts.values())
+    parts = {
+        name: {
+            "source": part.source,
+            **{split: len(ranges.get(name, ())) for split, ranges in counts.items()},
+            "share": part.weight / total,
+            "epochs": epochs.get(name, 0.0),
+        }
+        for name, part in spec.data.parts.items()
+    }
+    return {"kind": "mixture", "splits": {split: sum(map(len, each.values())) for split, each in counts.items()}} | {
+        "parts": parts
+    }
 
 
 def looked(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Mixture:
         self.name = f"mixture of {', '.join(parts)}"
         self._parts, self._names = list(parts.values()), list(parts)
         self.is_light = all(getattr(part, "is_light", False) for part in self._parts)
+        self.takes_rng = self.may_draw = any(getattr(part, "may_draw", False) for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
         self._block, self._count_S = _block([weights[name] for name in parts])
         for name, count in zip(parts, self._count_S.tolist(), strict=True):
@@ -50,9 +51,18 @@ class Mixture:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number = bisect.bisect_right(self._ends, index)
-        return self._parts[number][index - (self._ends[number - 1] if number else 0)]
+    def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+        part, within = self._at(index)
+        if rng is None or not getattr(part, "may_draw", False):
+            return part[within]
+        found: dict[str, Any] = part.__getitem__(within, rng=rng)  # type: ignore[call-arg]
+        return found
+
+    def where(self, index: int) -> str | None:
+        """The file of an example, and where in it the example is; None where its part cannot say."""
+        part, within = self._at(index)
+        said = getattr(part, "where", None)
+        return None if said is None else str(said(within))
 
     def fingerprint(self) -> str:
         """Each part's own, and its examples in a block."""
@@ -86,6 +96,11 @@ class Mixture:
             name: self._before(number, positions) / len(part)
             for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
         }
+
+    def _at(self, index: int) -> tuple[Source, int]:
+        """The part of an example, and its number there."""
+        number = bisect.bisect_right(self._ends, index)
+        return self._parts[number], index - (self._ends[number - 1] if number else 0)
 
     def _before(self, part: int, position: int) -> int:
         """Examples of a part before a position."""

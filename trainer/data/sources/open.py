@@ -69,18 +69,8 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
 def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
     data = spec.data
     match data:
-        case Tfds():
-            from jaxlaunch.trainer.data.sources import tfds
-
-            return _seen(tfds.source(data, split), data, split)
-        case ArrayRecord():
-            from jaxlaunch.trainer.data.sources import array_record
-
-            return _seen(array_record.source(data, split), data, split)
-        case Images():
-            from jaxlaunch.trainer.data.sources.images import source as images
-
-            return images.source(data, split)
+        case Tfds() | ArrayRecord() | Images():
+            return _examples(data, split)
         case Table():
             from jaxlaunch.trainer.data.sources.tables import source as tables
 
@@ -100,6 +90,32 @@ def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
             return torch.source(name, args, shuffle=False, workers=data.workers)
         case Synthetic():
             return _synthetic(spec, data, split)
+
+
+def mixed(block: str, split: Literal["train", "eval"]) -> Source:
+    """The source of a mixture of images that is given as JSON: what a worker process opens."""
+    from jaxlaunch.trainer.data.sources.images import mixed as images
+
+    found = images.source(Mixture.model_validate_json(block), split, _examples)
+    assert found is not None, "the process that asks has it open"
+    return found
+
+
+def _examples(data: Images | ArrayRecord | Tfds, split: Literal["train", "eval"]) -> Source | None:
+    """Images as they lie, or as records have them."""
+    match data:
+        case Tfds():
+            from jaxlaunch.trainer.data.sources import tfds
+
+            return _seen(tfds.source(data, split), data, split)
+        case ArrayRecord():
+            from jaxlaunch.trainer.data.sources import array_record
+
+            return _seen(array_record.source(data, split), data, split)
+        case Images():
+            from jaxlaunch.trainer.data.sources.images import source as images
+
+            return images.source(data, split)
 
 
 def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
@@ -128,6 +144,14 @@ def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) ->
     """The parts that have examples of the split; all of them count in an evaluation, where each comes once."""
     from jaxlaunch.trainer.data.sources import mixture
 
+    if data.of == "images":
+        from jaxlaunch.trainer.data.sources.images import mixed as images
+
+        return images.source(data, split, _examples)
+    if data.of == "table":
+        from jaxlaunch.trainer.data.sources.tables import mixed as tables
+
+        return tables.source(data, split, spec.loss.target)
     weights = {name: part.weight for name, part in data.parts.items()}
     texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
     opened = {name: _text(spec, part, split) for name, part in texts.items()}

@@ -100,3 +100,20 @@ def test_the_command_prints_the_block(photos: Path) -> None:
     refused = subprocess.run([*command[:-1], str(photos / "notes.txt"), "-o", "json"], capture_output=True, text=True)
     assert refused.returncode == 2 and "neither images" in refused.stderr
     assert json.dumps({}) not in refused.stdout
+
+
+def test_the_command_prints_the_parts_of_the_mixture_of_a_job(photos: Path) -> None:
+    (photos.parent / "t.csv").write_text("a,label\n" + "1,0\n2,1\n" * 4)
+    parts = "a: {source: table, weight: 3, path: t.csv, eval_split: 0.25}, b: {source: table, weight: 1, path: t.csv}"
+    job = photos.parent / "mix.yaml"
+    job.write_text(
+        f"name: m\naccelerator: {{type: cpu}}\n"
+        f"train: {{task: classify, data: {{source: mixture, parts: {{{parts}}}}}}}\n"
+    )
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"] and rows[2] == ["b", "table", "8", "0", "0.25", "0.375"]
+    assert "in one pass over all 14 examples" in done.stdout
+    done = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--label and --pictures apply to images and tables" in done.stderr

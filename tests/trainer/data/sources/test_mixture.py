@@ -179,7 +179,7 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
         ({"a": {"weight": float("nan"), "path": "x"}}, "finite number"),
         ({"a": {"weight": 1}}, "Field required"),
         ({"a": {"weight": 1, "path": "http://x"}}, "cannot be read"),
-        ({"a": {"weight": 1, "path": "x", "tokenizer": "bytes"}}, "Extra inputs are not permitted"),
+        ({"a": {"weight": 1, "path": "x", "tokenizer": "bytes"}}, "a with a tokenizer of its own"),
     ],
 )
 def test_wrong_parts_are_refused(tmp_path: Path, parts: dict[str, Any], words: str) -> None:

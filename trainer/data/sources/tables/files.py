@@ -75,20 +75,29 @@ def read(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
 
     `texts` are columns of texts also where a file has nothing but digits in them.
     """
-    parts = [_read(path, texts) for path in paths]
-    first = parts[0]
-    for path, part in zip(paths, parts, strict=True):
+    return together([_read(path, texts) for path in paths])
+
+
+def together(parts: Sequence[Columns]) -> Columns:
+    """The rows of all parts, one part after the other. Raises DataError where their columns differ."""
+    first, paths = parts[0], [path for part in parts for path in part.paths]
+    for part in parts:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
         if odd := sorted(names ^ other):
-            lacking, having = (path, paths[0]) if odd[0] in names else (paths[0], path)
-            raise DataError(f"{shown(lacking)} has no column {odd[0]!r}, which {shown(having)} has")
+            lacking, having = (part, first) if odd[0] in names else (first, part)
+            raise DataError(f"{shown(lacking.paths[0])} has no column {odd[0]!r}, which {shown(having.paths[0])} has")
+        if other_names := [name for name in first.classes if part.classes.get(name) != first.classes[name]]:
+            raise DataError(
+                f"{shown(part.paths[0])} names other classes in {other_names[0]!r} than {shown(first.paths[0])}; write "
+                "the names in the column"
+            )
     unusable = {name: what for part in parts for name, what in part.unusable.items()}
     kept = [name for name in first.values if name not in unusable]
     try:
         values = {name: np.concatenate([part.values[name] for part in parts]) for name in kept}
     except ValueError as error:
         raise DataError(f"{shown(paths[0])} and the other files have columns of different shapes: {error}") from None
-    ends_F = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]), dtype=np.int64)
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 

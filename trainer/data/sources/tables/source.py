@@ -161,6 +161,10 @@ class Coder:
             mean, deviation = label_N[is_train_N].mean(0), label_N[is_train_N].std(0)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
+    def classes(self, table: Columns) -> list[labels.Label]:
+        """The classes of a table by their numbers. Raises DataError."""
+        return [*(self._labels(table)[1] or ())]
+
     def rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
         """These rows of a table. Raises DataError."""
         assert self._features is not None, "it is fitted"
