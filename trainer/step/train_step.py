@@ -35,6 +35,7 @@ from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.spec import GPT2, LM, CustomModel, Decoder, Published, TrainSpec
 from jaxlaunch.trainer.step import checked
 from jaxlaunch.trainer.step.executable import Executable, often, once
+from jaxlaunch.trainer.step.loop import looped
 from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
 from jaxlaunch.trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
 
@@ -340,9 +341,8 @@ class Step:
         return {name: each for name, each in found.items() if each is not None}
 
     def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
-        """One step after the other: a scan over the second axis of the batch."""
-        state, metrics = jax.lax.scan(self._update, state, jax.tree.map(self._by_step, batch))
-        return state, metrics
+        """One step after the other: a loop over the second axis of the batch."""
+        return looped(self._update, state, jax.tree.map(self._by_step, batch))
 
     def _by_step(self, rows: Array) -> Array:
         """[B, K, ...] -> [K, B, ...]; no row leaves its device."""
@@ -383,7 +383,7 @@ class Step:
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
-        """The loss, the gradient of its global mean by what is trained, and `rest` after it: a scan over the
+        """The loss, the gradient of its global mean by what is trained, and `rest` after it: a loop over the
         micro-batches."""
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
@@ -398,7 +398,7 @@ class Step:
         parts = jax.tree.map(self._micro_batches, batch), jax.random.split(rng, self._spec.accumulate)
         where = {name: param.sharding for name, param in self.trained(self.abstract.params).items()}
         zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), trained)
-        (grads, rest), losses = jax.lax.scan(micro, (zeros, state.rest), parts)
+        (grads, rest), losses = looped(micro, (zeros, state.rest), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
         return loss, jax.tree.map(lambda grad: grad / _divisor(loss.weight), grads), rest
 

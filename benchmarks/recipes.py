@@ -1,0 +1,174 @@
+"""What the recipes for images are worth, on made folders of small images: accuracies of held-out images.
+
+`python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]`. `digits` are scikit-learn's, enlarged from 8
+pixels a side to 16; `shapes` are circles, squares, triangles and crosses of any place, size and colour, with noise. On
+each, a small ResNet is trained with augmentation on all images, and on 50 of each class with it and without it. Then a
+small ViT learns the digits 0 to 4, is exported, and learns 5 to 9 from ten examples each, from these weights and from
+scratch. Every fifth image is held out; a seed draws the weights and the order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from sklearn import datasets
+
+from benchmarks.table import Row, finish, log
+from jaxlaunch import contract
+from jaxlaunch.trainer import export
+from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.start.distributed import Stop
+from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.train import loop_of
+
+SIZE, FEW, FEWER = 16, 50, 10
+RESNET = {"kind": "resnet", "block": "basic", "stem": "small", "stem_width": 16, "depths": [1, 1], "widths": [16, 32]}
+VIT = {"kind": "vit", "image": [SIZE, SIZE], "patch": 4, "layers": 2, "width": 64, "heads": 4}
+AUGMENT = {"digits": {"crop": [0.7, 1.0], "ratio": [0.9, 1.1]}, "shapes": {"crop": [0.7, 1.0], "flip": 0.5}}
+Labelled = Iterator[tuple[str, Image.Image]]
+
+
+def digits() -> Labelled:
+    """1,797 handwritten digits."""
+    found = datasets.load_digits()
+    for pixels, label in zip(found.images, found.target, strict=True):
+        image = Image.fromarray((pixels * 15.9375).astype(np.uint8)).convert("RGB")
+        yield str(label), image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+
+
+def shapes(count: int = 1600) -> Labelled:
+    """Four shapes in turn."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        name = ("circle", "cross", "square", "triangle")[number % 4]
+        back, front = rng.integers(0, 110, 3), rng.integers(146, 256, 3)
+        image = Image.new("RGB", (4 * SIZE, 4 * SIZE), tuple(back.tolist()))
+        draw, half = ImageDraw.Draw(image), int(rng.integers(SIZE * 3 // 4, 2 * SIZE - 2))
+        x, y = (int(each) for each in rng.integers(half, 4 * SIZE - half, 2))
+        box, ink = (x - half, y - half, x + half, y + half), tuple(front.tolist())
+        match name:
+            case "circle":
+                draw.ellipse(box, fill=ink)
+            case "square":
+                draw.rectangle(box, fill=ink)
+            case "triangle":
+                draw.polygon([(x, y - half), (x - half, y + half), (x + half, y + half)], fill=ink)
+            case _:
+                third = half // 3
+                draw.rectangle((x - third, y - half, x + third, y + half), fill=ink)
+                draw.rectangle((x - half, y - third, x + half, y + third), fill=ink)
+        small = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX), np.float32)
+        yield name, Image.fromarray(np.clip(small + rng.normal(0, 45, small.shape), 0, 255).astype(np.uint8))
+
+
+def write(folder: Path, images: Labelled, most: int | None = None) -> str:
+    """Folders by class below train and val, every fifth image in the second; in the first `most` of a class."""
+    count: dict[str, int] = {}
+    for number, (name, image) in enumerate(images):
+        split = "train" if number % 5 else "val"
+        count[f"{split}/{name}"] = at = count.get(f"{split}/{name}", 0) + 1
+        if split == "val" or most is None or at <= most:
+            path = folder / split / name / f"{number:05}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+    return str(folder)
+
+
+def trained(folder: Path, path: str, model: dict[str, Any], augment: Any, epochs: int, seed: int) -> float:
+    """The accuracy of a run in `folder`."""
+    train = {
+        "task": "classify",
+        "model": model,
+        "data": {"source": "images", "path": path, "size": SIZE, "augment": augment},
+        "batch": 50,
+        "epochs": epochs,
+        "seed": seed,
+        "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.05, "schedule": {"name": "cosine", "warmup": 20}},
+        "compile_cache": str(folder.parents[1] / "compiled"),
+        "log_every": 10_000,
+        "eval": {"every": None},
+        "checkpoint": {"every": None},
+    }
+    spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
+    with contextlib.redirect_stdout(io.StringIO()):
+        loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    found = float(json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["accuracy"])
+    log(f"recipes: {folder.parent.name}, {folder.name}: {found:.4f}")
+    return found
+
+
+def augmented(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:
+    """The ResNet on all images, and on a few of each class with augmentation and without."""
+    made = {"digits": digits, "shapes": shapes}[name]
+    whole, few = write(home / f"{name}-all", made()), write(home / f"{name}-few", made(), FEW)
+    model, change = {**RESNET, "classes": 10 if name == "digits" else 4}, AUGMENT[name]
+    best, with_it, without = [], [], []
+    for seed in range(seeds):
+        folder, longer = home / f"{name}, seed {seed}", epochs * 3  # of fewer images
+        best.append(trained(folder / "all", whole, model, change, epochs, seed))
+        with_it.append(trained(folder / "few, augmented", few, model, change, longer, seed))
+        without.append(trained(folder / "few, plain", few, model, None, longer, seed))
+    errors = f"{name}: errors of a small ResNet with the recipe over 0.02"
+    fewer = f"{name}, {FEW} images a class: errors with augmentation over those without"
+    return [Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{said(best)} right"), compared(fewer, with_it, without)]
+
+
+def finetuned(home: Path, epochs: int, seeds: int) -> Row:
+    """A ViT from weights of its own that learned other digits, and from scratch."""
+    first = write(home / "first", ((name, image) for name, image in digits() if int(name) < 5))
+    then = write(home / "then", ((name, image) for name, image in digits() if int(name) >= 5), FEWER)
+    change, tuned, scratch = AUGMENT["digits"], [], []
+    for seed in range(seeds):
+        folder = home / f"ViT, seed {seed}"
+        trained(folder / "0 to 4", first, {**VIT, "classes": 5}, change, epochs * 2, seed)
+        export.export(str(folder / "0 to 4" / "checkpoints"), str(folder / "weights"))
+        given = {**VIT, "init_from": str(folder / "weights"), "new_head": True, "classes": 5}
+        tuned.append(trained(folder / "5 to 9, from weights", then, given, change, epochs * 6, seed))
+        scratch.append(trained(folder / "5 to 9, from scratch", then, {**VIT, "classes": 5}, change, epochs * 6, seed))
+    return compared(f"a ViT on {FEWER} images a class: errors from weights over those from scratch", tuned, scratch)
+
+
+def compared(what: str, one: list[float], other: list[float]) -> Row:
+    """The errors of one over those of the other, each the mean over the seeds."""
+    return Row(what, (1 - mean(one)) / max(1 - mean(other), 1e-9), 1.0, f"{said(one)} right over {said(other)}")
+
+
+def mean(accuracies: list[float]) -> float:
+    """Of all seeds."""
+    return float(np.mean(accuracies))
+
+
+def said(accuracies: list[float]) -> str:
+    """Mean, deviation and number of seeds."""
+    return f"{mean(accuracies):.4f} ± {np.std(accuracies):.4f} ({len(accuracies)} seeds)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--only", choices=["digits", "shapes", "finetune"])
+    given = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        for each in ("digits", "shapes"):
+            if given.only in (None, each):
+                rows += augmented(Path(name), each, given.epochs, given.seeds)
+        if given.only in (None, "finetune"):
+            rows.append(finetuned(Path(name), given.epochs, given.seeds))
+    return finish(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
