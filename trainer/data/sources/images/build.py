@@ -125,7 +125,7 @@ def _lines(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{shown(path)}, row {number}: it is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{shown(path)}, row {number}: it is not an object with the fields of an image")
+                raise DataError(f"{shown(path)}, row {number}: it is not an object with fields by name")
             yield number, row
 
 

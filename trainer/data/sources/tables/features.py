@@ -162,9 +162,11 @@ def number(value: Any) -> float | None:
     if isinstance(value, str) and value.strip().lower() in files.MISSING:
         return np.nan
     try:
-        return float(value) if isinstance(value, str | int | float) and "_" not in str(value) else None
-    except (ValueError, OverflowError):
+        return float(value) if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value) else None
+    except ValueError:
         return None
+    except OverflowError:  # a whole number of more digits than a float has: not finite, as 1e400 is
+        return np.inf
 
 
 def check_columns(table: Columns, names: Sequence[str]) -> None:

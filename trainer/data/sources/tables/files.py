@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import itertools
 import os
+import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,10 @@ ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".
 DELIMITERS = ",;\t|"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # in a column of numbers, in any case: no number
 QUOTE = b'"'
+MOST_SAID = 200  # characters of what pyarrow says, which may repeat a row
+# As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
+THOUSANDS = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
+NUMBER = r"\s*[+-]?\d+([.,]\d+)?\s*"
 COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"  # as much of Europe writes 0,5
 Column = npt.NDArray[Any]
 
@@ -86,10 +91,10 @@ def together(parts: Sequence[Columns]) -> Columns:
         if odd := sorted(names ^ other):
             lacking, having = (part, first) if odd[0] in names else (first, part)
             raise DataError(f"{shown(lacking.paths[0])} has no column {odd[0]!r}, which {shown(having.paths[0])} has")
-        if other_names := [name for name in first.classes if part.classes.get(name) != first.classes[name]]:
+        if odd := [name for name in first.classes if part.classes.get(name, named := first.classes[name]) != named]:
             raise DataError(
-                f"{shown(part.paths[0])} names other classes in {other_names[0]!r} than {shown(first.paths[0])}; write "
-                "the names in the column"
+                f"{shown(part.paths[0])} has other names for the classes in {odd[0]!r} than {shown(first.paths[0])}; "
+                "read them as the parts of a mixture, or write the names in the column"
             )
     unusable = {name: what for part in parts for name, what in part.unusable.items()}
     kept = [name for name in first.values if name not in unusable]
@@ -141,12 +146,19 @@ def _of_numpy(path: str) -> dict[str, Column]:
         else:
             raise ValueError(f"an array of shape {list(whole.shape)}, and a table has rows and columns")
     for name, each in found.items():
-        if each.ndim < 1 or each.dtype.kind not in "biufUS":
+        if each.ndim < 1 or each.dtype.kind not in "biufUSMm":
             raise ValueError(f"{name!r} is {each.dtype}{list(each.shape)}; columns are numbers or texts, a row each")
-        if each.dtype.kind in "US":
-            found[name] = (
-                np.char.decode(each, "utf-8").astype(object) if each.dtype.kind == "S" else each.astype(object)
+        if each.dtype.kind in "Mm":
+            found[name] = np.where(
+                np.isnat(each), np.nan, each.astype(f"{each.dtype.kind}8[us]").astype(np.int64) / 1e6
             )
+        elif each.dtype.kind == "S":
+            row = next((at for at, value in enumerate(each.ravel().tolist(), 1) if not _is_utf8(value)), None)
+            if row is not None:
+                raise ValueError(f"row {row}: its {name!r} is not UTF-8")
+            found[name] = np.char.decode(each, "utf-8").astype(object)
+        elif each.dtype.kind == "U":
+            found[name] = each.astype(object)
     return found
 
 
@@ -163,9 +175,24 @@ def _of_values(name: str, values: list[Any]) -> Column:
         try:
             return np.array(values, np.float64)
         except (ValueError, TypeError):
-            first = next(at for at, value in enumerate(values) if np.shape(value) != np.shape(values[0]))
-            raise ValueError(f"row {first + 1}: its {name!r} has another shape than that of row 1") from None
+            raise ValueError(_of_lists(name, values)) from None
     return np.array([*values, None], object)[:-1]
+
+
+def _of_lists(name: str, values: list[Any]) -> str:
+    """The first row that keeps a column of lists from being numbers [N, …], in a sentence."""
+    shapes = [_shape(value) for value in values]
+    row = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if row is not None:
+        return f"row {row + 1}: its {name!r} has another shape than that of row 1"
+    return f"its {name!r} has lists of texts or objects, and a table has lists of numbers alone"
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(value)
+    except ValueError:  # a list of lists of different lengths
+        return (-1,)
 
 
 # --- by pyarrow -------------------------------------------------------------------------------------------------------
@@ -179,13 +206,16 @@ def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
 
     here = files.here(path)
     if ending == ".parquet":
-        table = parquet.read_table(here)
+        table = parquet.ParquetFile(here).read()
     elif ending == ".arrow":
         schema, batches = arrow.batches(pyarrow.memory_map(here))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
         table = _of_text(path, here, ending, texts)
     names = table.column_names
+    if names.count("") > 1:  # no column without a name is read, as spreadsheets write them at the end of each row
+        table = table.select([at for at, name in enumerate(names) if name])
+        names = table.column_names
     if twice := next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None:
         raise DataError(f"{shown(path)} has two columns {twice!r}; rename one")
     values: dict[str, Column] = {}
@@ -218,13 +248,15 @@ def _of_column(column: Any) -> Column:
             raise Unusable("has lists of different lengths, which a table does not have")
         flat = _of_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return _of_column(column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary()))
     if types.is_string(kind) or types.is_large_string(kind):
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
         row = next((at for at, value in enumerate(column.to_pylist(), 1) if value and not _is_utf8(value)), None)
         raise Unusable("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
     if types.is_timestamp(kind) or types.is_date(kind):
-        return np.asarray(_of_column(column.cast(pyarrow.timestamp("us")).cast(pyarrow.int64())) / 1e6)
+        return np.asarray(_of_column(column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / 1e6)
     if types.is_time32(kind) or types.is_time64(kind) or types.is_duration(kind):
         unit = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
         return np.asarray(_of_column(column.cast(pyarrow.int32() if types.is_time32(kind) else pyarrow.int64())) / unit)
@@ -254,7 +286,7 @@ def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
     size = os.path.getsize(here)
     with open(here, "rb") as file:
         start = file.read(1 << 20)
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start.partition(b"\n")[0]:
         raise DataError(f"{shown(path)} is not UTF-8, but UTF-16; save it as UTF-8")
     line = start.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]
     delimiter = (
@@ -269,7 +301,7 @@ def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
             tables.ConvertOptions(null_values=words, column_types=dict.fromkeys(texts, pyarrow.string())),
         )
     except pyarrow.ArrowInvalid as error:  # it counts the header as row 1
-        raise DataError(f"{shown(path)} cannot be read: {_counted(str(error))}") from None
+        raise DataError(f"{shown(path)} cannot be read: {shown(_counted(str(error)))[:MOST_SAID]}") from None
     _check_quotes(path, here, table)
     return _with_points(path, table, delimiter)
 
@@ -295,6 +327,14 @@ def _check_quotes(path: str, here: str, table: Any) -> None:
                     raise DataError(f"{shown(path)}, row {row + 1}: a quote is opened and never closed")
 
 
+def _are_numbers_but_for(column: Any, is_known: Any) -> bool:
+    """Whether the other values of a column are numbers, or missing."""
+    from pyarrow import compute
+
+    others = column.filter(compute.invert(compute.fill_null(is_known, True))).to_pylist()
+    return all(re.fullmatch(NUMBER, value) for value in others if value)
+
+
 def _with_points(path: str, table: Any, delimiter: str) -> Any:
     """The table with decimal commas as points; where commas divide columns, 1,5 in quotes may as well be thousands."""
     import pyarrow
@@ -303,6 +343,13 @@ def _with_points(path: str, table: Any, delimiter: str) -> Any:
     for at, column in enumerate(table.columns):
         if not pyarrow.types.is_string(column.type):
             continue
+        apart = compute.match_substring_regex(column, THOUSANDS)
+        if compute.any(apart).as_py() and _are_numbers_but_for(column, apart):
+            row = apart.to_pylist().index(True)
+            raise DataError(
+                f"{shown(path)}, row {row + 1}: its {table.column_names[at]!r} is {column[row].as_py()!r}, with "
+                "thousands apart; write numbers without, or leave the column out of data.columns"
+            )
         has_comma = compute.match_substring_regex(column, COMMA)
         if not compute.any(has_comma).as_py():
             continue

@@ -5,7 +5,13 @@ A table is bytes of a file. `good` reads as the numbers given; `bad` is refused 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import decimal
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 
 class Odd(NamedTuple):
@@ -25,7 +31,7 @@ WORDS = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "?", "-")
 
 def tables() -> list[Odd]:
     """All of them."""
-    return [*_written(), *_missing(), *_numbers(), *_wrong(), *_lines()]
+    return [*_written(), *_missing(), *_numbers(), *_wrong(), *_lines(), *_of_arrow(), *_of_numpy()]
 
 
 def _written() -> list[Odd]:
@@ -43,6 +49,7 @@ def _written() -> list[Odd]:
         Odd("tab.tsv", b"a\tb\ty\n1\t2\t0\n3\t4\t1\n", PLAIN),
         Odd("comma_in_name.csv", b'a,b,"y"\n1,2,0\n\n3,4,1\n\n', PLAIN),
         Odd("spaces.csv", b"a,b,y\n 1,2 ,0\n3, 4,1\n", PLAIN),
+        Odd("unnamed.csv", b"a,b,y,,\n1,2,0,,\n3,4,1,,\n", PLAIN),
         Odd("capital.CSV", b"a,b,y\n1,2,0\n3,4,1\n", PLAIN),
     ]
 
@@ -63,6 +70,11 @@ def _numbers() -> list[Odd]:
         Odd("decimals.csv", b"a;b;y\n1,5;2;0\n3,25;4;1\n", [[1.5, 2], [3.25, 4]]),
         Odd("negative.csv", b"a;b;y\n-1,5;+2;0\n3;4;1\n", [[-1.5, 2], [3, 4]]),
         Odd("thousands.csv", b'a,b,y\n"1,234",2,0\n3,4,1\n', bad=("row 1", "decimals or thousands")),
+        Odd("spaced.csv", b"a,b,y\n1 234,2,0\n3,4,1\n", bad=("row 1", "'1 234'", "thousands apart")),
+        Odd("hard_space.csv", "a,b,y\n3,2,0\n1\u00a0234\u00a0567.5,4,1\n".encode(), bad=("row 2", "thousands apart")),
+        Odd("points.csv", b"a;b;y\n1.234.567,5;2;0\n3,5;4;1\n", bad=("row 1", "'1.234.567,5'", "thousands apart")),
+        Odd("no_number.csv", b"a,b,k,y\n1,2,1 234,0\n3,4,room 3,1\n", PLAIN),
+        Odd("too_large.csv", b"a,b,y\n1e400,2,0\n3,4,1\n", bad=("row 1", "'a' has no value")),
         Odd("exponent.csv", b"a,b,y\n1e3,2E-1,0\n3,4,1\n", [[1000, 0.2], [3, 4]]),
         Odd("large.csv", b"a,b,y\n123456789012345678901234567890,2,0\n3,4,1\n", [[1.2345678901234568e29, 2], [3, 4]]),
         Odd("flags.csv", b"a,b,y\ntrue,2,0\nfalse,4,1\n", [[1, 2], [0, 4]]),
@@ -89,6 +101,8 @@ def _wrong() -> list[Odd]:
         Odd("twice.csv", b"a,a,y\n1,2,0\n3,4,1\n", bad=("two columns 'a'",)),
         Odd("latin.csv", b"a,b,y\n1,x,0\n3,\xff,1\n", bad=("'b'", "not UTF-8 in row 2")),
         Odd("utf16.csv", "a,b,y\n1,2,0\n".encode("utf-16"), bad=("UTF-16",)),
+        Odd("utf16_without_mark.csv", "a,b,y\n1,2,0\n".encode("utf-16-le"), bad=("UTF-16",)),
+        Odd("backslash.csv", b'a,b,y\n1,"x\\"",0\n3,w,1\n', bad=("row 1", "Expected 3 columns, got 2")),
         Odd("open_quote.csv", b'a,b,y\n1,2,0\n3,4,"1\n5,6,0\n', bad=("row 2", "never closed")),
         Odd("long_texts.csv", b"a,b,y\n" + b"".join(b"1,t%d,0\n" % n for n in range(200)), bad=("200 different",)),
         Odd("wide.csv", f"{wide},y\n{'1,' * 10_000}0\n{'2,' * 10_000}1\n".encode(), [[1.0] * 10_000, [2.0] * 10_000]),
@@ -116,6 +130,63 @@ def _lines() -> list[Odd]:
         Odd("latin.jsonl", b'{"a": 1, "b": "\xff", "y": 0}\n', bad=("not UTF-8",)),
         Odd("number.jsonl", b'{"a": 1, "b": 2, "y": 0}\n7\n', bad=("row 2", "not an object")),
         Odd("empty.jsonl", b"\n\n", bad=("has no columns",)),
+        Odd("twice.jsonl", b'{"a": 9, "a": 1, "b": 2, "y": 0}\n{"a": 3, "b": 4, "y": 1}\n', PLAIN),
+        Odd(
+            "text_lists.jsonl",
+            b'{"a": ["x"], "y": 0}\n{"a": ["z"], "y": 1}\n',
+            bad=("'a' has lists of texts or objects",),
+        ),
+        Odd(
+            "object_lists.jsonl",
+            b'{"a": [{}], "y": 0}\n{"a": [{}], "y": 1}\n',
+            bad=("'a' has lists of texts or objects",),
+        ),
+        Odd("long.jsonl", b'{"a": 1%s, "y": 0}\n{"a": 3, "y": 1}\n' % (b"0" * 400), bad=("row 1", "'a' has no value")),
         Odd("cut.jsonl", b'{"a": 1, "b": 2, "y": 0}\n{"a": 3, "b"', bad=("row 2", "not JSON")),
         Odd("array.jsonl", b"[1, 2]\n", bad=("row 1", "not an object")),
+    ]
+
+
+def _of_arrow() -> list[Odd]:
+    def odd(name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()) -> Odd:
+        """A Parquet file with the column `a`, 2 and 4 as `b`, and the labels 0 and 1."""
+        file = io.BytesIO()
+        parquet.write_table(pyarrow.table({"a": a, "b": [2, 4], "y": [0, 1]}), file)
+        return Odd(f"{name}.parquet", file.getvalue(), good, bad)
+
+    twice = io.BytesIO()
+    columns = [pyarrow.array([1, 3])] * 3
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["a", "a", "y"]), twice)
+    nanoseconds = pyarrow.array([0, 1_500_000_001], pyarrow.timestamp("ns"))
+    return [
+        Odd("twice.parquet", twice.getvalue(), bad=("two columns 'a'",)),
+        odd("nanoseconds", nanoseconds, [[0, 2], [1.5, 4]]),
+        odd("view", pyarrow.array(["1", "3"], pyarrow.string_view()), PLAIN),
+        odd("dictionary", pyarrow.array(["1", "3"]).dictionary_encode(), PLAIN),
+        odd("decimal", pyarrow.array([decimal.Decimal("1.0"), decimal.Decimal("3.0")]), PLAIN),
+        odd("nested", pyarrow.array([[[1.0, 5.0]], [[3.0, 6.0]]]), [[1, 5, 2], [3, 6, 4]]),
+        odd("ragged", pyarrow.array([[1.0], [3.0, 6.0]]), bad=("'a' has lists of different lengths",)),
+        odd("struct", pyarrow.array([{"c": 1}, {"c": 3}]), bad=("'a' is of struct",)),
+        odd("null", pyarrow.nulls(2), bad=("row 1", "'a' has no value")),
+    ]
+
+
+def _of_numpy() -> list[Odd]:
+    def odd(name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()) -> Odd:
+        """An .npz with the column `a`, 2 and 4 as `b`, and the labels 0 and 1."""
+        file = io.BytesIO()
+        np.savez(file, a=a, b=np.array([2, 4], ">i2"), y=np.array([0, 1]))
+        return Odd(f"{name}.npz", file.getvalue(), good, bad)
+
+    rows, structured = np.array([(1, 2, 0), (3, 4, 1)], [("a", ">f8"), ("b", "<i2"), ("y", "u1")]), io.BytesIO()
+    np.save(structured, rows)
+    return [
+        Odd("structured.npy", structured.getvalue(), PLAIN),
+        odd("columns_first", np.asfortranarray([[1.0, 5.0], [3.0, 6.0]]), [[1, 5, 2], [3, 6, 4]]),
+        odd("days", np.array(["1970-01-02", "1970-01-03"], "M8[D]"), [[86400, 2], [172800, 4]]),
+        odd("spans", np.array([1500, 2000], "m8[ms]"), [[1.5, 2], [2, 4]]),
+        odd("no_day", np.array(["1970-01-02", "NaT"], "M8[D]"), bad=("row 2", "'a' has no value")),
+        odd("objects", np.array([1, "x"], object), bad=("allow_pickle=False",)),
+        odd("complex", np.array([1j, 2]), bad=("'a' is complex128",)),
+        odd("latin", np.array([b"x", b"\xff"]), bad=("row 2", "'a' is not UTF-8")),
     ]

@@ -164,7 +164,7 @@ def test_an_odd_table_is_read_right_or_named(odd: Odd, tmp_path: Path) -> None:
     if odd.good is None:
         with pytest.raises(DataError) as refused:
             opened(path, label="y")
-        assert odd.name in str(refused.value)
+        assert odd.name in str(refused.value) and "\n" not in str(refused.value)
         assert not [word for word in odd.bad if word not in str(refused.value)], str(refused.value)
         return
     table = read([str(path)])
@@ -190,3 +190,14 @@ def test_a_label_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("a,label\n1,\u00e9\n2,x\n".encode("latin-1"))
     with pytest.raises(DataError, match="its column 'label' is not UTF-8 in row 1"):
         opened(tmp_path / "t.csv")
+
+
+def test_files_that_number_their_classes_otherwise_are_named(tmp_path: Path) -> None:
+    for name, classes in (("a", ["no", "yes"]), ("b", ["yes", "no"])):
+        about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}
+        table = pyarrow.table({"x": [1.0, 2.0], "label": [0, 1]}).replace_schema_metadata(
+            {"huggingface": json.dumps(about)}
+        )
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet has other names for the classes in 'label' than .*a\.parquet"):
+        opened(f"{tmp_path}/*.parquet")
