@@ -21,6 +21,7 @@ MOST_PIXELS = 89_478_485  # Pillow's own mark of a decompression bomb: 256 MiB o
 MOST_BYTES = 1 << 30  # of a file
 REDUCED = 8  # JPEG decodes at 1/2, 1/4 and 1/8
 ORIENTATION = 0x0112  # of EXIF
+_WIDTH, _HEIGHT, _BITS, _MEANING = 256, 257, 258, 262  # tags of TIFF; a meaning of 0: white is 0
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -56,6 +57,7 @@ class Picture:
         try:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
             self._orientation = _orientation(self._image)
+            width, height = _stored(self._image)
         except UnidentifiedImageError:
             raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
         except Image.DecompressionBombError:
@@ -64,10 +66,11 @@ class Picture:
             raise
         except Exception as error:  # Pillow's readers raise whatever a damaged header leads to
             raise Broken(f"is damaged: {error or type(error).__name__}") from None
-        width, height = self._image.size
         if width * height > MOST_PIXELS:
             raise Broken(f"has {width} × {height} pixels, more than {MOST_PIXELS:,}")
         self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
+        if self._image.format == "TIFF":  # which Pillow itself turns upright as it decodes
+            self._orientation = 1
 
     @property
     def about(self) -> tuple[str, str]:
@@ -148,15 +151,28 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+def _stored(image: Any) -> Size:
+    """Width and height as the file has them: those of a TIFF that lies on its side may be the upright ones."""
+    return (image.tag_v2[_WIDTH], image.tag_v2[_HEIGHT]) if image.format == "TIFF" else image.size
+
+
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The first frame in RGB or grey. Of 16 bits the upper 8 stay; transparency is dropped, as torchvision does."""
+    """The first frame in RGB or grey; transparency is dropped, as torchvision does."""
     if image.mode.startswith("I"):
-        deep: npt.NDArray[Any] = np.asarray(image)
-        if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
-            raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
-        image = Image.fromarray((deep >> 8).astype(np.uint8))
+        image = _upper_bits(image)
     if image.mode == "F":
         raise Broken("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    """Grey of which the upper 8 of 16 bits stay, or of as many as a TIFF says that it has."""
+    deep: npt.NDArray[Any] = np.asarray(image)
+    if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
+        raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
+    tags = getattr(image, "tag_v2", {})
+    bits = min(16, int(tags.get(_BITS, (16,))[0]))
+    grey = (deep >> (bits - 8)).astype(np.uint8)
+    return Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)

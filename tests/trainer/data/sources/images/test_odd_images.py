@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from jaxlaunch.trainer.data.sources.images import source as images
+from jaxlaunch.trainer.data.sources.images.picture import Picture
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Images
 from tests.trainer.data.sources.images import made_images
@@ -40,6 +41,19 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
+def grey_tiff(bits: int, meaning: int, data: bytes) -> bytes:
+    """A TIFF of 7 by 5 grey pixels, which Pillow reads and does not write."""
+    tags = {256: 7, 257: 5, 258: bits, 259: 1, 262: meaning, 273: 134, 277: 1, 278: 5, 279: len(data), 284: 1}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + data
+
+
+def packed_12(image: np.ndarray) -> bytes:
+    """The upper 12 of 16 bits, each row from a byte on."""
+    rows = ["".join(f"{int(value) >> 4:012b}" for value in row) for row in image]
+    return b"".join(int(row.ljust(88, "0"), 2).to_bytes(11, "big") for row in rows)
+
+
 PLAIN = Image.fromarray(RGB_HW)
 INK = Image.fromarray(np.dstack([255 - RGB_HW, np.zeros((5, 7), np.uint8)]), "CMYK")
 READ = {
@@ -51,6 +65,10 @@ READ = {
     "alpha.png": (encoded(Image.fromarray(np.dstack([RGB_HW, RGB_HW[..., 0]]))), RGB_HW),
     "deep.png": (encoded(Image.fromarray(DEEP_HW)), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
     "deep.tif": (encoded(Image.fromarray(DEEP_HW), "TIFF"), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
+    "twelve.tif": (grey_tiff(12, 1, packed_12(DEEP_HW)), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
+    "white_is_0.tif": (grey_tiff(16, 0, DEEP_HW.tobytes()), np.repeat(((65535 - DEEP_HW) >> 8)[..., None], 3, 2)),
+    "half.tif": (encoded(PLAIN, "TIFF", tiffinfo={274: 3}, compression="tiff_lzw"), RGB_HW[::-1, ::-1]),
+    "right.tif": (encoded(PLAIN, "TIFF", tiffinfo={274: 6}), np.rot90(RGB_HW, -1)),
     "ink.tif": (encoded(INK, "TIFF"), RGB_HW),
     "palette.png": (encoded(PLAIN.quantize(64), transparency=1), np.asarray(PLAIN.quantize(64).convert("RGB"))),
     "moving.png": (encoded(PLAIN, save_all=True, append_images=[INK.convert("RGB").rotate(180)]), RGB_HW),
@@ -99,6 +117,13 @@ def number(source: images.Pictures, name: str) -> int:
 @pytest.mark.parametrize("name", READ)
 def test_an_odd_image_is_read_as_the_pixels_it_was_made_of(found: images.Pictures, name: str) -> None:
     np.testing.assert_array_equal(found[number(found, name)]["image"], READ[name][1])
+
+
+def test_a_part_of_a_turned_tiff_is_that_of_the_upright_image() -> None:
+    data = encoded(PLAIN, "TIFF", tiffinfo={274: 6})
+    picture = Picture(data)
+    assert picture.size == (7, 5)
+    np.testing.assert_array_equal(picture.pixels((2.0, 1.0, 4.0, 3.0)), np.rot90(RGB_HW, -1)[2:6, 1:4])
 
 
 @pytest.mark.parametrize("name", NAMED)
