@@ -7,21 +7,20 @@ ask it (Host, Origin) nor read it. What it serves is made here: no path of a req
 from __future__ import annotations
 
 import hashlib
-import http.server
+import math
 import os
 import secrets
-import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.seen import compare, folder, page
 from jaxlaunch.launcher.seen.run import Followed
+from jaxlaunch.launcher.seen.serving.answers import Answers, Listening
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.records import summary
 
@@ -31,7 +30,6 @@ LIST_S = 2.0  # between two looks at all
 MOST_COMPARED = 8
 MOST_STREAMS = 32  # at a time
 MOST_FOLLOWED = 64  # runs whose numbers are kept
-IDLE_S = 15.0  # after which a stream says something, which ends those that nobody reads
 
 Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]  # rows of a cluster, and what could not be read
 
@@ -112,81 +110,51 @@ def _row(brief: folder.Brief) -> dict[str, Any]:
     }
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(Listening):
     """Serves `runs` until it is shut down. Raises UserError where the port is taken."""
-
-    daemon_threads = True
 
     def __init__(self, runs: Runs, port: int = 0) -> None:
         self.runs, self.token = runs, secrets.token_urlsafe(24)
-        self.streams = threading.BoundedSemaphore(MOST_STREAMS)
-        self.is_closing = threading.Event()
-        try:
-            super().__init__((LOOPBACK, port), Handler)
-        except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise UserError(
-                f"Port {port} cannot be used: {why}.", "choose another with --port, or leave it out."
-            ) from None
+        super().__init__(LOOPBACK, port, Handler, MOST_STREAMS)
 
     @property
     def address(self) -> str:
         """The address to open, with the token."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a client that left; any other exception is a fault of ours, whose traceback is printed."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
 
-    def shutdown(self) -> None:
-        """Ends the streams too."""
-        self.is_closing.set()
-        super().shutdown()
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(Answers):
     """One request."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
-    timeout = 30
-    server_version, sys_version = "jaxlaunch", ""
 
     def do_GET(self) -> None:
         """Answers a page or a stream, or refuses."""
-        try:
-            found = urllib.parse.urlsplit(self.path)
-        except ValueError:  # an address with half a bracket
-            return self._refuse(HTTPStatus.BAD_REQUEST, "this is not an address\n")
+        if (found := self.target()) is None:
+            return self.refuse(HTTPStatus.BAD_REQUEST, "this is not an address")
         parts = found.path.split("/")
         if (
             not self._is_ours()
             or len(parts) < 3
             or not secrets.compare_digest(parts[1].encode(), self.server.token.encode())
         ):
-            return self._refuse(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed\n")
+            return self.refuse(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed")
         query, runs = urllib.parse.parse_qs(found.query), self.server.runs
         match parts[2:]:
             case [""]:
                 data = {**self._table(), "compare": f"/{parts[1]}/compare", "events": f"/{parts[1]}/events"}
-                self._page(page.of("runs", "Runs", data))
+                self.show(page.of("runs", "Runs", data))
             case ["events"]:
-                self._stream(self._table, LIST_S)
+                self.stream(self._table, LIST_S, math.inf)
             case ["run", name] if (seen := runs.seen(name)) is not None:
                 data = {**seen.to_json(), "home": f"/{parts[1]}/", "events": f"/{parts[1]}/run/{name}/events"}
-                self._page(page.of("run", data["name"], data))
+                self.show(page.of("run", data["name"], data))
             case ["run", name, "events"] if runs.seen(name) is not None:
-                self._stream(lambda: runs.seen(name).to_json(), PERIOD_S)
+                self.stream(lambda: runs.seen(name).to_json(), PERIOD_S, math.inf)
             case ["compare"]:
                 self._compare(query.get("run", [])[:MOST_COMPARED], parts[1])
             case _:
-                self._refuse(HTTPStatus.NOT_FOUND, "there is no such page\n")
-
-    def send_response_only(self, code: int, message: str | None = None) -> None:
-        """Begins every answer with a status line, which one to a request of HTTP/0.9, or of no version, has not."""
-        self.request_version = self.protocol_version
-        super().send_response_only(code, message)
+                self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _is_ours(self) -> bool:
         """Whether the request is of our own page, or of a person: not of another site that found the port."""
@@ -211,65 +179,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _compare(self, names: list[str], token: str) -> None:
         found = {name: seen for name in names if (seen := self.server.runs.seen(name)) is not None}
         if len(found) < 2:
-            return self._refuse(HTTPStatus.NOT_FOUND, "there are no such runs\n")
+            return self.refuse(HTTPStatus.NOT_FOUND, "there are no such runs")
         data = compare.data(list(found.values()), (), "step")
         for run, name in zip(data["runs"], found, strict=True):
             run["page"] = f"/{token}/run/{name}"
-        self._page(page.of("compare", "Compare", {**data, "home": f"/{token}/"}))
-
-    def _page(self, text: str) -> None:
-        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text.encode("utf-8", "backslashreplace"))
-
-    def _refuse(self, status: HTTPStatus, text: str) -> None:
-        self.close_connection = True
-        self._answer(status, "text/plain; charset=utf-8", text.encode())
-
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self._head(kind, {"Content-Length": str(len(body))})
-        self.wfile.write(body)
-
-    def _head(self, kind: str, more: Mapping[str, str]) -> None:
-        fixed = {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin",
-        }
-        for name, value in {**fixed, **more}.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def _stream(self, read: Callable[[], dict[str, Any]], period_s: float) -> None:
-        """Sends what `read` returns whenever it has changed, until the client leaves."""
-        if not self.server.streams.acquire(blocking=False):
-            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open\n")
-        try:
-            self.close_connection = True
-            self.send_response(HTTPStatus.OK)
-            self._head("text/event-stream", {"Connection": "close"})
-            self._send_changes(read, period_s)
-        finally:
-            self.server.streams.release()
-
-    def _send_changes(self, read: Callable[[], dict[str, Any]], period_s: float) -> None:
-        before, said = b"", time.monotonic()
-        while not self.server.is_closing.is_set():
-            text = page.written(read())
-            if (now := _digest(text)) != before:
-                before, said = now, time.monotonic()
-                self.wfile.write(f"event: run\ndata: {text}\n\n".encode())
-            elif time.monotonic() - said > IDLE_S:
-                said = time.monotonic()
-                self.wfile.write(b": nothing new\n\n")
-            self.server.is_closing.wait(period_s)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Prints nothing: an address has the token in it."""
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode()).digest()
+        self.show(page.of("compare", "Compare", {**data, "home": f"/{token}/"}))
