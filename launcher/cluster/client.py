@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.launcher.cluster import kubeconfig
+from jaxlaunch.launcher.cluster import in_pod, kubeconfig
 from jaxlaunch.launcher.cluster.watch import Event, Watch
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kube.kinds import ACCESS_REVIEWS, PODS, Kind
@@ -49,6 +49,13 @@ class Cluster:
 
         name, namespace = kubeconfig.context(context)
         return cls(Transport(lambda: kubeconfig.access(context), name, say), namespace)
+
+    @classmethod
+    def of_viewer(cls, token: str, namespace: str) -> Cluster:
+        """The cluster that this pod is in, in the name of the token's user. Raises ClusterError outside a pod."""
+        from jaxlaunch.launcher.cluster.transport import Transport
+
+        return cls(Transport(lambda: in_pod.access(token), "in-cluster"), namespace)
 
     @property
     def calls(self) -> int:

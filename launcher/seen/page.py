@@ -12,6 +12,7 @@ import hashlib
 import html
 import importlib.resources
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from jaxlaunch.launcher.wording import visible
@@ -28,6 +29,22 @@ def of(kind: str, title: str, data: dict[str, Any]) -> str:
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
+    body = (
+        "<noscript><p>This page is drawn by its own script, which this browser does not run.</p></noscript>",
+        f'<script type="application/json" id="data">{written({**data, "kind": kind})}</script>',
+        f"<script>{script}</script>",
+    )
+    return _document(title, policy, "no-referrer", style, body)
+
+
+def form(title: str, body: Iterable[str]) -> str:
+    """A page without a script, whose forms are sent to its own server, which is told that they are its own."""
+    style = _joined(("page.css",))
+    policy = f"default-src 'none'; style-src '{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
+    return _document(title, policy, "same-origin", style, body)
+
+
+def _document(title: str, policy: str, referrer: str, style: str, body: Iterable[str]) -> str:
     return "\n".join(
         (
             "<!doctype html>",
@@ -36,15 +53,13 @@ def of(kind: str, title: str, data: dict[str, Any]) -> str:
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="referrer" content="no-referrer">',
+            f'<meta name="referrer" content="{referrer}">',
             '<link rel="icon" href="data:,">',
             f"<title>{html.escape(visible(title))}</title>",
             f"<style>{style}</style>",
             "</head>",
             "<body>",
-            "<noscript><p>This page is drawn by its own script, which this browser does not run.</p></noscript>",
-            f'<script type="application/json" id="data">{written({**data, "kind": kind})}</script>',
-            f"<script>{script}</script>",
+            *body,
             "</body>",
             "</html>",
             "",

@@ -282,13 +282,20 @@ function show(run) {
   if (run.events) follow(run.events, (now) => { holder.now = { ...now, home: run.home }; draw(); });
 }
 
-function follow(address, took) {
-  const events = new EventSource(address);
-  events.addEventListener("run", (event) => {
-    performance.mark("told");
-    took(JSON.parse(event.data));
-    drawn("told");
-  });
+// While nobody sees the page it asks for nothing. `refused` is called where the server refuses to say more.
+function follow(address, took, refused = () => {}) {
+  let events = null;
+  const begin = () => {
+    events = new EventSource(address);
+    events.addEventListener("run", (event) => {
+      performance.mark("told");
+      took(JSON.parse(event.data));
+      drawn("told");
+    });
+    events.addEventListener("error", () => { if (events.readyState === EventSource.CLOSED) refused(); });
+  };
+  document.addEventListener("visibilitychange", () => { events.close(); if (!document.hidden) begin(); });
+  begin();
 }
 
 // Measures, for who looks at the page's performance, from a mark until what was drawn since is on the screen.

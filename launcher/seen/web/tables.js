@@ -23,10 +23,10 @@ function inOrder(first, second) {
 }
 
 function runRow(run, changed) {
-  const pick = el("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: table_.picked.has(run.id), disabled: !run.page,
+  const pick = changed && el("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: table_.picked.has(run.id), disabled: !run.page,
     onchange: (event) => { if (event.target.checked) table_.picked.add(run.id); else table_.picked.delete(run.id); changed(); } });
   const progress = run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`;
-  return row(el("td", {}, pick), el("td", {}, run.page ? el("a", { href: run.page }, run.name) : run.name), el("td", {}, stateOf(run.state)), number(progress),
+  return row(...(pick ? [el("td", {}, pick)] : []), el("td", {}, run.page ? el("a", { href: run.page }, run.name) : run.name), el("td", {}, stateOf(run.state)), number(progress),
     number(run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`), number(String(run.restarts)), number(span(run.age_s)), run.owner || "–", run.where, el("td", { class: "why" }, run.why));
 }
 
@@ -35,17 +35,17 @@ function runsTable(data) {
   const found = data.runs.filter(matches).sort(inOrder);
   const place = document.getElementById("runs");
   const focused = document.activeElement?.dataset?.sort;
-  const changed = () => compareLink(data);
+  const changed = data.compare ? () => compareLink(data) : null; // jobs of a cluster have no files here to compare
   const heads = COLUMNS.map(([key, title]) => el("th", { scope: "col", class: title.startsWith("#") ? "number" : null, "aria-sort": table_.sort === key ? (table_.isDown ? "descending" : "ascending") : null },
     el("button", { "data-sort": key, onclick: () => { table_.isDown = table_.sort === key && !table_.isDown; table_.sort = key; runsTable(data); } }, title.replace("#", ""), table_.sort === key ? (table_.isDown ? " ▼" : " ▲") : "")));
-  const made = el("table", { "aria-label": "Runs" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Pick"), ...heads)),
+  const made = el("table", { "aria-label": "Runs" }, el("thead", {}, el("tr", {}, data.compare ? el("th", { scope: "col" }, "Pick") : null, ...heads)),
     el("tbody", {}, ...found.slice(0, MOST_ROWS).map((run) => runRow(run, changed))));
   place.replaceChildren(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, made));
   const more = found.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : "";
   document.getElementById("count").textContent = `${found.length} of ${data.runs.length} runs${more}`;
   document.getElementById("unread").replaceChildren(...data.unread.map((text) => el("p", {}, `⚠ ${text}`)));
   if (focused) place.querySelector(`[data-sort="${focused}"]`)?.focus();
-  changed();
+  changed?.();
 }
 
 function compareLink(data) {
@@ -58,10 +58,12 @@ function compareLink(data) {
 function showRuns(data) {
   const filter = el("input", { type: "search", placeholder: "name, state, owner …", oninput: (event) => { table_.filter = event.target.value; runsTable(holder.now); } });
   const holder = { now: data };
-  document.body.replaceChildren(el("main", {}, el("h1", {}, "Runs"), el("div", { class: "controls" }, el("label", {}, "Filter ", filter), el("span", { id: "count", role: "status" }), el("span", { id: "compare" })),
-    el("div", { id: "unread" }), el("div", { id: "runs" })), el("footer", {}, "Made by launcher dashboard from the files of the runs."));
+  document.body.replaceChildren(el("main", {}, el("h1", {}, "Runs"), el("div", { class: "controls" }, el("label", {}, "Filter ", filter), el("span", { id: "count", role: "status" }), el("span", { id: "compare" }),
+      data.sign_out ? el("a", { href: data.sign_out }, "Sign out") : null),
+    el("div", { id: "unread" }), el("div", { id: "runs" })), el("footer", {}, data.compare ? "Made by launcher dashboard from the files of the runs." : "Made by launcher dashboard from what the cluster shows you."));
   runsTable(data);
-  if (data.events) follow(data.events, (now) => { holder.now = { ...data, ...now }; runsTable(holder.now); });
+  const signIn = () => setTimeout(() => location.reload(), 10_000); // the sign-in is over, or too many pages are open
+  if (data.events) follow(data.events, (now) => { holder.now = { ...data, ...now }; runsTable(holder.now); }, data.compare ? undefined : signIn);
 }
 
 // Steps, seconds or examples of a curve, as the x axis of a comparison.

@@ -51,8 +51,15 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self._load("Page.navigate", url=url)
+
+    def lead(self, expression: str) -> None:
+        """Evaluates what leads to another page, and returns when that has loaded."""
+        self._load("Runtime.evaluate", expression=expression)
+
+    def _load(self, method: str, **parameters: Any) -> None:
         before = self._loaded
-        self.call("Page.navigate", url=url)
+        self.call(method, **parameters)
         while self._loaded == before:
             self._note(json.loads(self._socket.recv()))
 

@@ -11,10 +11,12 @@ import pytest
 from jaxlaunch.launcher.seen import compare, page
 from jaxlaunch.launcher.seen.run import Followed
 from jaxlaunch.launcher.seen.server import Runs, Server
+from jaxlaunch.launcher.seen.serving import viewers
 from jaxlaunch.records.verdict import of_code
 from tests import needs
 from tests.launcher.seen import browser, made_runs
 from tests.launcher.seen.test_page import NASTY
+from tests.launcher.seen.test_viewers import ALICE, EVE, Api
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browser.is_here(), reason="there is no chromium")]
 
@@ -164,6 +166,49 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
         server.server_close()
         thread.join()
     assert chromium.errors == []
+
+
+def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium: browser.Page) -> None:
+    axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
+    api = Api()
+    server = viewers.Server(api, ["team-a", "team-b"], [])
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+
+        def signs_in(token: str) -> None:
+            field = "document.querySelector('input[name=token]')"
+            chromium.lead(f"({field}.value = '{token}', {field}.form.requestSubmit())")
+
+        def has_no_faults() -> None:
+            chromium.call("Runtime.evaluate", expression=axe)
+            told = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
+            assert chromium.value(f"axe.run().then((found) => {told})") == []
+            assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+
+        chromium.open(f"http://127.0.0.1:{server.server_address[1]}/", 400, is_dark=True)
+        alert = "document.querySelector('[role=alert]')?.textContent"
+        assert chromium.value(alert) == "Sign in to see your jobs."
+        has_no_faults()
+        signs_in(EVE)
+        assert chromium.value(alert).startswith("You may not list jobs")
+        signs_in(ALICE)
+        names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[0].textContent).join()"
+        assert chromium.value(names) == "job-of-team-a"
+        assert chromium.value("document.cookie + location.pathname + location.search") == "/"
+        assert chromium.value("document.querySelectorAll('tbody input, #compare *').length") == 0
+        has_no_faults()
+        chromium.lead("document.querySelector('a[href=\"/sign-out\"]').click()")
+        assert chromium.value(alert) == "You have signed out."
+        chromium.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        assert chromium.value(alert) == "Sign in to see your jobs."
+        told, refused = "Failed to load resource: the server responded with a status of ", {"401", "403"}
+        assert {text.removeprefix(told).split()[0] for text in chromium.errors} == refused  # which a console repeats
+        chromium.errors.clear()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: browser.Page, tmp_path: Path) -> None:
