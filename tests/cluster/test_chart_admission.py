@@ -181,9 +181,10 @@ DEADLINE = (
     "Terminating. Set it on the Job (`deadline:`)."
 )
 LABELLED = (
-    "pods in namespace NS may not be labelled {}: controllers and NetworkPolicies know a job's pods by it. Leave it "
-    "out."
+    "pods in namespace NS may not be labelled {}: controllers, Services and NetworkPolicies know by it whose pods they "
+    "are. Leave it out."
 )
+WEB_DASHBOARD = "jaxlaunch.io/web-dashboard"
 WHOSE = "the label {} says whose job it is, and may not be changed in namespace NS. Leave it as it is."
 OWNED = "ownerReferences are not allowed in namespace NS: only controllers make one object another's. Leave them out."
 SCHEDULER = (
@@ -253,6 +254,10 @@ BEYOND: list[tuple[Object, str]] = [
         f"JobSet evil: {TOLERATES.format('node.kubernetes.io/not-ready')}",
     ),
     *((made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}") for made in (jobset, job, pod)),
+    *(  # with its own name too, for the release of a dashboard may be called so
+        (labelled(kind, **{"jaxlaunch_io__web-dashboard": "evil"}), f"{kind} evil: {LABELLED.format(WEB_DASHBOARD)}")
+        for kind in ("JobSet", "Job", "Pod")
+    ),
     *(
         (labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}), f"{kind} evil: {LABELLED.format(key)}")
         for kind in ("JobSet", "Job", "Pod")

@@ -167,6 +167,7 @@ def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
         "scraping (podMonitor.enabled)",
         "alerts (alerts.enabled)",
         "dashboards (dashboards.enabled)",
+        "a web page of jobs (webDashboard.enabled)",
         "helm test: needs defaults.image or test.image",
         "It names no image",
         "The Role team-submitter has no subjects yet",
@@ -178,4 +179,5 @@ def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
     assert "admissionPolicy.enabled is false: submitters" in unprotected
     full = helm.files(EVERYTHING)["NOTES.txt"]
     assert "Not installed" not in full and "no subjects" not in full and "names no image" not in full
+    assert "kubectl port-forward --namespace ns service/team-web 8080:80" in full
     assert "kubectl delete namespace/team-a-scratch" in full and "priority: ns.team.high" in full

@@ -359,6 +359,43 @@ def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm
         assert account["automountServiceAccountToken"] is False
 
 
+def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restricted_pod(helm: Helm) -> None:
+    assert not [each for each in helm.render({"defaults": {"image": "i"}}) if each["kind"] in ("Deployment", "Service")]
+    made = helm.render(EVERYTHING)
+    template = one(made, "Deployment", "team-web")["spec"]["template"]
+    assert pod_security.level(template) == "restricted"
+    spec, (container,) = template["spec"], template["spec"]["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] and container["resources"]["limits"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("team-web", False)
+    assert [volume.keys() for volume in spec["volumes"]] == [{"name", "configMap"}]
+    bound = [subject["name"] for each in made for subject in each.get("subjects", [])]
+    assert bound and "team-web" not in bound
+    labels = template["metadata"]["labels"]
+    for selector in (
+        one(made, "Deployment", "team-web")["spec"]["selector"]["matchLabels"],
+        one(made, "Service")["spec"]["selector"],
+        one(made, "NetworkPolicy", "team-web")["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector == {"jaxlaunch.io/web-dashboard": "team"} and selector.items() <= labels.items()
+    closed = helm.render({"webDashboard": {"enabled": True, "image": "i"}})
+    assert one(closed, "NetworkPolicy", "team-web")["spec"]["ingress"] == []
+    command = one(closed, "Deployment")["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert [word for word in command if word.startswith("--namespace")] == ["--namespace=ns"]
+
+
+@pytest.mark.parametrize("release", ["a.b", "1st", "a" * 53, "0." + "9" * 51])
+def test_the_dashboard_s_service_has_a_name_that_every_release_may_have(helm: Helm, release: str) -> None:
+    made = helm.render({"webDashboard": {"enabled": True, "image": "i"}}, release)
+    name = one(made, "Service")["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+    assert f"--accept-host={name}.ns.svc" in str(one(made, "Deployment")["spec"]["template"]["spec"])
+
+
+def test_a_dashboard_without_an_image_is_refused_with_the_values_to_set(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"set webDashboard\.image or defaults\.image"):
+        helm.render({"webDashboard": {"enabled": True}})
+
+
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
     assert made["metadata"]["labels"][pod_security.ENFORCE] == "restricted"

@@ -69,6 +69,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alerts": {"rules": {"JaxlaunchHang": {"severity": "loud"}}}}, "/alerts/rules/JaxlaunchHang/severity"),
     ({"alerts": {"runbooks": "wiki"}}, "/alerts/runbooks"),
     ({"dashboards": {"labels": []}}, "/dashboards/labels"),
+    ({"webDashboard": {"enabled": "yes"}}, "/webDashboard/enabled"),
+    ({"webDashboard": {"namespaces": ["Team"]}}, "/webDashboard/namespaces/0"),
+    ({"webDashboard": {"hosts": ["https://jobs.example.org"]}}, "/webDashboard/hosts/0"),
+    ({"webDashboard": {"hosts": ["jobs.example.org:8443"]}}, "/webDashboard/hosts/0"),
+    ({"webDashboard": {"host": "jobs.example.org"}}, "host"),
     ({"test": {"apiServer": {"host": "10.0.0.1", "port": 70000}}}, "/test/apiServer"),
     ({"test": {"resources": {"requests": {"cpu": "fast"}}}}, "/test/resources/requests/cpu"),
 ]
