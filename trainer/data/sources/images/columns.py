@@ -63,7 +63,7 @@ def image_of(asked: str | None, path: str, schema: Any) -> str:
     features = arrow.features(schema)
     image = asked or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
-        next((name for name in schema.names if holds_bytes(schema.field(name).type)), None),
+        next((name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)), None),
     )
     image = _only(path, schema, "image", image)
     if not holds_bytes(schema.field(image).type):
@@ -85,7 +85,7 @@ def holds_bytes(kind: Any) -> bool:
     types = pyarrow.types
     if types.is_struct(kind):
         return any(kind.field(at).name == "bytes" for at in range(kind.num_fields))
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _values(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tuple[Any, list[Label]]:
@@ -94,6 +94,8 @@ def _values(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tupl
     if pyarrow.types.is_struct(image.type):
         image = image.flatten()[[image.type.field(at).name for at in range(image.type.num_fields)].index("bytes")]
     image.validate(full=True)
+    if pyarrow.types.is_binary_view(image.type):
+        image = image.cast(pyarrow.large_binary())
     if image.null_count:
         row = first + image.is_null().to_pylist().index(True) + 1
         raise DataError(f"{shown(path)}, row {row}: its {columns[0]!r} has no bytes")

@@ -76,6 +76,7 @@ def built(data: Images, found: Found, classes: Any, folder: Path) -> Index:
         np.repeat(np.arange(len(members), dtype=np.int32), [len(each) for each in members]),
         np.array([member.start for member in flat], np.int64),
         np.array([member.size for member in flat], np.int64),
+        printed=tuple(paths),
         identity=files.digest(paths),
     )
 

@@ -49,6 +49,8 @@ class Index:
     file_N: npt.NDArray[np.int32] | None = None
     start_N: npt.NDArray[np.int64] | None = None
     size_N: npt.NDArray[np.int64] | None = None
+    row_N: npt.NDArray[np.int32] | None = None  # which of its file each is, from 1; None where they follow each other
+    printed: tuple[str, ...] = ()  # the files that the images are of, where they are copies of the cache
     broken: tuple[str, ...] = ()  # what was left out, a sentence each
     left_out: int = 0  # files that are no images by their names
     has_splits: bool = False  # names say of which split each image is
@@ -67,9 +69,11 @@ class Index:
     def where(self, image: int) -> str:
         """The file of an image, and where in it the image is, to be printed."""
         number = self._number(image)
+        file = shown(self.printed[number] if self.printed else self.file(number))
         if self.file_N is None or self.start_N is None:
-            return shown(self.file(number))
-        return f"{shown(self.file(number))}, image {image - int(np.searchsorted(self.file_N, number)) + 1}"
+            return file
+        row = image - int(np.searchsorted(self.file_N, number)) + 1 if self.row_N is None else int(self.row_N[image])
+        return f"{file}, image {row}"
 
     def read(self, image: int) -> bytes:
         """The bytes of an image. Raises OSError, StorageError, and Broken for a file that has no end."""
@@ -80,7 +84,7 @@ class Index:
 
     def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
         """The index of some of the images; what is `broken` says what was left out."""
-        of_files = self if self.file_N is not None else self._numbered()
+        of_files = self._numbered()
         arrays: dict[str, Any] = {
             key: array[chosen_N] for key in _PER_IMAGE if (array := getattr(of_files, key)) is not None
         }
@@ -90,8 +94,11 @@ class Index:
         return image if self.file_N is None else int(self.file_N[image])
 
     def _numbered(self) -> Index:
-        """The same, with a number of a file for each image."""
-        return dataclasses.replace(self, file_N=np.arange(len(self), dtype=np.int32))
+        """The same, with the number of its file for each image, and which image of it that is."""
+        if self.file_N is None:
+            return dataclasses.replace(self, file_N=np.arange(len(self), dtype=np.int32))
+        row_N = np.arange(1, len(self) + 1) - np.searchsorted(self.file_N, self.file_N)
+        return dataclasses.replace(self, row_N=row_N.astype(np.int32) if self.row_N is None else self.row_N)
 
 
 class Member(NamedTuple):
@@ -102,7 +109,7 @@ class Member(NamedTuple):
     label: str | int | None
 
 
-_PER_IMAGE = ("label_N", "file_N", "start_N", "size_N")
+_PER_IMAGE = ("label_N", "file_N", "start_N", "size_N", "row_N")
 _ARRAYS = ("end_F", *_PER_IMAGE)
 
 
@@ -218,7 +225,7 @@ def _load(folder: Path) -> Index:
     with np.load(folder / "index.npz") as arrays:
         found = {key: arrays[key] for key in _ARRAYS if key in arrays}
         names = arrays["names"].tobytes()
-    listed: dict[str, Any] = {key: tuple(about.pop(key)) for key in ("classes", "broken")}
+    listed: dict[str, Any] = {key: tuple(about.pop(key, ())) for key in ("classes", "broken", "printed")}
     return Index(names=names, **found, **listed, **about)
 
 

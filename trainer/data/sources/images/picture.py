@@ -151,7 +151,7 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _stored(image: Any) -> Size:
+def _stored(image: Any) -> tuple[int, int]:
     """Width and height as the file has them: those of a TIFF that lies on its side may be the upright ones."""
     return (image.tag_v2[_WIDTH], image.tag_v2[_HEIGHT]) if image.format == "TIFF" else image.size
 

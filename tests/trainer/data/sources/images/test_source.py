@@ -5,8 +5,10 @@ import json
 import os
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.messages import Draws
@@ -121,6 +123,18 @@ def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
     assert "left out 1 of 8 images" in capfd.readouterr().err
 
 
+def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_there(tmp_path, capfd) -> None:
+    images_of = [made_images.encoded("cat", 0), b"", made_images.encoded("dog", 1)]
+    column = pyarrow.array(images_of, pyarrow.binary_view())  # as polars writes bytes
+    parquet.write_table(pyarrow.table({"image": column, "label": [0, 1, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"example 1, .*/a\.parquet, image 2, is empty"):
+        read(tmp_path / "a.parquet")
+    for _ in ("made", "from the cache"):
+        found = images.source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
+        assert len(found) == 2 and found.where(1).endswith("a.parquet, image 3")
+    assert "a.parquet, image 2 is empty" in capfd.readouterr().err
+
+
 def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
     folder = made_images.folders(tmp_path / "set")
     found = images.source(block(folder, size=8, workers=1), "train")
@@ -203,6 +217,12 @@ def of_list(rows: str):
         (lambda root: made_images.tar(root / "a.tar", {"1.png": b"x"}), "image 1 has no label"),
         (lambda root: (root / "a.tar").write_bytes(b"x" * 1000), "is not a tar"),
         (lambda root: (root / "a.tar.gz").write_bytes(b"x"), "unpack it, or pack it as .tar"),
+        (
+            lambda root: parquet.write_table(
+                pyarrow.Table.from_arrays([pyarrow.array([b"x"])] * 2, names=["image"] * 2), root / "a.parquet"
+            ),
+            "has several columns 'image'",
+        ),
         (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet is truncated or damaged"),
     ],
 )
