@@ -27,11 +27,17 @@ class Feed:
     """The program while it runs. Raises OSError where it cannot be started."""
 
     def __init__(self, folder: str, job: str) -> None:
+        self._asked, self._log = (folder, job), os.path.join(folder, LOG)
+        with open(self._log, "wb"):
+            pass
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        folder, job = self._asked
         limits = {"opens_s": OPENS_S, "ends_s": ENDS_S, "closes_s": CLOSES_S}
         asked = json.dumps({"folder": folder, "uid": os.environ.get(contract.UID, folder), **limits, **json.loads(job)})
-        self._log = os.path.join(folder, LOG)
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
                 isolated.command("jaxlaunch.trainer.tracking", asked),
                 env=_without_devices(isolated.inherited(os.environ)),
                 stdin=subprocess.PIPE,  # it closes with this process, however that ends
@@ -41,7 +47,14 @@ class Feed:
             )
 
     def close(self) -> str | None:
-        """Has it hand over what is left, and waits for that; a sentence where it could not, within its limits."""
+        """Has it hand over what is left, and waits for that; a sentence where it could not, within its limits.
+
+        Where it failed or was killed during the training, it is started once more: what was in its way may be gone.
+        """
+        if self._process.poll() is not None:
+            self._ended(0.0)
+            with contextlib.suppress(OSError):  # then it is said how the first one ended
+                self._process = self._started()
         code = self._ended(SAYS_S)
         if code is None:
             print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)

@@ -12,6 +12,7 @@ from jaxlaunch.records.journal import Journal
 from jaxlaunch.trainer.tracking import feeding
 
 TRACKERS = """
+import os
 import time
 class Kept:
     def __init__(self, run):
@@ -39,6 +40,12 @@ class Crawls(Kept):
 class Raises(Kept):
     def log(self, step, values):
         raise OSError(28, "No space left on device")
+class FailsAtFirst(Kept):
+    def log(self, step, values):
+        if step == 3 and not os.path.exists("failed"):
+            open("failed", "w").close()
+            raise OSError(104, "Connection reset by peer")
+        super().log(step, values)
 """
 
 
@@ -60,7 +67,7 @@ def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, l
         journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
         if step % 2 == 0:
             journals["eval"].write(step, {"loss": 2 / step})
-    if name == "Raises":  # the training takes longer than that
+    if name in ("Raises", "FailsAtFirst"):  # the training takes longer than that
         begun._process.wait()
     for journal in journals.values():
         journal.close()
@@ -118,6 +125,16 @@ def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
     monkeypatch.setattr(feeding, "ENDS_S", 60.0)
     assert feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
     assert len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]) == 4
+
+
+def test_a_tracker_that_failed_during_the_training_is_tried_once_more_at_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert feed(folder, "FailsAtFirst", monkeypatch, 0, 4) is None
+    handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
+    assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 5)]
+    assert "Connection reset by peer" in (folder / feeding.LOG).read_text()
 
 
 def test_a_job_without_a_tracker_starts_nothing(folder: Path) -> None:
