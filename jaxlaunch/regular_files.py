@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+_INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def opener(path: str, flags: int, at: int | None = None) -> int:
     """For `open`: a descriptor of a regular file, whose path may be of folder `at`. Raises OSError for anything else,
@@ -39,11 +41,11 @@ def beneath(folder: Path) -> Callable[[str, int], int]:
     def opened(path: str, flags: int) -> int:
         if os.path.dirname(path) == str(folder):
             return opener(path, flags | os.O_NOFOLLOW)
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        *between, name = (each for each in path.removeprefix(f"{folder}/").split("/") if each)
+        at = os.open(f"{folder}/{between[0]}", _INNER) if between else os.open(folder, _INNER & ~os.O_NOFOLLOW)
         try:
-            *between, name = (each for each in path.removeprefix(f"{folder}/").split("/") if each)
-            for each in between:
-                inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            for each in between[1:]:
+                inner = os.open(each, _INNER, dir_fd=at)
                 os.close(at)
                 at = inner
             return opener(name, flags | os.O_NOFOLLOW, at)

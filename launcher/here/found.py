@@ -48,7 +48,7 @@ class Run:
         """The row of the newest start."""
         return next(reversed(rows(self.summary)), None)
 
-    @property
+    @functools.cached_property
     def start_folder(self) -> Path:
         """What the newest start keeps; the run's own folder where it keeps none, as in version 0.1."""
         own = f"{self.folder}/starts/{1 if (start := self.start) is None else start.start}"

@@ -138,7 +138,7 @@ class RunFolder:
         if self._folder is None:
             return {}
         try:
-            found = _json(self._folder / name, self._folder)
+            found = _json(f"{self._folder}/{name}", self._folder)
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -188,7 +188,7 @@ def agents(folder: Path) -> list[Listed]:
     return found
 
 
-def _json(path: Path, below: Path) -> Any:
+def _json(path: Path | str, below: Path) -> Any:
     """The value in a file of a folder. Raises OSError, and ValueError where it is none, or larger than ours get."""
     data = regular_files.read(path, MAX_JSON + 1, below=below)
     if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):

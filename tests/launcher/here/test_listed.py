@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,28 @@ def test_what_changed_a_moment_ago_is_read_again(runs: Path, monkeypatch: pytest
     monkeypatch.setattr(listed, "SETTLED_NS", 3_600_000_000_000)
     look(runs)
     assert look(runs)[1] == {"first", "second", "third"}
+
+
+def test_runs_that_several_processes_read_are_those_that_one_reads(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    (runs / "second" / "summary.json").write_text("{")
+    alone, _ = look(runs)
+    shutil.rmtree(user_cache.home("lists"))
+    monkeypatch.setattr(listed, "DIVIDED", 2)
+
+    together, read = look(runs)
+
+    assert (together, read) == (alone, {"first", "second"})  # the third in another process
+    shutil.rmtree(user_cache.home("lists"))
+    parent, look_at_all = os.getpid(), listed._look_at_all
+
+    def dies(part: Sequence) -> list:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return look_at_all(part)
+
+    monkeypatch.setattr(listed, "_look_at_all", dies)
+    assert look(runs) == (alone, {"first", "second", "third"})
 
 
 def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) -> None:
