@@ -193,9 +193,11 @@ class Running:
     def agents(self) -> dict[int, int]:
         """Pid of the agent of each host."""
         return {
-            int(environ(pid)["JOB_COMPLETION_INDEX"]): pid
+            int(variables["JOB_COMPLETION_INDEX"]): pid
             for pid in descendants(self.process.pid)
-            if "JOB_COMPLETION_INDEX" in environ(pid) and "JAXLAUNCH_PROGRESS_FD" not in environ(pid)
+            if "JOB_COMPLETION_INDEX" in (variables := environ(pid))
+            and "JAXLAUNCH_UID" in variables  # which the program of a tracker has not
+            and "JAXLAUNCH_PROGRESS_FD" not in variables
         }
 
     def signal(self, number: int) -> None:

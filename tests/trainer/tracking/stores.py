@@ -2,7 +2,8 @@
 
 For each tracker a process writes the journals of a run, as rank 0 does, and is killed; the next one resumes at an
 earlier step. Then the store of the tracker, read by its own code where there is any, has one run, and in it each line
-of the journals once, with its values. Packages of 300 MB are installed first, in an environment of their own.
+of the journals once, with its values. With `--job`, `launcher run` trains a job whose processes and agents are killed
+instead (jobs.py). Packages of 300 MB are installed first, in an environment of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxlaunch import contract
 from jaxlaunch.records.journal import Journal
 from jaxlaunch.trainer.tracking import feeding
 from tests import environments
+from tests.trainer.tracking import jobs
 
 STARTS = ((0, 60), (40, 130), (120, 200), (200, 300))  # the step that each resumes at, and its last one
 PATIENCE_S = 600
@@ -37,12 +39,17 @@ def main() -> None:
     (packages,) = environments.python("trackers").parents[1].glob("lib/python3*/site-packages")
     sys.path.append(str(packages))
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    is_right = True
-    for name in sys.argv[1:] or STORES:
+    is_right, is_job = True, "--job" in sys.argv
+    for name in [each for each in sys.argv[1:] if each != "--job"] or STORES:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            run(name, folder, packages)
-            runs, found = STORES[name](Path(folder))
-            faults = [each for each in compared(Path(folder), found) if each] + [f"{runs} runs"] * (runs != 1)
+            if is_job:
+                run_folder, rows, told = jobs.trained(name, Path(folder), packages)
+                print(f"{name}: {told}", flush=True)
+            else:
+                run(name, folder, packages)
+                run_folder, rows = Path(folder), jobs.lines(Path(folder))
+            runs, found = STORES[name](run_folder)
+            faults = [*compared(rows, found), *[f"{runs} runs"] * (runs != 1)]
             print(f"{name}: {sum(map(len, found.values()))} values; {'; '.join(faults) or 'each once'}", flush=True)
             is_right = is_right and not faults
     sys.exit(not is_right)
@@ -76,16 +83,26 @@ def start(folder: str, first: int, last: int) -> None:
         signal.pause()  # until it is killed
 
 
-def compared(folder: Path, found: Found) -> Iterator[str]:
-    """What is wrong in a store, against the journals."""
+def compared(journals: jobs.Lines, found: Found) -> Iterator[str]:
+    """What is wrong in a store, against the lines of the journals: of a step that was trained twice there are two."""
     for journal, prefix in (("metrics", "train"), ("eval", "eval")):
-        rows = [json.loads(line) for line in (folder / f"{journal}.jsonl").read_text().splitlines()]
-        for name in (name for name in rows[0] if name not in ("step", "time")):
-            wanted, got = [(row["step"], row[name]) for row in rows], sorted(found.get(f"{prefix}/{name}", []))
-            if [step for step, _ in wanted] != [step for step, _ in got]:
-                yield f"{prefix}/{name} has {len(got)} steps, not {len(wanted)}"
-            elif any(abs(one - other) > 1e-6 * abs(one) for (_, one), (_, other) in zip(wanted, got, strict=True)):
-                yield f"{prefix}/{name} has other values"
+        steps = journals[journal]
+        for name in sorted({name for rows in steps.values() for row in rows for name in row} - {"step", "time"}):
+            wanted = {step: [row.get(name) for row in rows] for step, rows in steps.items()}
+            got = found.get(f"{prefix}/{name}", [])
+            if faults := [step for step, values in wanted.items() if not _is_once(values, step, got)]:
+                yield f"{prefix}/{name}: {len(faults)} of {len(wanted)} steps are wrong, {faults[0]} first"
+            elif not {step for step, _ in got} <= wanted.keys():
+                yield f"{prefix}/{name} has steps that are not in the journal"
+
+
+def _is_once(values: Sequence[float | None], step: int, got: Sequence[tuple[int, float]]) -> bool:
+    """Whether a step has one value, which is one of these, or none where it may have none."""
+    has = [value for at, value in got if at == step]
+    known = [value for value in values if value is not None]
+    if not has:
+        return len(known) < len(values)
+    return len(has) == 1 and any(abs(value - has[0]) <= 1e-6 * abs(value) for value in known)
 
 
 def of_mlflow(folder: Path) -> tuple[int, Found]:
