@@ -1,6 +1,6 @@
 """Thousands of odd images, each read or named: `python -m tests.odd_images --seed 1 --count 2600` (half a minute).
 
-Small images of nineteen kinds (JPEG, PNG, WebP, GIF, BMP and TIFF: grey, palettes, alpha, CMYK, 16 bits, animations,
+Small images of twenty kinds (JPEG, PNG, WebP, GIF, BMP and TIFF: grey, palettes, alpha, CMYK, 16 bits, animations,
 orientations) as they are, cut, with bits flipped, bytes put in, taken out, repeated or zeroed, other sizes in the
 header, and other content. What is wrong: an exception that is not Broken, a message of several lines, an undamaged
 image that is refused or has other pixels, and one that takes more than two seconds of the processor. The suite has a
@@ -80,6 +80,7 @@ def made(draw: random.Random, rng: np.random.Generator) -> tuple[str, bytes, np.
         "bmp": (image, "BMP", {}),
         "tiff": (image, "TIFF", {"compression": draw.choice(("tiff_lzw", "tiff_deflate", "raw", "packbits"))}),
         "deep tiff": (deep, "TIFF", {}),
+        "turned tiff": (image, "TIFF", {"tiffinfo": {0x0112: exif[0x0112]}}),
         "CMYK tiff": (image.convert("CMYK"), "TIFF", {}),
         "float tiff": (Image.fromarray(rng.random(size, np.float32)), "TIFF", {}),
     }

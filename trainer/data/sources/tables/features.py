@@ -131,8 +131,14 @@ def fitted(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_]
             continue
         x_NK = np.where(np.isfinite(found), found, np.nan)[chosen_N]
         count_K = np.maximum(np.isfinite(x_NK).sum(0), 1)
-        mean_K = np.nansum(x_NK, 0) / count_K
-        deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean_K = np.nansum(x_NK, 0) / count_K
+            deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
+        if not np.isfinite(deviation_K).all():
+            raise DataError(
+                f"{shown(table.paths[0])}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, whose "
+                "deviation 64 bits do not hold; write them in a larger unit, or leave the column out of data.columns"
+            )
         columns[name] = Numbers(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
     return Features(columns, missing)
 

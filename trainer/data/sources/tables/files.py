@@ -27,6 +27,8 @@ ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".
 DELIMITERS = ",;\t|"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # in a column of numbers, in any case: no number
 QUOTE = b'"'
+INDEX = r"__index_level_\d+__"  # of pandas, in Parquet and Arrow
+OTHER_FILES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
 MOST_SAID = 200  # characters of what pyarrow says, which may repeat a row
 # As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
 THOUSANDS = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
@@ -213,8 +215,10 @@ def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
     else:
         table = _of_text(path, here, ending, texts)
     names = table.column_names
-    if names.count("") > 1:  # no column without a name is read, as spreadsheets write them at the end of each row
-        table = table.select([at for at, name in enumerate(names) if name])
+    # No column without a name is read, as spreadsheets write them at the end of each row, and no index of pandas.
+    left_out = [name for name in names if re.fullmatch(INDEX, name)] + [""] * (names.count("") > 1)
+    if left_out:
+        table = table.select([at for at, name in enumerate(names) if name not in left_out])
         names = table.column_names
     if twice := next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None:
         raise DataError(f"{shown(path)} has two columns {twice!r}; rename one")
@@ -286,6 +290,8 @@ def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
     size = os.path.getsize(here)
     with open(here, "rb") as file:
         start = file.read(1 << 20)
+    if kind := next((kind for mark, kind in OTHER_FILES.items() if start.startswith(mark)), None):
+        raise DataError(f"{shown(path)} is not text, but {kind}; unpack or rename it")
     if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start.partition(b"\n")[0]:
         raise DataError(f"{shown(path)} is not UTF-8, but UTF-16; save it as UTF-8")
     line = start.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]

@@ -158,7 +158,11 @@ class Coder:
         self._features = features.fitted(table, self.names, is_train_N, self._data.missing)
         label_N, self._classes = self._labels(table)
         if self._target == "regression":
-            mean, deviation = label_N[is_train_N].mean(0), label_N[is_train_N].std(0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean, deviation = label_N[is_train_N].mean(0), label_N[is_train_N].std(0)
+            if not np.isfinite(deviation).all():  # the squares of what 32 bits hold need not be held by them
+                wide_N = label_N[is_train_N].astype(np.float64)
+                mean, deviation = wide_N.mean(0).astype(np.float32), wide_N.std(0).astype(np.float32)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
     def classes(self, table: Columns) -> list[labels.Label]:
@@ -236,6 +240,13 @@ def _label_numbers(table: Columns, name: str, target: Target) -> npt.NDArray[np.
     is_missing_N = ~np.isfinite(found).all(1)
     if is_missing_N.any():
         raise DataError(f"{table.where(int(is_missing_N.argmax()))}: its label {name!r} is empty; remove the row")
+    is_large_N = (abs(found) > np.finfo(np.float32).max).any(1)
+    if is_large_N.any():
+        row = int(is_large_N.argmax())
+        raise DataError(
+            f"{table.where(row)}: its label {name!r} is {abs(found[row]).max():g}, more than 32 bits hold; write it in "
+            "a larger unit"
+        )
     return found
 
 

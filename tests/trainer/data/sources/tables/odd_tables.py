@@ -6,6 +6,7 @@ A table is bytes of a file. `good` reads as the numbers given; `bad` is refused 
 from __future__ import annotations
 
 import decimal
+import gzip
 import io
 from typing import Any, NamedTuple
 
@@ -103,6 +104,8 @@ def _wrong() -> list[Odd]:
         Odd("utf16.csv", "a,b,y\n1,2,0\n".encode("utf-16"), bad=("UTF-16",)),
         Odd("utf16_without_mark.csv", "a,b,y\n1,2,0\n".encode("utf-16-le"), bad=("UTF-16",)),
         Odd("backslash.csv", b'a,b,y\n1,"x\\"",0\n3,w,1\n', bad=("row 1", "Expected 3 columns, got 2")),
+        Odd("packed.csv", gzip.compress(b"a,b,y\n1,2,0\n"), bad=("is not text, but gzip",)),
+        Odd("far_apart.csv", b"a,b,y\n1e200,2,0\n-1e200,4,1\n", bad=("'a' has numbers up to 1e+200",)),
         Odd("open_quote.csv", b'a,b,y\n1,2,0\n3,4,"1\n5,6,0\n', bad=("row 2", "never closed")),
         Odd("long_texts.csv", b"a,b,y\n" + b"".join(b"1,t%d,0\n" % n for n in range(200)), bad=("200 different",)),
         Odd("wide.csv", f"{wide},y\n{'1,' * 10_000}0\n{'2,' * 10_000}1\n".encode(), [[1.0] * 10_000, [2.0] * 10_000]),
@@ -149,9 +152,9 @@ def _lines() -> list[Odd]:
 
 def _of_arrow() -> list[Odd]:
     def odd(name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()) -> Odd:
-        """A Parquet file with the column `a`, 2 and 4 as `b`, and the labels 0 and 1."""
+        """A Parquet file with the column `a`, 2 and 4 as `b`, the labels 0 and 1, and an index of pandas."""
         file = io.BytesIO()
-        parquet.write_table(pyarrow.table({"a": a, "b": [2, 4], "y": [0, 1]}), file)
+        parquet.write_table(pyarrow.table({"a": a, "b": [2, 4], "y": [0, 1], "__index_level_0__": [7, 9]}), file)
         return Odd(f"{name}.parquet", file.getvalue(), good, bad)
 
     twice = io.BytesIO()

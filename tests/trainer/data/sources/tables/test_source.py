@@ -192,6 +192,15 @@ def test_a_label_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "t.csv")
 
 
+def test_a_number_that_32_bits_do_not_hold_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,2\n3,1e300\n")
+    with pytest.raises(DataError, match=r"t\.csv, row 2: its label 'y' is 1e\+300, more than 32 bits hold"):
+        opened(tmp_path / "t.csv", target="regression", label="y")
+    (tmp_path / "large.csv").write_text("a,y\n1,1e20\n2,3e20\n")  # whose squares 32 bits do not hold
+    scale = opened(tmp_path / "large.csv", target="regression", label="y").scale
+    assert scale is not None and scale.mean == np.float32(2e20) and scale.deviation == np.float32(1e20)
+
+
 def test_files_that_number_their_classes_otherwise_are_named(tmp_path: Path) -> None:
     for name, classes in (("a", ["no", "yes"]), ("b", ["yes", "no"])):
         about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}
