@@ -8,6 +8,7 @@ is free is asked each time, and so are number, size and times of the files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import hashlib
 import json
@@ -33,6 +34,11 @@ DIVIDED = 500  # runs to be read; fewer are read before another process has begu
 SETTLED_NS = 2_000_000_000  # since a file changed; a change within one tick of the storage's clock leaves its times
 OLD_S = 30 * 86400.0  # after which what is kept of a folder is deleted
 _MOST = 1 << 28  # bytes of what is kept of a folder
+
+# What is not kept of a run that ended: fields that are the same in all, and those that are None.
+_SAME: Mapping[str, Any] = {"namespace": "", "is_ours": True, "missing": (), "spares": (), "nodes": ()}
+_NONE: Mapping[str, Any] = {field.name: None for field in dataclasses.fields(JobStatus)}
+_OWN = ("name", "folder")
 
 Stamp = list[int]  # what changes when a file does
 Row = tuple[str, Stamp, Stamp, dict[str, Any]]  # path of the job, stamps of summary and job, fields of the status
@@ -117,25 +123,22 @@ def _is_settled(stamp: Stamp) -> bool:
 
 
 def _fields(one: JobStatus) -> dict[str, Any]:
-    """The fields that are not the same in every run that ended, and the moment that it began at."""
+    """The fields that are not the same in every run that ended, and the moment that it began at; None is left out."""
     fields = vars(one) | {"restarts": vars(one.restarts), "age_s": time.time() - one.age_s}
-    return {name: value for name, value in fields.items() if name not in ("name", "folder")}
+    return {
+        name: value for name, value in fields.items() if value is not None and name not in _SAME and name not in _OWN
+    }
 
 
 def _status(path: Path, fields: Mapping[str, Any]) -> JobStatus:
-    return JobStatus(
-        **dict(fields)
-        | {
-            "name": path.name,
-            "folder": str(path),
-            "state": State(fields["state"]),
-            "restarts": Restarts(**fields["restarts"]),
-            "age_s": max(0.0, time.time() - fields["age_s"]),
-            "missing": (),
-            "spares": (),
-            "nodes": (),
-        }
-    )
+    of_run = {
+        "name": path.name,
+        "folder": str(path),
+        "state": State(fields["state"]),
+        "restarts": Restarts(**fields["restarts"]),
+        "age_s": max(0.0, time.time() - fields["age_s"]),
+    }
+    return JobStatus(**{**_NONE, **_SAME, **fields, **of_run})
 
 
 def _home(folder: Path) -> Path:
