@@ -31,6 +31,7 @@ LAUNCHER = Path(sys.prefix) / "bin" / "launcher"
 COLUMNS, ROWS = 96, 17
 WIDTH, LINE, LEFT, TOP = 800, 19, 14, 44
 LONGEST_S, HELD_S = 0.5, 5.0
+HERE = re.compile(r"\(\S+, pod [0-9a-f-]{36}\)")  # names this machine: an agent that came too soon, and comes again
 LOUD = re.compile(r"lost|killed|restarting|another agent")
 
 
@@ -69,9 +70,9 @@ def shown(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     others: list[str] = []
     for number, (when, text) in enumerate(lines):
         is_near = at - 5 < number <= at or resumed < number < resumed + 7 or number > len(lines) - 4
-        if re.match(r"\[\d+\] (?!step |resumed )", text):
+        if re.match(r"\[\d+\](?! step | resumed )", text):  # an abort has empty lines, too
             others += [text] if at < number < resumed else []
-        elif text and (is_near or not re.match(r"\[\d+\] step ", text)):
+        elif text and not HERE.search(text) and (is_near or not re.match(r"\[\d+\] step ", text)):
             if others:
                 kept.append((when, f"{others[0][:4]}({len(others)} lines) {others[-1][4:]}"))
             others = []
