@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,8 @@ def _statuses(folder: Path, paths: Sequence[Path]) -> list[JobStatus]:
     before = _kept(folder) if len(paths) >= MANY else {}
     known = [before.get(os.path.abspath(path)) for path in paths]
     each = list(zip(paths, known, strict=True))
-    looked = divided(_look_at_all, each) if known.count(None) >= DIVIDED else _look_at_all(each)
+    is_divided = known.count(None) >= DIVIDED and threading.active_count() == 1  # a copy of threads may stand still
+    looked = divided(_look_at_all, each) if is_divided else _look_at_all(each)
     after = {os.path.abspath(path): row for path, (_, row) in zip(paths, looked, strict=True) if row is not None}
     if len(paths) >= MANY and any(row is not one for (_, row), one in zip(looked, known, strict=True)):
         _keep(folder, after)

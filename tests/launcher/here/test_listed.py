@@ -4,9 +4,8 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
+import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -98,26 +97,33 @@ def test_what_changed_a_moment_ago_is_read_again(runs: Path, monkeypatch: pytest
     assert look(runs)[1] == {"first", "second", "third"}
 
 
-def test_runs_that_several_processes_read_are_those_that_one_reads(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+# In a process of its own: one that has imported JAX must not be copied.
+DIVIDED = """
+import json, os, signal, sys
+from pathlib import Path
+from jaxlaunch.launcher.here import listed
+parent, look_at_all, forks = os.getpid(), listed._look_at_all, []
+sys.addaudithook(lambda event, _: forks.append(event) if event == "os.fork" else None)
+def dies(part):
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return look_at_all(part)
+os.sched_getaffinity = lambda pid: {0, 1}
+listed.DIVIDED = 2
+for listed._look_at_all in (look_at_all, dies):
+    print(json.dumps([one.to_json() | {"age_s": 0.0} for one in listed.statuses(Path(sys.argv[1]))]))
+assert len(forks) == 2
+"""
+
+
+def test_runs_that_several_processes_read_are_those_that_one_reads(runs: Path) -> None:
     (runs / "second" / "summary.json").write_text("{")
-    alone, _ = look(runs)
-    shutil.rmtree(user_cache.home("lists"))
-    monkeypatch.setattr(listed, "DIVIDED", 2)
+    alone = json.loads(json.dumps([one.to_json() for one in look(runs)[0].values()]))
 
-    together, read = look(runs)
+    divided = subprocess.run([sys.executable, "-c", DIVIDED, runs], stdout=subprocess.PIPE, text=True, check=True)
 
-    assert (together, read) == (alone, {"first", "second"})  # the third in another process
-    shutil.rmtree(user_cache.home("lists"))
-    parent, look_at_all = os.getpid(), listed._look_at_all
-
-    def dies(part: Sequence) -> list:
-        if os.getpid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return look_at_all(part)
-
-    monkeypatch.setattr(listed, "_look_at_all", dies)
-    assert look(runs) == (alone, {"first", "second", "third"})
+    together, without_a_killed_copy = map(json.loads, divided.stdout.splitlines())
+    assert together == without_a_killed_copy == alone and len(alone) == 3
 
 
 def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) -> None:
