@@ -13,7 +13,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
 
@@ -42,6 +42,9 @@ def ended(
     if found is None or found.of is None or found.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         found, is_open = dataclasses.replace(_before(found, records), of=of), True
+    if not is_open and found.verdict is None:  # its agents were killed after the record of its attempt
+        found = _as_recorded(found, records[-1].verdict)
+        found = dataclasses.replace(found, verdict=None) if is_stopped else found
     starts = Starts(folder, uid)
     if found.verdict is None:
         found = _with_saved(found, checkpoints, starts, records)
@@ -56,9 +59,8 @@ def ended(
         found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
     elif found.verdict is not None:
         found = _completed(found, folder, starts, records, codes, checkpoints, gone)
-    else:  # it was killed after the record of its attempt
-        last = records[-1].verdict
-        found = dataclasses.replace(found, verdict=_verdict(codes, found, True, gone) if is_stopped else last)
+    else:
+        found = dataclasses.replace(found, verdict=_verdict(codes, found, True, gone))
     summary = dataclasses.replace(
         found,
         verdict=_given_up(found.verdict, records),
@@ -80,10 +82,15 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
     starts.write(found)
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
-        verdict = records[-1].verdict
         seconds = reported_fields.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
-        starts.write(dataclasses.replace(found, verdict=verdict, restarts=restarts, seconds=seconds))
+        found = _as_recorded(found, records[-1].verdict)
+        starts.write(dataclasses.replace(found, restarts=restarts, seconds=seconds))
+
+
+def _as_recorded(found: Summary, verdict: Verdict) -> Summary:
+    """The end that is on record, with its step, where the summary was last written before."""
+    return dataclasses.replace(found, verdict=verdict, step=furthest(found.step, verdict.step))
 
 
 def _with_saved(found: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:

@@ -79,16 +79,18 @@ KILLED = "(its agent was killed by SIGKILL (by the kernel because memory ran out
         ),
     ],
 )
+@pytest.mark.parametrize("is_written", [True, False], ids=["whole", "killed after the record"])
 def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
-    tmp_path: Path, code: int, message: str, told: str | None
+    tmp_path: Path, code: int, message: str, told: str | None, is_written: bool
 ) -> None:
     folder, verdict = RunFolder(tmp_path, fail), of_code(code, message, rank=0, host=0, step=43)
     before = running()
     assert before.of is not None
     folder.append(unfinished.close(dataclasses.replace(before.of, uid="another"), verdict))
     folder.append(unfinished.close(before.of, verdict))
-    write(folder, dataclasses.replace(before, verdict=verdict))
-    assert end(tmp_path, [-9, code])["verdict"]["message"] == (told or message)
+    write(folder, dataclasses.replace(before, verdict=verdict) if is_written else dataclasses.replace(before, step=0))
+    found = end(tmp_path, [-9, code])
+    assert (found["verdict"]["message"], found["step"]) == (told or message, 43)
     assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [message, told or message]
 
 
@@ -242,6 +244,18 @@ def test_a_run_that_was_killed_with_its_launcher_is_no_longer_running(tmp_path: 
         assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "lost")
         assert (found["goodput"]["seconds"]["step"], found["goodput"]["seconds"]["lost_work"]) == (6.0, 4.0)
     assert [record["last_committed"] for record in attempts(tmp_path)] == [40]
+
+
+def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt_has_the_step_of_the_record(
+    tmp_path: Path,
+) -> None:
+    folder, before = RunFolder(tmp_path, fail), running(step=0)
+    assert before.of is not None
+    folder.append(unfinished.close(before.of, of_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)))
+    write(folder, before)
+    close(folder, tmp_path / "checkpoints")
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "hang")
 
 
 def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> None:
