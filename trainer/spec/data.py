@@ -74,6 +74,16 @@ def _mounted(path: str | None) -> str | None:
     return path
 
 
+_Readable = Annotated[str | list[str], AfterValidator(_readable)]
+_EvalFiles = Annotated[
+    str | list[str] | None,
+    AfterValidator(_readable),
+    Field(description="files or globs to evaluate on; default none"),
+]
+_HeldOutRecords = Annotated[
+    Fraction | None, Field(description="share of the records held out when there is no eval_path; default none")
+]
+
 MOST_SIDE = 2**15  # pixels
 Side = Annotated[int, Field(gt=0), at_most(MOST_SIDE)]
 
@@ -139,15 +149,9 @@ class ArrayRecord(OfImages):
     """
 
     source: Literal["array_record"] = Field(description="this source")
-    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
-        description="files or globs to train on, here or in gs:// or s3://"
-    )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on; default none"
-    )
-    eval_split: Fraction | None = Field(
-        None, description="share of the records held out when there is no eval_path; default none"
-    )
+    path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
+    eval_path: _EvalFiles = None
+    eval_split: _HeldOutRecords = None
 
 
 class Text(Source):
@@ -243,7 +247,6 @@ def _different(classes: list[str | int] | None) -> list[str | int] | None:
 
 
 _Classes = Annotated[list[str | int] | None, AfterValidator(_different)]
-_Readable = Annotated[str | list[str], AfterValidator(_readable)]
 _EvalPath = Annotated[  # beside files whose names may say of which split they are
     str | list[str] | None,
     AfterValidator(_readable),
@@ -390,9 +393,7 @@ class Part(_Part):
         min_length=1,
         description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
     )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on; default none"
-    )
+    eval_path: _EvalFiles = None
     eval_split: Fraction = Field(0.05, description="share of the documents that is held out for evaluation")
 
     @property
@@ -485,12 +486,8 @@ class PartOfRecords(_Part):
 
     source: Literal["array_record"] = Field(description="the source of this part")
     path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
-        None, description="files or globs to evaluate on; default none"
-    )
-    eval_split: Fraction | None = Field(
-        None, description="share of the records held out when there is no eval_path; default none"
-    )
+    eval_path: _EvalFiles = None
+    eval_split: _HeldOutRecords = None
 
 
 class PartOfTfds(_Part):
