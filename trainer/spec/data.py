@@ -83,6 +83,14 @@ _EvalFiles = Annotated[
 _HeldOutRecords = Annotated[
     Fraction | None, Field(description="share of the records held out when there is no eval_path; default none")
 ]
+_Builder = Annotated[str, Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")]
+_TrainedSplit = Annotated[str, Field(description="what to train on, in tensorflow-datasets' split syntax")]
+_EvaluatedSplit = Annotated[str | None, Field(description="what to evaluate on; null: no evaluation")]
+_PreparedFolder = Annotated[
+    str | None,
+    AfterValidator(_mounted),
+    Field(description="folder of prepared data; default in the user's cache folder"),
+]
 
 MOST_SIDE = 2**15  # pixels
 Side = Annotated[int, Field(gt=0), at_most(MOST_SIDE)]
@@ -127,12 +135,10 @@ class Tfds(OfImages):
     """
 
     source: Literal["tfds"] = Field("tfds", description="this source")
-    name: str = Field("digits", description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
-    split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
-    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
-    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
-        None, description="folder of prepared data; default in the user's cache folder"
-    )
+    name: _Builder = "digits"
+    split: _TrainedSplit = "train"
+    eval_split: _EvaluatedSplit = "test"
+    data_dir: _PreparedFolder = None
 
 
 class ArrayRecord(OfImages):
@@ -252,6 +258,18 @@ _EvalPath = Annotated[  # beside files whose names may say of which split they a
     AfterValidator(_readable),
     Field(description="what to evaluate on; default the files that are called val, validation or test, next to train"),
 ]
+_HeldOutImages = Annotated[
+    Fraction | None, Field(description="share of the images held out when nothing else is evaluated; default none")
+]
+_HeldOutRows = Annotated[
+    Fraction | None, Field(description="share of the rows held out when nothing else is evaluated; default none")
+]
+_ImageColumn = Annotated[
+    str | None, Field(min_length=1, description="column of the image, or of its path; default it is detected")
+]
+_LabelColumn = Annotated[str | None, Field(min_length=1, description="column of the label; default it is detected")]
+_Names = Annotated[list[str], Field(min_length=1)]
+_Labels = Annotated[str, Field(min_length=1)] | _Names | None
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
@@ -282,14 +300,10 @@ class Images(OfImages):
         "labels, .tar, .parquet, .arrow"
     )
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(
-        None, description="share of the images held out when nothing else is evaluated; default none"
-    )
+    eval_split: _HeldOutImages = None
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
-    image: str | None = Field(
-        None, min_length=1, description="column of the image, or of its path; default it is detected"
-    )
-    label: str | None = Field(None, min_length=1, description="column of the label; default it is detected")
+    image: _ImageColumn = None
+    label: _LabelColumn = None
     classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
     on_broken: Literal["stop", "skip"] = Field(
         "stop",
@@ -327,15 +341,11 @@ class Table(Source):
         ".npz"
     )
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(
-        None, description="share of the rows held out when nothing else is evaluated; default none"
-    )
-    label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
+    eval_split: _HeldOutRows = None
+    label: _Labels = Field(
         None, description="column of the label, or several; default one named label, class, target or y"
     )
-    columns: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="columns that are read as features; default all but the label"
-    )
+    columns: _Names | None = Field(None, description="columns that are read as features; default all but the label")
     missing: Literal["stop", "mean"] = Field(
         "stop",
         description="a feature without a value ends the run; mean: it gets the mean of its column in the training "
@@ -423,13 +433,9 @@ class PartOfImages(_Part):
     source: Literal["images"] = Field(description="the source of this part")
     path: _Readable = Field(description="a folder, files or globs, as in source: images")
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(
-        None, description="share of the images held out when nothing else is evaluated; default none"
-    )
-    image: str | None = Field(
-        None, min_length=1, description="column of the image, or of its path; default it is detected"
-    )
-    label: str | None = Field(None, min_length=1, description="column of the label; default it is detected")
+    eval_split: _HeldOutImages = None
+    image: _ImageColumn = None
+    label: _LabelColumn = None
     on_broken: Literal["stop", "skip"] = Field(
         "stop", description="an image that cannot be decoded ends the run; skip: broken images are left out"
     )
@@ -459,9 +465,7 @@ class PartOfTable(_Part):
     source: Literal["table"] = Field(description="the source of this part")
     path: _Readable = Field(description="a folder, files or globs, as in source: table")
     eval_path: _EvalPath = None
-    eval_split: Fraction | None = Field(
-        None, description="share of the rows held out when nothing else is evaluated; default none"
-    )
+    eval_split: _HeldOutRows = None
 
     @model_validator(mode="after")
     def _is_evaluated_once(self) -> PartOfTable:
@@ -506,12 +510,10 @@ class PartOfTfds(_Part):
     """
 
     source: Literal["tfds"] = Field(description="the source of this part")
-    name: str = Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
-    split: str = Field("train", description="what to train on, in tensorflow-datasets' split syntax")
-    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
-    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
-        None, description="folder of prepared data; default in the user's cache folder"
-    )
+    name: _Builder
+    split: _TrainedSplit = "train"
+    eval_split: _EvaluatedSplit = "test"
+    data_dir: _PreparedFolder = None
 
 
 _Parts = Part | PartOfImages | PartOfTable | PartOfRecords | PartOfTfds
@@ -566,10 +568,10 @@ class Mixture(OfImages):
         description="images and tables: the labels in the order in which they are numbered; default those of the "
         "parts, which then must be the same",
     )
-    label: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = Field(
+    label: _Labels = Field(
         None, description="tables: column of the label, or several; default one named label, class, target or y"
     )
-    columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+    columns: _Names | None = Field(
         None, description="tables: columns that are read as features; default all but the label"
     )
     missing: Literal["stop", "mean"] = Field(
