@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from jaxlaunch.launcher.seen import page
 from jaxlaunch.launcher.seen.run import Followed
 from jaxlaunch.launcher.seen.server import Runs, Server
 from tests.launcher.seen import browser, made_runs
+from tests.launcher.seen.serving import serving
 
 POINTS, RANKS, TIMES = 100_000, 1_000, 5
 DRAWN = "performance.getEntriesByName('drawn')"
@@ -38,15 +38,8 @@ def main() -> None:
             chromium.open(file.as_uri())
             opened.append(chromium.until(f"{DRAWN}[0]?.duration"))
         print(f"opened: {told(opened[1:])}")
-        server = Server(Runs(run.parent, None))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
+        with serving(Server(Runs(run.parent, None))) as server:
             update(chromium, server, run)
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def update(chromium: browser.Page, server: Server, run: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from jaxlaunch.launcher.seen.serving import viewers
 from jaxlaunch.records.verdict import of_code
 from tests import needs
 from tests.launcher.seen import browser, made_runs
+from tests.launcher.seen.serving import serving
 from tests.launcher.seen.test_page import NASTY
 from tests.launcher.seen.test_viewers import ALICE, EVE, Api
 
@@ -131,10 +131,7 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)
     made_runs.failed(tmp_path / "third", of_code(83, NASTY, rank=0))
-    server = Server(Runs(tmp_path, None))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(Server(Runs(tmp_path, None))) as server:
         chromium.open(server.address)
         names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
         chromium.value("document.querySelector('[data-sort=name]').click()")
@@ -161,20 +158,13 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
         newest = chromium.value("document.querySelector('#curves tbody').lastChild.innerText")
         assert newest.split() == ["1001", "0.125"]
         chromium.open("about:blank")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert chromium.errors == []
 
 
 def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium: browser.Page) -> None:
     axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
     api = Api()
-    server = viewers.Server(api, ["team-a", "team-b"], [])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(viewers.Server(api, ["team-a", "team-b"], [])) as server:
 
         def signs_in(token: str) -> None:
             field = "document.querySelector('input[name=token]')"
@@ -205,10 +195,6 @@ def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium:
         told, refused = "Failed to load resource: the server responded with a status of ", {"401", "403"}
         assert {text.removeprefix(told).split()[0] for text in chromium.errors} == refused  # which a console repeats
         chromium.errors.clear()
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: browser.Page, tmp_path: Path) -> None:

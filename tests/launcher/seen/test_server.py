@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.seen.server import Runs, Server
 from tests.launcher.seen import made_runs
+from tests.launcher.seen.serving import serving
 from tests.launcher.seen.test_page import NASTY, data_of
 
 SECRET = "nobody else's business"
@@ -32,13 +32,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "runs" / "link").symlink_to(tmp_path)
     (tmp_path / "runs" / "no-run").mkdir()
-    made = Server(Runs(tmp_path / "runs", _jobs))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving(Server(Runs(tmp_path / "runs", _jobs))) as made:
+        yield made
 
 
 def get(server: Server, path: str, **headers: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import socket
-import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxlaunch.launcher.cluster import in_pod
 from jaxlaunch.launcher.errors import ApiError, Unreachable
 from jaxlaunch.launcher.seen.serving import answers, sign_in, tokens, viewers
 from tests.launcher.invoke import launcher
+from tests.launcher.seen.serving import serving
 from tests.launcher.seen.test_page import data_of
 
 ALICE, BOB, EVE, NOBODY = (f"eyJhbGciOi.{name}-_." + "x" * 900 for name in ("alice", "bob", "eve", "nobody"))
@@ -63,13 +63,8 @@ def server(api: Api) -> Iterator[viewers.Server]:
 
 
 def served(api: Api) -> Iterator[viewers.Server]:
-    made = viewers.Server(api, ["team-a", "team-b"], ["Jobs.example.org"])
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving(viewers.Server(api, ["team-a", "team-b"], ["Jobs.example.org"])) as made:
+        yield made
 
 
 def ask(server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str) -> Answer:
