@@ -2,6 +2,7 @@
 
 `python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started as in a pod. The
 other hosts are made up: a few processes hold a connection for each, and speak the product's protocol over loopback.
+They dial as agents do: one that the leader turns away, or does not answer, connects again.
 Every host beats once in launcher/agent/io/link.py's BEAT_S, as agents do, and every rank is a step further in each
 beat. Then one rank raises; every host answers the verdict with the end of each of its processes, as agents do.
 """
@@ -27,11 +28,14 @@ from benchmarks.table import Row, finish, log
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
+from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Kind
+from jaxlaunch.launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.io import limits
+from jaxlaunch.launcher.agent.io.dial import Dialer
 from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
 from jaxlaunch.launcher.agent.io.ports import free_port
@@ -48,25 +52,35 @@ OUTPUT = "the last lines of a program that was killed\n" * 40
 class FakeHost:
     """A made-up host: its connection, its ranks, and when it got the verdict."""
 
-    def __init__(self, fakes: Fakes, key: bytes, hello: Hello, ranks: range) -> None:
-        self._fakes, self._hello, self._ranks = fakes, hello, ranks
-        self._side = HostSide(key)
+    def __init__(self, fakes: Fakes, place: Config, hello: Hello, ranks: range) -> None:
+        self._fakes, self._place, self._hello, self._ranks = fakes, place, hello, ranks
+        self._dialer = Dialer(fakes.loop, place.leader, say=lambda text: None, connected=self._connected)
         self._status = Status(phase="init", jax="0.10.2")
         self._changes = Changes()
         self._attempt = 0
         self.judged_at: float | None = None
 
-    def connect(self, address: tuple[str, int]) -> None:
-        """Connects; the leader's challenge comes next."""
-        self._link = Link(self._fakes.loop, socket.create_connection(address), self._message, self._lost)
+    def dial(self) -> None:
+        """Connects, and starts over as an agent does, until the leader answers."""
+        self._dialer.dial()
 
     def raise_error(self) -> None:
         """Reports an exception of the first rank."""
         error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
         self._event(Kind.ERROR, self._ranks[0], error=error)
 
+    def _connected(self, sock: socket.socket) -> None:
+        try:
+            link = self._link = Link(self._fakes.loop, sock, self._message, self._lost)
+        except OSError:  # the leader closed meanwhile
+            sock.close()
+            return self._dialer.dial(RETRY_S)
+        self._side = HostSide(self._place.key)
+        self._unanswered = self._fakes.loop.after(CHALLENGE_S, lambda: self._lost(link, "no challenge"))
+
     def _message(self, link: Link, message: Message) -> None:
         kind = message["type"]
+        self._unanswered.cancel()
         if kind == "challenge":
             link.send("hello", **self._side.hello(message, self._hello.to_wire()))
         elif kind == "welcome":
@@ -83,7 +97,14 @@ class FakeHost:
             self._fakes.left()
 
     def _lost(self, link: Link, reason: str) -> None:
-        raise SystemExit(f"{self._hello.name} lost the leader: {reason}")
+        self._unanswered.cancel()
+        if self.judged_at is not None:  # once all have ended, the leader gives up a host that does not read for long
+            return self._fakes.left()
+        if link.epoch is not None:
+            raise SystemExit(f"{self._hello.name} lost the leader: {reason}")
+        link.close()
+        self._fakes.turned_away += 1
+        self._dialer.dial(RETRY_REFUSED_S)
 
     def _beat(self) -> None:
         if self._link.is_open and self.judged_at is None:
@@ -111,16 +132,16 @@ class FakeHost:
 class Fakes:
     """The made-up hosts of one process. Told "fail" on stdin, the first rank of the first one raises."""
 
-    def __init__(self, hosts: range, address: tuple[str, int]) -> None:
+    def __init__(self, hosts: range) -> None:
         self.loop = Loop()
-        self.beats = 0
-        self._address, self._started, self._left = address, 0, 0
+        self.beats = self.turned_away = 0
+        self._place, self._started, self._left = config.read(os.environ), 0, 0
+        self._dialed_at = 0.0
         self._failed_at: float | None = None
         limits.allow_connections(len(hosts))
-        place = config.read(os.environ)
-        hello = Hello.of(place, 9400)
+        hello, members = Hello.of(self._place, 9400), self._place.members
         self._hosts = [
-            FakeHost(self, place.key, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), place.ranks(host))
+            FakeHost(self, self._place, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), members.ranks(host))
             for host in hosts
         ]
 
@@ -136,7 +157,7 @@ class Fakes:
         """Notes that a host was told to start."""
         self._started += 1
         if self._started == len(self._hosts):
-            say(started=self._started)
+            say(dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away)
 
     def left(self) -> None:
         """Notes that a host may exit."""
@@ -146,17 +167,18 @@ class Fakes:
 
     def _begin(self) -> None:
         try:
-            socket.create_connection(self._address).close()
+            socket.create_connection(self._place.leader).close()
         except ConnectionRefusedError:
             self.loop.after(RETRY_S, self._begin)
         else:
-            self._connect(0)
+            self._dialed_at = time.monotonic()
+            self._dial(0)
 
-    def _connect(self, first: int) -> None:
+    def _dial(self, first: int) -> None:
         for host in self._hosts[first : first + CONNECTS]:
-            host.connect(self._address)
+            host.dial()
         if first + CONNECTS < len(self._hosts):
-            self.loop.after(0.0, lambda: self._connect(first + CONNECTS))
+            self.loop.after(0.0, lambda: self._dial(first + CONNECTS))
 
     def _told(self) -> None:
         word = os.read(0, 100).decode().strip()
@@ -180,6 +202,8 @@ class Measured:
 
     hosts: int
     ranks: int  # of a host
+    join_s: float  # from the first host's connection until all were told to start
+    turned_away: int  # connections that were closed before their host had joined
     share: float  # of a core, by the leader
     beats_per_s: float  # that it received
     verdict_s: float  # from the exception until the last host had the verdict
@@ -190,7 +214,9 @@ class Measured:
         gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
         bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
         beats = f"{self.beats_per_s:,.0f} beats per second, each host one per {BEAT_S:g} s (the default)"
+        joined = f"{self.join_s:.1f} s, from the first connection on; {self.turned_away} connections turned away"
         return [
+            Row(f"{gang}: seconds until all have joined", self.join_s, None, joined),
             Row(f"{gang}: share of a core", self.share, bound, f"{self.share:.1%} of a core; {beats}"),
             Row(f"{gang}: seconds until all have the verdict", self.verdict_s, MOST_S, f"{self.verdict_s:.2f} s"),
             Row(f"{gang}: memory over 200 MB", self.peak_mb / MOST_MB, 1.0, f"{self.peak_mb:.0f} MB at its peak"),
@@ -239,8 +265,8 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
 def _measure(
     leader: subprocess.Popen[bytes], fakes: Sequence[subprocess.Popen[str]], hosts: int, ranks: int, seconds: float
 ) -> Measured:
-    for fake in fakes:
-        _hear(fake)  # that all of its hosts have started
+    starts = [_hear(fake) for fake in fakes]
+    join_s = max(one["started_at"] for one in starts) - min(one["dialed_at"] for one in starts)
     time.sleep(WARM_S)
     before, beats_before, began = _cpu_s(leader.pid), _beats(fakes), time.monotonic()
     time.sleep(seconds)
@@ -254,7 +280,8 @@ def _measure(
     if leader.returncode != contract.CRASH or sum(one["judged"] for one in found) != hosts - 1:
         raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {found}")
     verdict_s = max(one["judged_at"] for one in found) - found[0]["failed_at"]
-    return Measured(hosts, ranks, spent / took, beats / took, verdict_s, peak_mb)
+    turned_away = sum(one["turned_away"] for one in starts)
+    return Measured(hosts, ranks, join_s, turned_away, spent / took, beats / took, verdict_s, peak_mb)
 
 
 def _peak_mb(pid: int) -> float:
@@ -296,8 +323,7 @@ def main() -> int:
     parser.add_argument("--fake", nargs=2, type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.fake is not None:
-        place = config.read(os.environ)
-        Fakes(range(*given.fake), place.leader).run()
+        Fakes(range(*given.fake)).run()
         return 0
     sizes = [tuple(map(int, size.split("x"))) for size in given.sizes] or SIZES
     rows = []

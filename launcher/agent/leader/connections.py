@@ -6,6 +6,7 @@ Whoever has not is told nothing, and costs little: their number, time and bytes 
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Gate:
         self._loop, self._say, self._admitted = loop, say, admitted
         self._key, self._certificates, self._most = config.key, config.certificates, config.hosts + SPARE
         self._waiting: dict[Link, tuple[float, LeaderSide]] = {}  # since when, the longest first
+        self._late: set[Link] = set()  # those that were silent for too long at the last tick
         self._strangers = 0  # that the next line about them counts
         self._stranger = ""  # the last one
         self._logged_at: float | None = None
@@ -42,11 +44,14 @@ class Gate:
         self._listen()
 
     def tick(self, now: float) -> None:
-        """Closes connections that are silent for too long, and logs how many strangers there were."""
-        for link, (since, _) in list(self._waiting.items()):
-            if now - since <= HELLO_S:
-                break
+        """Closes connections that are silent for too long, and logs how many strangers there were.
+
+        Each is closed at the second tick that finds it so: what came while this process was busy is read between them.
+        """
+        late = set(itertools.takewhile(lambda link: now - self._waiting[link][0] > HELLO_S, self._waiting))
+        for link in late & self._late:
             self._turn_away(link, f"it sent no hello within {HELLO_S:.0f} s")
+        self._late = late - self._late
         if self._strangers and (self._logged_at is None or now - self._logged_at >= LOG_S):
             count = "a connection" if self._strangers == 1 else f"{self._strangers} connections, the last"
             self._say(f"closed {count} from {self._stranger}")

@@ -62,15 +62,19 @@ class Gathering:
         """The last three."""
         return list(self._refused)[-3:]
 
-    def given_up(self, members: Members, missing: Sequence[int], now: float) -> Verdict | None:
-        """Why hosts that are missing are waited for no longer; None while they are, which is logged."""
+    def given_up(self, members: Members, find: Callable[[], Sequence[int]], now: float) -> Verdict | None:
+        """Why the hosts that `find` finds missing are waited for no longer; None while they are, which is logged.
+
+        It is asked after every message of every host, so it looks for them only where it names them.
+        """
         if self._until is not None and now >= self._until:
             waited = f"within {now - self._since:.0f} s ({self._limit})"
             refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
+            missing = find()
             where = {"rank": members.ranks(missing[0])[0], "host": missing[0]}
             return of_code(contract.LOST, f"rendezvous: {names(missing)} did not join {waited}{refused}", **where)
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
-            of = f"{names(missing)} of {len(members)}"
+            of = f"{names(find())} of {len(members)}"
             self._say(f"waiting for {of}, for {now - self._since:.0f} s so far")
         return None

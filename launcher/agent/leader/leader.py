@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import enum
 import itertools
@@ -515,7 +516,8 @@ class Leader:
         """
         present = self._present
         many = len(present) if self._config.host in present else 0
-        return max((size for size in self._config.sizes if size <= many), default=0)
+        smaller = bisect.bisect_right(self._config.sizes, many)
+        return self._config.sizes[smaller - 1] if smaller else 0
 
     @property
     def _can_start(self) -> bool:
@@ -635,7 +637,7 @@ class Leader:
             self._say(f"{names(self._missing)} did not join in time: continuing with {size} of {full} hosts")
             return self._start()
         if self._verdict is None:
-            verdict = self._gathering.given_up(self._members, self._missing, now)
+            verdict = self._gathering.given_up(self._members, lambda: self._missing, now)
         else:  # refused: hosts that join in a while still get to know
             verdict = self._verdict if self._gathering.all_know(now) else None
         if verdict is not None:

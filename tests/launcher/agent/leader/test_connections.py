@@ -134,6 +134,20 @@ def test_thousands_of_strangers_leave_two_lines_in_the_log_and_no_host_out(gang:
     assert any("starting attempt 1" in text for text in of.said)
 
 
+def test_a_hello_that_came_while_the_leader_was_busy_for_long_is_read_before_its_connection_counts_as_silent(
+    gang: Callable[..., Gang],
+) -> None:
+    of = gang(3, joined=2)
+    side = HostSide(UID.encode())
+    hello = of.greeting(side, 2, of.connect(2))
+    sock, fd = of.hosts[2]
+    sock.sendall(hello)
+    of.leader._gate.tick(time.monotonic() + 3 * HELLO_S)
+    of.read(fd)
+    of.leader._gate.tick(time.monotonic() + 3 * HELLO_S)
+    assert any("starting attempt 1" in text for text in of.said), of.said
+
+
 def test_a_host_joins_while_silent_strangers_hold_as_many_connections_as_there_may_be(
     gang: Callable[..., Gang],
 ) -> None:

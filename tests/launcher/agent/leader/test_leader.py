@@ -71,6 +71,17 @@ def test_what_a_hello_costs_does_not_depend_on_how_many_have_joined(gang: Callab
     assert many.join(300) <= 1.5 * few.join(2)
 
 
+def test_what_a_message_and_a_loss_cost_while_hosts_are_missing_does_not_depend_on_how_many_are_there(
+    gang: Callable[..., Gang],
+) -> None:
+    costs = []
+    for hosts in (6, 300):
+        of = gang(hosts, joined=hosts - 2)
+        of.beat(3)
+        costs.append([of.beat(3), of.send(3, "note", text="a note"), of.close(3)])
+    assert all(large <= 1.5 * small for small, large in zip(*costs, strict=True)), costs
+
+
 def test_a_tick_looks_at_those_whose_turn_it_is_and_not_at_every_rank(gang: Callable[..., Gang]) -> None:
     costs = []
     for hosts in (100, 300):
