@@ -3,8 +3,9 @@
 The tests that mostly wait run one pytest after the other in the background: those that start and stop clusters of their
 own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
 alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their own, use what is left
-of the machine, at a lower priority. The output of each pytest run is printed in one piece; the names of all tests that
-failed stand at the end, because of a long log often only the end is kept.
+of the machine, at a lower priority. Their gangs come last, when nothing else runs, three files at a time: starts and
+stops of two gangs leave a sixth of two cores idle. The output of each pytest run is printed in one piece; the names of
+all tests that failed stand at the end, because of a long log often only the end is kept.
 
 A few tests that failed are run once more when nothing else runs: on a machine that is shared, what they wait for may
 have been starved. What passes then is named as what passes only alone, and fails the suite where it is more than one
@@ -39,14 +40,14 @@ CLUSTER = (
     (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
     (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "3"),
 )
-# At a time, in the order of collection; a file's tests share their gangs, so they stay together.
-TWO_FILES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# In the order of collection; a file's tests share their gangs, so they stay together.
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # What the tests of a file share is made once where they stay together, but for files at the seams.
 SPLIT = ("-n", "auto", "--dist", "worksteal")
-WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes", *TWO_FILES))
+WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes", "-n", "2", *BY_FILE))
 COMPUTE = (
     (*LOW_PRIORITY, *PYTEST, *SPLIT, "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
-    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", *TWO_FILES),
+    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", "-n", "3", *BY_FILE),
 )
 PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
 
