@@ -95,28 +95,40 @@ class Run:
 
     def struck(self, strike: Strike) -> float:
         """Seconds from the loss until a step is trained after it."""
-        if not self._hold.exists():
-            await_checkpoint(self.folder, after=newest(self.folder))
-            self._hold.touch()
-        pod = self._ready()[strike.place]
-        first = time.time()
-        self._hold.unlink()
-        until(self._times, lambda times: times[-1] > first, "a step is under way", 600)
+        self.hold_after_save()
+        pod = self.ready()[strike.place]
+        self.steps_on()
         struck = time.time()
         strike.what(self._here, self.gang, pod)
         until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
         end = time.monotonic() + PATIENCE_S
-        while not (after := [at for at in self._times() if at > self._begun()]):  # the last one may train until it ends
+        while not (after := [at for at in self.times() if at > self._begun()]):  # the last one may train until it ends
             assert time.monotonic() < end, f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
             time.sleep(0.02)
-        self._hold.touch()  # soon: its steps are few, for the losses that are still to come
+        self.hold()  # soon: its steps are few, for the losses that are still to come
         return after[0] - struck
+
+    def hold(self) -> None:
+        """Has it wait before its next batch."""
+        self._hold.touch()
+
+    def hold_after_save(self) -> None:
+        """Holds it, where it is not held, once it has saved."""
+        if not self._hold.exists():
+            await_checkpoint(self.folder, after=newest(self.folder))
+            self.hold()
+
+    def steps_on(self) -> None:
+        """Lets it train; returns when it has taken a step."""
+        first = time.time()
+        self.release()
+        until(self.times, lambda times: times[-1] > first, "a step is under way", 600)
 
     def release(self) -> None:
         """Lets it train to its end."""
         self._hold.unlink(missing_ok=True)
 
-    def _ready(self) -> Sequence[Any]:
+    def ready(self) -> Sequence[Any]:
         """The pods of hosts that hold ranks, by rank, once every host is there."""
         pods = until(lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600)
         by_host = {index(pod): pod for pod in pods if is_alive(pod)}
@@ -133,7 +145,7 @@ class Run:
         of = json.loads((self.folder / ".jaxlaunch" / "summary.json").read_text())["of"]
         return float(of["started"])
 
-    def _times(self) -> list[float]:
+    def times(self) -> list[float]:
         """When each step was trained that is on record."""
         file = self.folder / ".jaxlaunch" / "metrics.jsonl"
         found = []

@@ -1,0 +1,174 @@
+"""What follows when a node of the cluster is lost, by the second: `python -m benchmarks.lost_nodes`.
+
+Three hosts train the digits job on two nodes, one of them on a node of its own (tests/cluster/harness/second_node), and
+save every 10 steps. That node loses its kubelet, which stops what Kubernetes knows of it and nothing that runs there;
+or it is gone: no packet leaves it, its kubelet, its containerd and its processes end, and its Node object is deleted
+once it is not ready, as a cloud's controller does. It is not ready after 50 s, Kubernetes' default. Each is seen alone
+and with a spare. For each the seconds from the loss to what followed: the gang's own end of the attempt, the node not
+ready, its pod deleted, the pod's object gone, another pod, the next step. The losses must be to the bit those of a run
+that lost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lost_hosts import ALONE, HOSTS, SPARE, WHOLE, Run, index
+from benchmarks.table import log
+from tests.cluster import preparations, processes
+from tests.cluster.access import Access
+from tests.cluster.gangs import Place, place
+from tests.cluster.harness import build, cluster, image, images, places, second_node
+from tests.cluster.harness.api import Refused
+from tests.cluster.test_recovery import losses
+from tests.cluster.waiting import until
+
+PATIENCE_S = 400.0
+Seen = dict[str, float]  # seconds from the loss, by what followed
+
+
+class Watch:
+    """What follows a loss: each thing is noted once, with the seconds until it was there."""
+
+    def __init__(self, run: Run, pod: Any, *, is_silent: bool) -> None:
+        self.run, self.pod, self.is_silent, self.seen = run, pod, is_silent, Seen()
+        self._number, self.began = len(records(run)), time.time()
+        self._first = {one["metadata"]["uid"] for one in run.gang.pods}
+
+    def look(self) -> Seen:
+        """Notes what is new."""
+        now, pods = time.time() - self.began, self.run.gang.pods
+        if self.is_silent and now > second_node.GRACE_S and "node not ready" not in self.seen:
+            second_node.unknown()
+        own = [one for one in pods if one["metadata"]["uid"] == self.pod["metadata"]["uid"]]
+        ended = records(self.run)[self._number :]
+        steps = [at for at in self.run.times() if ended and at > ended[0]["ended"]]
+        found = {
+            "attempt ended": ended[0]["ended"] - self.began if ended else None,
+            "node not ready": now if self.is_silent and second_node.condition() in ("Unknown", "False", "") else None,
+            "pod deleted": now if not own or "deletionTimestamp" in own[0]["metadata"] else None,
+            "pod's object gone": now if not own else None,
+            "another pod": now if any(one["metadata"]["uid"] not in self._first for one in pods) else None,
+            "next step": steps[0] - self.began if steps else None,
+        }
+        for what, at in found.items():
+            if at is not None and what not in self.seen:
+                self.seen[what] = round(at, 1)
+                log(f"{self.run.gang.name}: {what} after {at:.1f} s")
+        return self.seen
+
+
+def records(run: Run) -> list[dict[str, Any]]:
+    file = run.folder / ".jaxlaunch" / "attempts.jsonl"
+    with suppress(OSError, ValueError):
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    return []
+
+
+def on_second(here: Place, run: Run, *, spares: int) -> Any:
+    """The pod on the second node, once all have a node; None where there is none, or one that no spare replaces."""
+    wanted = HOSTS + spares
+    until(
+        lambda: [pod for pod in run.gang.pods if is_placed(pod)], lambda pods: len(pods) == wanted, "nodes", PATIENCE_S
+    )
+    found = next((pod for pod in run.gang.pods if pod["spec"]["nodeName"] == second_node.NODE), None)
+    return found if found is None or not spares or 0 < index(found) < HOSTS else None
+
+
+def is_placed(pod: Any) -> bool:
+    return "nodeName" in pod["spec"]
+
+
+def silent(here: Place, run: Run, pod: Any, home: Path) -> Seen:
+    """Stops the kubelet until its pod is deleted, and starts it again; the training is held meanwhile."""
+    watch = Watch(run, pod, is_silent=True)
+    second_node.stop_kubelet()
+    run.steps_on()
+    watch.seen["a step"] = round(run.times()[-1] - watch.began, 1)
+    run.hold()
+    until(watch.look, lambda seen: "pod deleted" in seen, "its pod is deleted", PATIENCE_S)
+    run.steps_on()
+    watch.seen["a step after that"] = round(run.times()[-1] - watch.began, 1)
+    assert "attempt ended" not in watch.look(), watch.seen
+    back = Watch(run, pod, is_silent=False)
+    second_node.start_kubelet(home)
+    until(back.look, lambda seen: "next step" in seen, "a next step", PATIENCE_S)
+    return {**watch.seen, **{f"{what}, from the kubelet's start on": at for what, at in back.seen.items()}}
+
+
+def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
+    """Loses the node; deletes its object once it is not ready."""
+    watch = Watch(run, pod, is_silent=True)
+    second_node.lose(processes.everything(pod))
+    until(watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S)
+    with suppress(Refused):
+        here.access.api.delete(second_node.PATH)
+    wanted = {"next step", "another pod", "pod's object gone"}
+
+    def is_whole(seen: Seen) -> bool:
+        return wanted <= seen.keys() or bool(run.gang.status.get("terminalState"))  # with a spare it may end before
+
+    until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
+    return watch.seen
+
+
+LOSSES: Mapping[str, Callable[[Place, Run, Any, Path], Seen]] = {"kubelet stopped": silent, "node gone": gone}
+TOLERATES: Mapping[str, Any] = {"tolerations": [{"key": second_node.TAINT, "operator": "Exists"}]}
+JOBS: Mapping[str, Mapping[str, Any]] = {"alone": {**ALONE, **TOLERATES}, "spare": {**SPARE, **TOLERATES}}
+
+
+def measured(here: Place, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]) -> Seen:
+    """One loss of one job."""
+    with second_node.joined(home, image.IMAGE, images.BASE):
+        for number in itertools.count():
+            run = Run(here, volume, f"{what} {job}".replace(" ", "-") + f"-{number}", JOBS[job])
+            if (pod := on_second(here, run, spares=JOBS[job].get("spares", 0))) is not None:
+                break
+            here.launcher("delete", run.gang.name, "--yes")  # another try
+        run.hold_after_save()
+        run.ready()
+        log(f"{run.gang.name}: host {index(pod)} is on {second_node.NODE}")
+        run.steps_on()
+        found = LOSSES[what](here, run, pod, home)
+        run.release()
+        assert run.gang.ended() == "Completed", run.gang.lines()
+        log(f"{run.gang.name}: restarts {run.gang.counters}")
+        assert losses(volume, run.folder.name) == undisturbed, f"{run.folder.name} has other losses"
+        here.launcher("delete", run.gang.name, "--yes")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="WORD", help="what has this word in its name")
+    given = parser.parse_args()
+    with cluster.used():
+        home = build.binaries()
+        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+        image.load()
+        with place(access, image.IMAGE) as here:
+            volume = preparations.make_claim(access, here.namespace, size="10Gi")
+            nothing = Run(here, volume, "nothing", WHOLE)
+            assert nothing.gang.ended() == "Completed", nothing.gang.lines()
+            undisturbed = losses(volume, "nothing")
+            found = {
+                f"{what}, {job}": measured(here, volume, home, what, job, undisturbed)
+                for what in LOSSES
+                for job in JOBS
+                if given.only in f"{what}, {job}"
+            }
+    print("| lost | what followed, in seconds from the loss |\n|---|---|")
+    for name, seen in found.items():
+        print(f"| {name} | {', '.join(f'{what} {at:g}' for what, at in seen.items())} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
