@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from jaxlaunch.trainer.step.options import Options, compile_with
 
 PyTree = Any
 
@@ -15,11 +16,19 @@ class Executable:
     """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings).
 
     Call it with arrays of just these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
+    `options` are XLA's, of which a compiler that does not know one goes without it.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], abstract: tuple[PyTree, ...], **jit: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        abstract: tuple[PyTree, ...],
+        options: Options | None = None,
+        **jit: Any,
+    ) -> None:
         self.name, self.abstract = name, abstract
-        self._compiled = jax.jit(function, **jit).lower(*abstract).compile()
+        self._compiled = compile_with(jax.jit(function, **jit).lower(*abstract), options)
 
     def __call__(self, *args: PyTree) -> Any:
         try:
@@ -65,25 +74,3 @@ def _kind(leaf: Any) -> str:
         return type(leaf).__name__
     part = leaf.sharding.shard_shape(leaf.shape) if hasattr(leaf, "sharding") else leaf.shape
     return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
-
-
-# Above this size of an operand, in MiB, libtpu sends a weight that a product gathers around a ring, and multiplies each
-# part as it comes. What it compiles for v5e estimates more cycles then for every decoder that was compared, by products
-# of small parts and a sum that each part reads and writes (benchmarks/RESULTS.md): the size is one that no operand has.
-_IN_PARTS = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
-_NEVER = "1000000"
-
-
-def often(mesh: jax.sharding.Mesh) -> dict[str, Any] | None:
-    """XLA's options for a program that runs often. A job's LIBTPU_INIT_ARGS has precedence."""
-    is_tpu = mesh.devices.flat[0].platform == "tpu"
-    return {_IN_PARTS: _NEVER} if is_tpu and _IN_PARTS not in os.environ.get("LIBTPU_INIT_ARGS", "") else None
-
-
-def once(mesh: jax.sharding.Mesh) -> dict[str, Any] | None:
-    """XLA's options for a program that runs once. On CPU devices LLVM's second level of optimization takes three
-    quarters of the compilation and gains nothing; the bits are the same (jaxlib 0.10). Where the user has turned off
-    most optimizations (JAX_DISABLE_MOST_OPTIMIZATIONS) that holds here too."""
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    is_quick = jax.config.read("jax_disable_most_optimizations")
-    return {"xla_backend_optimization_level": 1} if is_cpu and not is_quick else None

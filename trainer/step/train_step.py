@@ -34,9 +34,10 @@ from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.spec import GPT2, LM, CustomModel, Decoder, Published, TrainSpec
 from jaxlaunch.trainer.step import checked
-from jaxlaunch.trainer.step.executable import Executable, often, once
+from jaxlaunch.trainer.step.executable import Executable
 from jaxlaunch.trainer.step.loop import looped
 from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
+from jaxlaunch.trainer.step.options import often, once
 from jaxlaunch.trainer.task import Loss, Task, check_arrays, checked_loss, checked_model
 
 Batch = Mapping[str, Any]
@@ -203,7 +204,7 @@ class Step:
                 (self.abstract, self._like(batch)),
                 donate_argnums=0,
                 out_shardings=outputs,
-                compiler_options=often(self._mesh),
+                options=often(self._mesh),
             )
 
     def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
@@ -219,7 +220,7 @@ class Step:
                 return self._sums_and(self.evaluated(state), self._evaluated_rest(state), batch, also)
 
             arguments = self.abstract, self._like(batch)
-            self._evaluate = Executable("eval", of, arguments, compiler_options=often(self._mesh))
+            self._evaluate = Executable("eval", of, arguments, options=often(self._mesh))
 
     def evaluates(self, batch: Batch) -> list[str]:
         """The names of the metrics that `evaluate` gives for batches like this one; only traced."""
@@ -266,7 +267,7 @@ class Step:
 
         with self.context():
             arguments = self.abstract.params, self.abstract.rest, self._like(batch)
-            return Executable("eval", of, arguments, compiler_options=often(self._mesh))
+            return Executable("eval", of, arguments, options=often(self._mesh))
 
     def compile_samples(self, samples: Callable[[Any, Array], Any]) -> Any:
         """Compiles a task's `samples`, of the model as it evaluates; returns its arrays, abstract."""
@@ -278,7 +279,7 @@ class Step:
             return jax.tree.map(lambda each: jax.lax.with_sharding_constraint(each, whole), found)
 
         with self.context():
-            self._samples = Executable("samples", of, (self.abstract,), compiler_options=often(self._mesh))
+            self._samples = Executable("samples", of, (self.abstract,), options=often(self._mesh))
             return jax.eval_shape(of, self.abstract)
 
     def samples(self, state: TrainState) -> Any:

@@ -188,8 +188,9 @@ def _each(logits: Array, labels: Array, weight: Array) -> _Each:
     # A sum over a mask, not a gather: a gather along a vocabulary split over mp would fetch all the logits.
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.where(places == labels[..., None], logits, 0.0).sum(-1)
-    # Not by argmax, which reads the logits once more and carries an index along.
-    is_beaten = ((logits == 0.0) & (places < labels[..., None])).any(-1)
+    # Not by argmax, which carries an index along; and a sum like the two others, so that XLA computes all three in one
+    # pass over the logits, where `any` reads them once more.
+    is_beaten = ((logits == 0.0) & (places < labels[..., None])).astype(jnp.float32).sum(-1) > 0.0
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
     return _Each(

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.step.executable import once
+from jaxlaunch.trainer.step.options import once
 from jaxlaunch.trainer.step.train_step import TrainState
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run

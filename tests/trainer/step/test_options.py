@@ -1,0 +1,65 @@
+"""The options that programs are compiled with."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlaunch.trainer.step.executable import Executable
+from jaxlaunch.trainer.step.options import often, once
+
+ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
+
+
+@pytest.mark.parametrize(("is_quick", "options"), [(False, {"xla_backend_optimization_level": 1}), (True, None)])
+def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
+    is_quick: bool, options: dict[str, int] | None
+) -> None:
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, is_quick)
+    try:
+        assert (
+            once(jax.make_mesh((1,), ("dp",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,)))
+            == options
+        )
+    finally:
+        jax.config.update(name, before)
+
+
+def of_tpu(kind: str) -> dict[str, str]:
+    mesh: Any = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu", device_kind=kind)]))
+    found = often(mesh)
+    assert found is not None
+    return found
+
+
+def test_what_a_job_sets_for_libtpu_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    ours = of_tpu("TPU v5")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=false --xla_tpu_other_kib=98304")
+    left = of_tpu("TPU v5")
+    assert (
+        ours.items() - left.items() == {("xla_tpu_enable_async_collective_fusion", "true")}
+        and left.items() <= ours.items()
+    )
+
+
+def test_a_tpu_whose_sparse_cores_run_the_collectives_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    assert set(of_tpu("TPU7x")) == {"xla_jf_spmd_threshold_for_windowed_einsum_mib"} < set(of_tpu("TPU v6 lite"))
+
+
+def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"xla_backend_optimization_level": 1}
+    program = Executable("train", lambda x: 2 * x, ARGUMENT, options={"xla_tpu_gone": "true", **known, "xla_old": "1"})
+    assert program(jnp.ones(2)).tolist() == [2, 2]
+    assert capsys.readouterr().err.splitlines() == [
+        f"this version of the compiler does not know the option {name}: left out"
+        for name in ("xla_tpu_gone", "xla_old")
+    ]
