@@ -25,8 +25,12 @@ def planned(task: Any, **keys: Any) -> dict[str, Any]:
     return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True)
 
 
+# The memory of a program is assigned before LLVM compiles it: without LLVM's optimizations the same bytes.
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1"}
+
+
 def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
-    environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
+    environ = QUICK | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
     return subprocess.run(
         [sys.executable, "-m", "jaxlaunch.trainer.plan", *flags],
         env=os.environ | environ,
