@@ -98,10 +98,12 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
         if then.get(key) != now[key]:
             name += "".join(f", args.{each}" for each in arguments.changed(then.get(key), now[key]))
             said.append(f"{name} {_shown(then.get(key))} → {_shown(now[key])}")
+    if not said:
+        return None  # nor does the rate, which costs a compilation of several programs to know
     before, after = _rate(then, step), _rate(now, step)
     if before is not None and after is not None and not math.isclose(before, after, rel_tol=1e-6):
         said.append(f"the learning rate at step {step} {before:.3g} → {after:.3g}")
-    return f"changed since step {step} was saved: {', '.join(said)}" if said else None
+    return f"changed since step {step} was saved: {', '.join(said)}"
 
 
 def _differing(path: str, then: Any, now: Any) -> Iterator[tuple[str, str, str]]:

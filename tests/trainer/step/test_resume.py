@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxlaunch.trainer.data.sources.open import open_source
@@ -32,8 +34,13 @@ def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
     return resume.record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
 
 
-def test_equal_trainings_have_nothing_to_say() -> None:
-    assert resume.changes(recorded(), recorded(), 5) is None
+def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(caplog: pytest.LogCaptureFixture) -> None:
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        assert resume.changes(recorded(), recorded(), 5) is None
+        assert "compilation" not in caplog.text
+        assert resume.changes(recorded(), recorded(optimizer={"lr": 0.5}), 5) is not None
+    assert "compilation" in caplog.text  # the rate is a schedule of JAX's
 
 
 @pytest.mark.parametrize(
