@@ -18,7 +18,8 @@ from jax.experimental import multihost_utils
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
-BLOCK = 4096  # bytes; messages are padded to a multiple, so that few programs are compiled
+BLOCK = 4096  # bytes of a message; most fit into one, and more are sent as a second, padded to a multiple of this
+HEAD = 8  # bytes of the first message, which say how many bytes the value has
 SAID = 700  # characters of a fingerprint in a sentence
 
 T = TypeVar("T")
@@ -29,11 +30,23 @@ def gather(value: T) -> list[T]:
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.asarray([data.size], np.int32))).ravel()
-    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)
-    padded[: data.size] = data
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    first = np.zeros(BLOCK, np.uint8)
+    first[:HEAD] = np.frombuffer(data.size.to_bytes(HEAD, "little"), np.uint8)
+    first[HEAD : HEAD + data.size] = data[: BLOCK - HEAD]
+    rows = _all(first)
+    sizes = [int.from_bytes(row[:HEAD].tobytes(), "little") for row in rows]
+    rows = rows[:, HEAD:]
+    if (more := max(sizes) - rows.shape[1]) > 0:
+        rest = np.zeros(-(-more // BLOCK) * BLOCK, np.uint8)
+        left = data[BLOCK - HEAD :]
+        rest[: left.size] = left
+        rows = np.concatenate([rows, _all(rest)], axis=1)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _all(own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array [n] of every process, by process index: [processes, n]. A collective."""
+    return np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
 
 
 def on_primary(act: Callable[[], T]) -> T:

@@ -29,9 +29,9 @@ from jax._src import cache_key, compilation_cache
 
 from jaxlaunch import contract, user_cache
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint.consensus import gather
 from jaxlaunch.trainer.data.atomic_write import ENDING, draft
 from jaxlaunch.trainer.spec import AUTO
+from jaxlaunch.trainer.start import distributed
 
 BESIDE = ".compiled"  # in the run folder
 LIMIT = 2 << 30  # bytes of a folder's entries, of all versions and devices together
@@ -118,12 +118,16 @@ class Programs:
 
 def _known(here: Path | None, beside: epath.Path | None) -> set[str]:
     """The entries that every process of the gang may use: those of the run and, on one host, those of the host."""
-    found: list[str] = []
-    if jax.process_index() == 0 and here is not None:
+
+    def find() -> list[str]:
+        """The names that process 0 knows."""
+        if here is None:
+            return []
         found = [] if beside is None else _names(beside / here.name)
         hosts = int(os.environ.get(contract.HOSTS, "1")) * int(os.environ.get(contract.SLICES, "1"))
-        found += _names(epath.Path(here)) if hosts == 1 else []
-    return set(gather(found)[0])
+        return found + (_names(epath.Path(here)) if hosts == 1 else [])
+
+    return set(distributed.of_primary(find))
 
 
 def _kind() -> str:

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import types
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
 from jaxlaunch import contract
+
+T = TypeVar("T")
+DAY_MS = 24 * 3600 * 1000  # the agents' timeouts come long before
 
 
 def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
@@ -50,6 +56,25 @@ def meet(why: str, limit_s: float) -> None:
     if global_state.client is not None:
         with contextlib.suppress(RuntimeError):  # one came too late, or has died: the agents say so
             global_state.client.wait_at_barrier(f"jaxlaunch: {why} {next(_meetings)}", int(1000 * limit_s))
+
+
+_answers = itertools.count()  # of process 0, as _meetings
+
+
+def of_primary(find: Callable[[], T]) -> T:
+    """What `find` returns (JSON) on process 0, on every process; without a collective, whose program would be compiled.
+
+    Every process calls it equally often.
+    """
+    if global_state.client is None:
+        return find()
+    key = f"jaxlaunch: answer {next(_answers)}"
+    if global_state.process_id == 0:
+        found = find()
+        global_state.client.key_value_set(key, json.dumps(found))
+        return found
+    answer: T = json.loads(global_state.client.blocking_key_value_get(key, DAY_MS))
+    return answer
 
 
 def shutdown() -> None:
