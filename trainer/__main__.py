@@ -17,7 +17,16 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed, preflight
-from jaxlaunch.trainer.start.process import exit_code, leave, of_all_hosts, of_exit, print_error, read_spec, refused
+from jaxlaunch.trainer.start.process import (
+    exit_code,
+    get_ready,  # noqa: F401  # the agent's standby process calls it
+    leave,
+    of_all_hosts,
+    of_exit,
+    print_error,
+    read_spec,
+    refused,
+)
 from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 

@@ -16,6 +16,7 @@ import pydantic
 from jaxlaunch import contract, installation
 from jaxlaunch.contract import DONE
 from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data.sources import open as sources
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task, task_name
@@ -67,6 +68,17 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
     return spec, make(spec.task, task_class)
+
+
+def get_ready(environ: Mapping[str, str]) -> None:
+    """Does in a standby process what no attempt changes: reads the spec, and imports its task and its data source.
+
+    A task of the user's own is left to the attempt: its module may do anything when it is imported. So is what is
+    wrong, for the attempt to say.
+    """
+    with contextlib.suppress(Exception):
+        if task_name(json.loads(environ[contract.TRAIN_SPEC]).get("task")) in TASKS:
+            sources.get_ready(read_spec(environ)[0].data)
 
 
 def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:

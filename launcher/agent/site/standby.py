@@ -1,4 +1,6 @@
-"""A standby process: imports what the trainer needs, then waits for the next attempt. Run by jaxlaunch/isolated.py.
+"""A standby process: imports what the trainer needs and reads its job, then waits for the next attempt.
+
+Run by jaxlaunch/isolated.py.
 
 Arguments: the descriptor on which it receives its environment, and the module it then runs. No JAX backend may start
 here: it would hold the devices.
@@ -16,9 +18,11 @@ NICE = 10
 
 
 def warm(module: str) -> None:
-    """Imports `module`'s main file at low priority. On Linux a nice value belongs to a thread and cannot be lowered."""
+    """Imports `module`'s main file at low priority, and calls its `get_ready` with the variables that are known, if it
+    has one. On Linux a nice value belongs to a thread and cannot be lowered."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    importlib.import_module(f"{module}.__main__")
+    main_file = importlib.import_module(f"{module}.__main__")
+    getattr(main_file, "get_ready", lambda environ: None)(os.environ)
 
 
 def main() -> None:

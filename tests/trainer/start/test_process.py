@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,3 +26,38 @@ def test_sys_exit_in_user_code_is_no_result_and_says_where(capsys: pytest.Captur
         find()
     assert process.of_exit(raised.value).startswith("sys.exit(0) (tests/trainer/start/test_process.py:")
     assert process.of_exit(ValueError("0")) == ""
+
+
+STANDBY = """
+import json, os, sys
+from jaxlaunch import contract
+from jaxlaunch.trainer import __main__ as trainer
+from jax._src import xla_bridge
+
+def read(train):
+    before = set(sys.modules)
+    trainer.get_ready({} if train is None else {contract.TRAIN_SPEC: train})
+    assert not xla_bridge.backends_are_initialized()
+    return sorted(set(sys.modules) - before)
+
+print(json.dumps([read(each) for each in json.loads(sys.argv[1])]))
+"""
+
+
+def test_a_standby_process_reads_its_job_and_imports_nothing_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
+    own = {"task": "mine:Task", "data": {"source": "torch", "dataset": "mine:Rows"}}
+    ours = {"task": "classify", "model": {"kind": "mine:Net"}, "data": {"source": "tfds", "name": "digits"}}
+    wrong = {"task": "classify", "steps": -1}
+    jobs = [None, "no JSON", *map(json.dumps, (own, wrong, ours))]
+    found = subprocess.run(
+        [sys.executable, "-c", STANDBY, json.dumps(jobs)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    *nothing, imported = json.loads(found.stdout)
+    source = "jaxlaunch.trainer.data.sources.tfds"
+    assert {source, "tensorflow_datasets"} <= set(imported) and "mine" not in imported
+    assert not any(source in each or "mine" in each for each in nothing)

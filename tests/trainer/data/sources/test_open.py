@@ -1,13 +1,13 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from jaxlaunch.trainer.data.source import Source, name_of
 from jaxlaunch.trainer.data.sources import text
-from jaxlaunch.trainer.data.sources.open import baselines, open_source
+from jaxlaunch.trainer.data.sources.open import baselines, get_ready, open_source
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import Data, TrainSpec
 
 
 def spec(data: dict[str, Any], model: dict[str, Any] | None = None) -> TrainSpec:
@@ -76,3 +76,8 @@ def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> N
         train, held_out = open_source(job, "train"), open_source(job, "eval")
         assert train is not None
         assert list(baselines(job, train, held_out)) == names
+
+
+def test_every_source_can_be_imported_before_it_is_opened() -> None:
+    for block in get_args(get_args(Data)[0]):
+        get_ready(block.model_construct(source=block.model_fields["source"].annotation.__args__[0]))
