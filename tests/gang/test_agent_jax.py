@@ -85,11 +85,24 @@ for line in [*open("/proc/net/tcp"), *open("/proc/net/tcp6")]:
 """
 
 
-def test_several_processes_of_one_host_join_too_and_jaxs_coordinator_listens_on_loopback_alone(tmp_path: Path) -> None:
-    file = script(tmp_path, SUM + LISTENS)
+# Who listens before process 0 calls `initialize` sees a process ask whether it does: a connection without a byte.
+IS_ASKED = """
+import os, socket
+if os.environ["JAX_PROCESS_ID"] == "0":
+    host, _, port = os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")
+    with socket.create_server((host, int(port))) as server:
+        asks, _ = server.accept()
+        print("asked with", asks.recv(1))
+        asks.close()
+"""
+
+
+def test_processes_of_one_host_wait_for_jaxs_coordinator_which_listens_on_loopback_alone(tmp_path: Path) -> None:
+    file = script(tmp_path, IS_ASKED + SUM + LISTENS)
     gang, codes = launch(tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE))
     assert codes == [0], gang.talk + gang.out
     assert sums(gang.out) == SUMS
+    assert "asked with b''" in gang.out
     listening = re.findall(r"listens at (\w+)", gang.out)
     assert listening and all(address.endswith("0100007F") for address in listening), (
         gang.out

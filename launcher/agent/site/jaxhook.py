@@ -12,6 +12,8 @@ import json
 import os
 import sys
 
+LISTENS_S = 30.0  # for process 0 to open its port; its imports may take longer than those of the others
+
 TYPE_CHECKING = False  # typing's, which every Python below the agent would import for this
 if TYPE_CHECKING:
     from typing import Any
@@ -121,8 +123,30 @@ def _register_cluster(contract: Any) -> None:
     types.insert(0, Gang)
 
 
+def until_it_listens(coordinator: str, limit_s: float) -> None:
+    """Waits until process 0 listens at `coordinator` (host:port), for `limit_s` seconds at most.
+
+    The client of JAX that comes earlier tries again only after a second, and after longer and longer ones. If nothing
+    listens in time, JAX says so.
+    """
+    import socket
+    import time
+
+    host, _, port = coordinator.rpartition(":")
+    if not port.isdigit():
+        return
+    end, pause_s = time.monotonic() + limit_s, 0.005
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
+        except OSError:
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(1.5 * pause_s, 0.25)  # thousands of hosts may ask
+
+
 def _fill_arguments(jax: Any, contract: Any) -> None:
-    """Wraps `initialize`: timeouts that the caller left out are the gang's, not JAX's minutes.
+    """Wraps `initialize`: it waits for process 0, and timeouts that the caller left out are the gang's, not JAX's
+    minutes.
 
     A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours. A call after
     the first does nothing, unless its address is another: JAX would refuse it as one that comes after a computation.
@@ -152,6 +176,11 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
                 "leave this call out, or its arguments"
             )
         _connect_cpus(jax, contract, address or os.environ.get(contract.COORDINATOR, ""))
+        process = given.get("process_id", os.environ.get(contract.PROCESS_ID))
+        if address is None and _platform(contract) != "tpu":
+            address = os.environ.get(contract.COORDINATOR)
+        if address is not None and process is not None and int(process) != 0:
+            until_it_listens(address, LISTENS_S)
         if address is not None and address != os.environ.get(contract.COORDINATOR):
             fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}
