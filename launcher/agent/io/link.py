@@ -17,7 +17,7 @@ from jaxlaunch.records import wire
 
 MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
 MAX_FIRST = 16 * 1024  # ... until the epoch is known: whoever sends it may be a stranger
-BEAT_S, SILENCE_S = 1.0, 10.0  # how often each end sends a message, and when the other counts as lost
+BEAT_S, SILENCE_S = 1.0, 10.0  # how often a host sends a message, and when either end counts as lost
 MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as lost
 
 Message = dict[str, Any]
@@ -63,22 +63,19 @@ class Link:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer  # as accept gave it: a connection that was reset since has no peer to ask for
+        self.is_open = True  # until one of the sides closes
         self._epoch: str | None = None
         self._epoch_json = b""
         self._sent = self._received = 0
+        self._longest = MAX_FIRST
         self._loop, self._sock = loop, sock
         self.on_message, self.on_close = on_message, on_close
-        self._inbox, self._outbox = bytearray(), bytearray()
+        self._inbox, self._outbox = b"", bytearray()  # of a line, its beginning; what the system has not taken yet
         self._channel = channel
         if channel is not None:
             self._outbox += channel.begin()
         self._is_full = bool(self._outbox)  # the system takes no more for now, or was not asked yet
         loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether neither side has closed the connection."""
-        return self._sock.fileno() >= 0
 
     @property
     def epoch(self) -> str | None:
@@ -88,7 +85,7 @@ class Link:
     @epoch.setter
     def epoch(self, epoch: str) -> None:
         """Every message from now on, in both directions, carries the epoch and a number."""
-        self._epoch, self._epoch_json = epoch, json.dumps(epoch).encode()
+        self._epoch, self._epoch_json, self._longest = epoch, json.dumps(epoch).encode(), MAX_LINE
 
     def send(self, kind: str, /, **fields: Any) -> None:
         """Queues a message of type `kind`; does nothing once the connection is closed."""
@@ -112,6 +109,7 @@ class Link:
     def close(self) -> None:
         """Closes without calling `on_close`."""
         if self.is_open:
+            self.is_open = False
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
 
@@ -147,17 +145,18 @@ class Link:
             return self._lost(_reason(error))
         if not data:
             return self._lost("connection closed")
-        self._inbox += data if self._channel is None else self._opened(data, self._channel)
-        while self.is_open:
-            end = self._inbox.find(b"\n")
-            longest = MAX_FIRST if self._epoch is None else MAX_LINE
-            if (end if end >= 0 else len(self._inbox)) > longest:
-                return self._lost(f"it sent a line of more than {longest} bytes")
-            if end < 0:
-                return
-            line = bytes(self._inbox[:end])
-            del self._inbox[: end + 1]
-            self._take(line)
+        text = data if self._channel is None else self._opened(data, self._channel)
+        *lines, self._inbox = (self._inbox + text).split(b"\n")
+        for line in lines:
+            if len(line) > self._longest:
+                self._too_long()
+            elif self.is_open:
+                self._take(line)
+        if len(self._inbox) > self._longest:
+            self._too_long()
+
+    def _too_long(self) -> None:
+        self._lost(f"it sent a line of more than {self._longest} bytes")
 
     def _opened(self, data: bytes, channel: Channel) -> bytes:
         """What was received in plain text; sends what the handshake answers, and why it failed."""
@@ -180,14 +179,13 @@ class Link:
             message = wire.decoded(line)
         except ValueError:
             return self._lost("it sent a line that is not JSON")
-        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        if type(message) is not dict or type(message.get("type")) is not str:
             return self._lost("it sent a line that is not a message")
         if self._epoch is not None:
-            stamp, due = (message.get("epoch"), message.get("n")), (self._epoch, self._received)
-            if stamp != due:
-                return self._lost(
-                    f"it sent message {stamp[1]} of epoch {stamp[0]}, expected message {due[1]} of epoch {due[0]}"
-                )
+            epoch, number = message.get("epoch"), message.get("n")
+            if epoch != self._epoch or number != self._received:
+                due = f"message {self._received} of epoch {self._epoch}"
+                return self._lost(f"it sent message {number} of epoch {epoch}, expected {due}")
             self._received += 1
         self.on_message(self, message)
 

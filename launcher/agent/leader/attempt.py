@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch import contract
@@ -73,16 +73,14 @@ class Attempt:
     def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes in what changed on a host, as progress.Changes wrote it. Raises TypeError or ValueError for others."""
         statuses = self._counts.statuses
-        known = given = after = None
         for key, fields in changes.items():
-            ranks: Sequence[int] = ranks_of(key, self._ranks[host])
-            while ranks:
-                before = statuses[ranks[0]]
-                alike = next((at for at, rank in enumerate(ranks) if statuses[rank] is not before), len(ranks))
-                if after is None or before is not known or fields != given:
-                    known, given, after = before, fields, before.changed(fields)
-                self._counts.put(ranks[:alike], after)
-                ranks = ranks[alike:]
+            ranks = ranks_of(key, self._ranks[host])
+            each = list(map(statuses.__getitem__, ranks))
+            if each.count(each[0]) == len(each):  # nearly always
+                self._counts.put(ranks, each[0].changed(fields))
+                continue
+            for rank, before in zip(ranks, each, strict=True):
+                self._counts.put((rank,), before.changed(fields))
 
     def add(self, event: Event, now: float) -> None:
         """Takes in an event, with the status of its rank."""
@@ -172,6 +170,12 @@ class Attempt:
     def foremost(self) -> int | None:
         """Steps complete on the rank that is furthest."""
         return self._counts.last_step
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing has come that a verdict could be of: until then there is none to ask for."""
+        counts = self._counts
+        return self._fault is None and self._stop_by is None and counts.unclean > 0 and len(counts.versions) <= 1
 
     def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """How the attempt ends, or None: it goes on, or the cause of a symptom may still arrive.

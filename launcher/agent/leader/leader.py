@@ -44,8 +44,8 @@ from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
 TICK_S = 0.2
-TURNS = round(BEAT_S / TICK_S)  # ticks in which every host is sent a beat; a share of them at each
 MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many seconds apart
+TELL_S, TELL_MANY_S = BEAT_S, 2.0  # in which every host is told the state of all, and each of many: SILENCE_S is 10
 KEEP_S = 1.0  # between two writes of the summary, on this machine
 KEEP_THERE_S = 10.0  # on storage that outlives a pod, which may be slow
 ANNOTATE_S = 60.0  # between two writes on the JobSet
@@ -54,6 +54,7 @@ GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 CLOSE_S = 3.0  # for the other agents to close their connections
 GRACE_MARGIN_S = 5.0  # of the grace period, for killing, writing the summary and exiting
 MAX_NOTES, NOTE_CHARS = 50, 2_000
+REPORTS = frozenset({"beat", "event", "stacks", "nccl"})  # of a host's ranks
 
 
 class Stage(enum.Enum):
@@ -115,23 +116,23 @@ class Leader:
         self._records = unfinished.settle(run_folder, config.uid)
         self._number = self._records[-1].attempt if self._records else 0
         self._attempt = Attempt(self._number, {})
-        self._started = time.time()
-        self._seconds_before: dict[str, float] = {}
+        self._started, self._seconds_before = time.time(), dict[str, float]()
         self._looks, self._made_of = RankLooks(run_folder), made_of.of(hello.versions, os.environ)
         self._verdict: Verdict | None = None
-        self._is_stopping = self._has_requested_stacks = self._is_alone = False
-        self._stopped_by = STOPPED
+        self._is_stopping, self._stopped_by = False, STOPPED
+        self._has_requested_stacks = self._is_alone = False
         self._leaving: set[int] = set()  # hosts that were told to stop
         self._departing: set[int] = set()  # hosts that were told to leave alone, and are still connected
         self._members = config.members  # of this attempt
         self._least = config.sizes[-1]  # hosts with which the next attempt starts at once
         self._grows_after: int | None = None  # the newest step on storage when hosts came that the gang may grow by
-        self._is_growing = self._has_new_peers = False  # it saves to start again with those hosts; some came since then
+        self._is_growing = False  # it saves to start again with those hosts
+        self._has_new_peers = self._have_come_late = False  # since the start, and since agents.json was written
         self._notes: list[str] = []
         self._saved_before: int | None = None  # by attempts that hosts took part in, and this leader may not know
         self._metrics: Mapping[str, Any] | None = None
         now = self._ticked_at = self._annotated_at = self._kept_at = time.monotonic()
-        self._turn = 0  # of the hosts that are sent a beat at the next tick
+        self._turn = 0  # of the hosts that are told the state of all at the next tick
         self._until = now  # when the stage ends at the latest; of KILL and LEAVE
         self._kept: tuple[int | None, Stage] | None = None  # of what the summary was written last
         self._coordinator = ""  # of this attempt
@@ -173,15 +174,24 @@ class Leader:
         peer = self._by_link.get(link)
         if peer is None:
             return
-        self._heard[peer.hello.host], peer.excused_s = time.monotonic(), 0.0
-        self._heard.move_to_end(peer.hello.host)
+        now, host = time.monotonic(), peer.hello.host
+        self._heard[host], peer.excused_s = now, 0.0
+        self._heard.move_to_end(host)
         try:
-            self._take(peer, message)
+            if message["type"] in REPORTS:
+                self._take_report(host, message, now)
+            else:
+                self._take(peer, message, now)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._say(f"{peer.hello.name} sent an invalid message: {str(error)[:200]}")
             link.close()
             return self._disconnected(link, "it sent an invalid message")
-        self._consider()
+        if message["type"] != "beat" or not self._is_calm:  # thousands of beats a second change nothing to consider
+            self._consider()
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._stage is Stage.RUN and self._grows_after is None and self._attempt.is_calm
 
     def _greet(self, link: Link, side: LeaderSide, hello: Hello) -> None:
         """Takes in a host that has the run's key, or refuses it."""
@@ -227,7 +237,7 @@ class Leader:
     def _joined_late(self, link: Link) -> None:
         """Takes in a host without ranks: a spare, or one that the gang grows by after its next save."""
         self._order_start([link])
-        self._run_folder.write(AGENTS, self._addresses())
+        self._have_come_late = True
         if self._size > len(self._members):
             self._grows_after = -1 if self._attempt.committed is None else self._attempt.committed
             self._say(f"the gang grows from {len(self._members)} to {self._size} hosts after its next save")
@@ -268,8 +278,8 @@ class Leader:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _take(self, peer: Peer, message: Message) -> None:
-        now, kind, attempt = time.monotonic(), message["type"], self._attempt
+    def _take(self, peer: Peer, message: Message, now: float) -> None:
+        kind = message["type"]
         if kind == "stop":
             excess = checked.read(Stop, message).excess
             if excess is None and self._config.job.replaces:
@@ -282,19 +292,17 @@ class Leader:
             self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, excess))
         elif kind == "kill":
             self._say(f"{peer.hello.name} received a second signal to stop")
-            attempt.kill(now)
+            self._attempt.kill(now)
         elif kind == "note":
             self._note(str(message["text"])[:NOTE_CHARS])
-        elif message["attempt"] != self._number:
-            return  # of an earlier attempt, which already has its verdict
-        elif kind == "gone":
+        elif message["attempt"] == self._number and kind == "gone":
             self._not_gone.discard(peer.hello.host)
-        elif self._stage in (Stage.RUN, Stage.KILL):
-            self._take_report(peer.hello.host, message, now)
 
     def _take_report(self, host: int, message: Message, now: float) -> None:
         """Takes in what a host reports of its ranks. After the verdict their states still count, no symptom does."""
         kind, attempt = message["type"], self._attempt
+        if message["attempt"] != self._number or self._stage not in (Stage.RUN, Stage.KILL):
+            return  # of an earlier attempt, which already has its verdict
         if kind == "beat":
             metrics = message.get("metrics")
             if metrics is not None and not isinstance(metrics, Mapping):
@@ -349,7 +357,7 @@ class Leader:
         members = self._members = self._members.regrouped(self._present, self._size)
         self._least, self._grows_after = len(members), None
         if self._has_new_peers:
-            self._run_folder.write(AGENTS, self._addresses())
+            self._list_agents()
             self._has_new_peers = False
         self._number += 1
         ranks = {host: members.ranks(host) for host in members.hosts}
@@ -575,10 +583,12 @@ class Leader:
         for peer in list(self._peers.values()):
             peer.link.send_encoded(message)
 
-    def _beat(self, now: float) -> None:
+    def _tell(self, now: float) -> None:
         """Sends the state of all hosts to those whose turn it is: to all at once would delay what is urgent."""
-        turn = [self._peers[host] for host in range(self._turn, self._config.hosts, TURNS) if host in self._peers]
-        self._turn = (self._turn + 1) % TURNS
+        many = self._config.hosts
+        turns = round((TELL_S if many < MANY else TELL_MANY_S) / TICK_S)
+        turn = [self._peers[host] for host in range(self._turn, many, turns) if host in self._peers]
+        self._turn = (self._turn + 1) % turns
         if turn:
             message = encoded("ping", gang=self._gang(now))
             for peer in turn:
@@ -598,7 +608,9 @@ class Leader:
             if now - self._heard.get(peer.hello.host, now) - peer.excused_s > SILENCE_S:
                 peer.link.close()
                 self._disconnected(peer.link, f"no message for {SILENCE_S:.0f} s")
-        self._beat(now)
+        self._tell(now)
+        if self._have_come_late and self._turn == 0:  # once for all, where thousands have
+            self._list_agents()
         self._pod_log.look(self._view, now)
         self._notifier.look(self._view, now)
         self._consider()
@@ -753,6 +765,8 @@ class Leader:
             restart_seconds=reported_fields.restarts(self._records, self._number, self._restart_seconds(now)),
         )
 
-    def _addresses(self) -> list[dict[str, Any]]:
-        peers = sorted(self._peers.items())
-        return [reported_fields.address(peer.hello, peer.link.peer, self._members.ranks(host)) for host, peer in peers]
+    def _list_agents(self) -> None:
+        """Writes where each host's agent answers, and which ranks it has."""
+        peers, self._have_come_late = sorted(self._peers.items()), False
+        of = [reported_fields.address(peer.hello, peer.link.peer, self._members.ranks(host)) for host, peer in peers]
+        self._run_folder.write(AGENTS, of)

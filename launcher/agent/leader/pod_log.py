@@ -144,7 +144,11 @@ def _members(of: Record, each: int, most: int) -> Members | None:
 def _phases(statuses: Mapping[int, Status]) -> dict[str, list[int]]:
     """The ranks in each phase; "unsaid" has those without a report, "ended" those whose process has ended."""
     found: dict[str, list[int]] = {}
+    before = None
     for rank in sorted(statuses):
         status = statuses[rank]
-        found.setdefault("ended" if status.exit is not None else status.phase or "unsaid", []).append(rank)
+        if status is not before:  # the ranks of a host mostly have the same
+            ranks = found.setdefault("ended" if status.exit is not None else status.phase or "unsaid", [])
+            before = status
+        ranks.append(rank)
     return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
@@ -26,8 +25,8 @@ class RankCounts:
         self.alive = self.staying = self.unclean = len(self.statuses)  # not ended; nor leaving; not ended clean
         self.committed: int | None = None  # the newest step on storage, of any rank
         self.first_committed: int | None = None  # the first that this attempt committed
-        self.versions: Counter[str] = Counter()  # of JAX
-        self._steps: Counter[int] = Counter()
+        self.versions: dict[str, int] = {}  # of JAX
+        self._steps: dict[int, int] = {}
 
     @property
     def first_step(self) -> int | None:
@@ -54,10 +53,9 @@ class RankCounts:
         first = after.first_committed
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
-        if (after.exit, after.left, after.done) != (before.exit, before.left, before.done):
+        if after.exit is not None or before.exit is not None or after.left is not before.left:
             self.alive += count * ((after.exit is None) - (before.exit is None))
             self.staying += count * (_stays(after) - _stays(before))
-        if after.exit is not None or before.exit is not None:
             self.unclean += count * (before.ended_clean - after.ended_clean)
 
 
@@ -84,10 +82,10 @@ def _stays(status: Status) -> bool:
     return not status.left and status.exit is None
 
 
-def _move(counts: Counter[Counted], before: Counted | None, after: Counted | None, ranks: int) -> None:
+def _move(counts: dict[Counted, int], before: Counted | None, after: Counted | None, ranks: int) -> None:
     """Counts `ranks` less at `before` and more at `after`; a count of 0 is no entry."""
     if after is not None:
-        counts[after] += ranks
+        counts[after] = counts.get(after, 0) + ranks
     if before is not None:
         counts[before] -= ranks
         if not counts[before]:

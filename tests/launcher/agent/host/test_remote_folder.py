@@ -69,7 +69,7 @@ def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> 
     finally:
         signal.signal(signal.SIGCHLD, before[0])
         signal.set_wakeup_fd(before[1])
-        for each in (loop._wake_read, loop._wake_write, loop._selector):
+        for each in (loop._wake_read, loop._wake_write, loop._epoll):
             each.close()
     assert codes == [-9]
     assert copied.close() is False

@@ -17,8 +17,9 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.leader import leader
+from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
 from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
@@ -89,6 +90,50 @@ def test_a_tick_looks_at_those_whose_turn_it_is_and_not_at_every_rank(gang: Call
         (tick,) = of.loop.ticks
         costs.append(opcodes(tick))
     assert costs[1] <= 4 * costs[0], costs
+
+
+def test_a_beat_asks_for_no_verdict_until_something_has_come_that_one_could_be_of(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    decide = Attempt.verdict
+    monkeypatch.setattr(Attempt, "verdict", lambda self, now, heard: asked.append(now) or decide(self, now, heard))
+    of = gang(3)
+    for host in of.hosts:
+        of.beat(host)
+        of.beat(host, step=4)
+    assert not asked
+    of.event(2, "error", error=ECHO)
+    of.beat(1, step=5)
+    assert len(asked) == 2 and not of.ended
+
+
+def test_each_of_many_hosts_is_told_the_state_of_all_once_in_two_seconds(gang: Callable[..., Gang]) -> None:
+    of = gang(leader.MANY)
+    (tick,) = of.loop.ticks
+    for _ in range(round(2.0 / leader.TICK_S)):
+        tick()
+    told = [[json.loads(line)["type"] for line in sock.recv(65536).splitlines()] for sock, _ in of.hosts.values()]
+    assert all(kinds.count("ping") == 1 for kinds in told[1:])  # of host 0 the first lines were read when it joined
+
+
+def test_hosts_that_come_late_together_are_listed_by_one_write(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    write = RunFolder.write
+    monkeypatch.setattr(RunFolder, "write", lambda self, name, of: written.append((name, of)) or write(self, name, of))
+    job = AgentJob("t", ("true",), processes_per_host=1, in_place_limit=0, replaces=True, sizes=(2,))
+    of = gang(40, joined=2, job=job)
+    (tick,) = of.loop.ticks
+    for host in range(2, 40):
+        of.join(host)
+    before = len([of for name, of in written if name == AGENTS])
+    for _ in range(2 * round(leader.TELL_S / leader.TICK_S)):
+        tick()
+    listed = [of for name, of in written if name == AGENTS]
+    assert (before, len(listed)) == (1, 2)
+    assert [one["host"] for one in listed[-1]] == list(range(40))
 
 
 @pytest.mark.parametrize(
