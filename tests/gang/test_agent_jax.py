@@ -13,7 +13,7 @@ import pytest
 
 from tests import needs
 from tests.found import shows
-from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, script
+from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, program, script
 
 SIZE = 3
 SLACK = 3  # times an issue's bounds: the machine may be slow
@@ -46,6 +46,32 @@ def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, 
     assert codes == [0] * SIZE, gang.talk + gang.out
     assert sums(gang.out) == SUMS
     assert not gang.summary["notes"]
+
+
+LATE = """
+if RANK == 1:
+    import jax
+    say(phase="init")
+    mark("waits")
+    jax.distributed.initialize()
+wait_for("waits-1")
+say(phase="init")
+sys.path.append(os.path.join(os.path.dirname(__file__), "lib", "jax"))
+import held
+"""
+
+
+def test_a_rank_that_still_imports_is_what_those_that_wait_for_it_in_initialize_hang_of(tmp_path: Path) -> None:
+    """Its innermost frame is of a file of JAX, too, and its own timeout passes later."""
+    (tmp_path / "lib" / "jax").mkdir(parents=True)
+    script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
+    gang, codes = launch(tmp_path, job(program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0), hosts=2)
+    assert codes == [82, 82]
+    assert "passed first on rank 1" in gang.verdict["message"] and gang.verdict["rank"] == 0, gang.verdict["message"]
+    assert gang.verdict["message"].startswith("rank 0 makes no progress in init (the init timeout of 8 s passed first")
+    assert "rank 0 in init importing in <module> (held.py:2)" in gang.verdict["message"]
+    assert gang.verdict["message"].endswith("; rank 1 waits for rank 0")
+    shows("waits for rank", gang.verdict["message"])
 
 
 ELSEWHERE = """

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxlaunch.launcher.agent.gang.progress import Status
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
-_WAITS = re.compile(r"/(jax|jaxlib)/")  # a rank whose innermost Python frame is JAX's waits for the device or its peers
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")  # Python's own files
+_IMPORTS = "<frozen importlib"
+# A rank waits for the device or its peers where the innermost frame, those of Python's own files apart, is JAX's, but
+# for a compilation; and in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
+_JAX = re.compile(r"/(jax|jaxlib)/")
+_COMPILES = "backend_compile"
+_MEETS = re.compile(r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$")
 MAX_CHARS = 16_000  # of one rank's stacks, in messages and in the summary
 
 
@@ -26,27 +32,82 @@ class Frame:
         return f"{self.name} ({self.file.rpartition('/')[2]}:{self.line})"
 
 
+class Thread:
+    """One thread: the line that begins it, and its frames, the innermost first."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+        self.frames: list[tuple[str, Frame]] = []  # each with its line
+
+    @property
+    def _telling(self) -> int:
+        """Which is the innermost frame that is not of Python's own files, else the innermost of all."""
+        return next((at for at, (_, frame) in enumerate(self.frames) if not _STANDARD.search(frame.file)), 0)
+
+    @property
+    def _module(self) -> int:
+        """Which is the innermost frame of a module's own code, which runs while it is imported."""
+        return next((at for at, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
+
+    @property
+    def cut(self) -> str:
+        """The thread with the frames alone that say what it does."""
+        kept = sorted({0, self._telling, self._module})
+        return "".join(f"{line}\n" for line in (self.header, *(self.frames[at][0] for at in kept)))
+
+    @property
+    def imports(self) -> bool:
+        """Whether it imports JAX, or the import itself is at work."""
+        _, module = self.frames[self._module]
+        is_of_jax = module.name == "<module>" and _JAX.search(module.file) is not None
+        return is_of_jax or self.frames[0][1].file.startswith(_IMPORTS)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the device or for other ranks."""
+        _, frame = self.frames[self._telling]
+        is_in_jax = _JAX.search(frame.file) is not None and not frame.name.startswith(_COMPILES)
+        return self.meets or (is_in_jax and not self.imports)
+
+    @property
+    def meets(self) -> bool:
+        """Whether it waits for other ranks without their devices."""
+        return _MEETS.search(self.frames[self._telling][1].file) is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is in Python's own code, as one that waits for another thread."""
+        return _STANDARD.search(self.frames[0][1].file) is not None and not self.imports
+
+
 def innermost(text: str) -> list[Frame]:
     """The innermost frame of every thread that has one; the main thread's comes last, as faulthandler writes it."""
-    return [frame for _, _, frame in _threads(text)]
+    return [thread.frames[0][1] for thread in _threads(text)]
 
 
 def cut(text: str) -> str:
-    """The stacks with the innermost frame of every thread alone."""
-    return "".join(f"{header}\n{line}\n" for header, line, _ in _threads(text))
+    """The stacks with those frames of every thread alone that `suspect` looks at."""
+    return "".join(thread.cut for thread in _threads(text))
 
 
-def _threads(text: str) -> list[tuple[str, str, Frame]]:
-    """The first line of every thread that has a frame, and the line of its innermost frame."""
-    found: list[tuple[str, str, Frame]] = []
-    header: str | None = None
+def waits(text: str) -> bool:
+    """Whether a rank with these stacks waits for the device or for others: its main thread, or one it waits for."""
+    return _wait(_threads(text))
+
+
+def _wait(threads: Sequence[Thread]) -> bool:
+    return bool(threads) and (threads[-1].waits or (threads[-1].is_idle and any(each.meets for each in threads)))
+
+
+def _threads(text: str) -> list[Thread]:
+    """Every thread that has a frame."""
+    found: list[Thread] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
-            header = line
-        elif header is not None and (match := _FRAME.match(line)):
-            found.append((header, line, Frame(match["file"], int(match["line"]), match["name"])))
-            header = None
-    return found
+            found.append(Thread(line))
+        elif found and (match := _FRAME.match(line)):
+            found[-1].frames.append((line, Frame(match["file"], int(match["line"]), match["name"])))
+    return [thread for thread in found if thread.frames]
 
 
 def describe(statuses: Mapping[int, Status], stacks: Mapping[int, str]) -> str:
@@ -56,7 +117,7 @@ def describe(statuses: Mapping[int, Status], stacks: Mapping[int, str]) -> str:
     """
     groups: dict[str, list[int]] = {}
     for rank in sorted(statuses):
-        groups.setdefault(_place(statuses[rank], stacks.get(rank, "")), []).append(rank)
+        groups.setdefault(_place(statuses[rank], _threads(stacks.get(rank, ""))), []).append(rank)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
     return ", ".join(f"{_names(ranks)} {place}" for place, ranks in ordered)
 
@@ -64,32 +125,34 @@ def describe(statuses: Mapping[int, Status], stacks: Mapping[int, str]) -> str:
 def suspect(statuses: Mapping[int, Status], stacks: Mapping[int, str], first: int) -> int:
     """The rank the others most likely wait for; `first` is the one whose timeout passed first.
 
-    In this order: a process that cannot even dump its stacks; one that is not inside JAX while others are; the odd one
-    out; the one furthest behind; the one with a thread that no other rank has.
+    In this order: a process that cannot even dump its stacks; one that does not wait for others while others do; the
+    odd one out; the one furthest behind; the one with a thread that no other rank has.
     """
-    frames = {rank: innermost(stacks.get(rank, "")) for rank in statuses}
-    at = {rank: _place(statuses[rank], stacks.get(rank, "")) for rank in statuses}
+    parsed = {rank: _threads(stacks.get(rank, "")) for rank in statuses}
+    frames = {rank: [thread.frames[0][1] for thread in own] for rank, own in parsed.items()}
+    at = {rank: _place(statuses[rank], own) for rank, own in parsed.items()}
     places = Counter(at.values())
+    waiting = {rank: _wait(own) for rank, own in parsed.items()}
     threads = Counter(str(frame) for of_rank in frames.values() for frame in set(of_rank))
 
     def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
         own = frames[rank]
         return (
             bool(own),
-            bool(own) and bool(_WAITS.search(own[-1].file)),
+            waiting[rank],
             places[at[rank]],
             statuses[rank].step or 0,
-            -sum(threads[str(frame)] == 1 and not _WAITS.search(frame.file) for frame in own),
+            -sum(threads[str(frame)] == 1 and not _JAX.search(frame.file) for frame in own),
             rank != first,
         )
 
     return min(statuses, key=order)
 
 
-def _place(status: Status, text: str) -> str:
-    frames = innermost(text)
+def _place(status: Status, threads: Sequence[Thread]) -> str:
     phase = f"in {status.phase} " if status.phase else ""
-    return f"{phase}in {frames[-1]}" if frames else f"{phase}without a stack"
+    doing = "importing " if threads and threads[-1].imports else ""
+    return f"{phase}{doing}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
 
 
 def _names(ranks: list[int]) -> str:

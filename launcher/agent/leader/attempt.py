@@ -300,6 +300,10 @@ class Attempt:
         status = living[culprit]
         own = f"rank {culprit} makes no progress {status.where}".rstrip()
         text = f"{own} ({event.text}): {stacks.describe(living, self.stacks)}"
+        waiting = [rank for rank in living if stacks.waits(self.stacks.get(rank, ""))]
+        if waiting and culprit not in waiting:
+            late = [rank for rank in living if rank not in set(waiting)]
+            text += f"; {names(waiting, 'rank')} {'waits' if len(waiting) == 1 else 'wait'} for {names(late, 'rank')}"
         if self.nccl and (faults := nccl_status.describe(self.nccl)):
             text += f"; NCCL: {faults}"
         return dataclasses.replace(event, rank=culprit, host=host, status=status, text=text)

@@ -45,6 +45,54 @@ def test_the_suspect_is_the_rank_that_the_others_wait_for(of: dict[int, str], cu
     assert stacks.suspect(statuses, of, first=0) == culprit
 
 
+PYTHON = "/usr/lib/python3.11"
+IMPORTLIB = ("<frozen importlib._bootstrap>", "_call_with_frames_removed")
+MAIN = ("/app/train.py", "<module>")
+ORBAX = "/lib/python3.11/site-packages/orbax/checkpoint/_src"
+
+
+def rank(*threads: tuple[tuple[str, str], ...]) -> str:
+    """The stacks of a rank: of each thread its frames, the innermost first; the main thread's last."""
+    return "\n".join(
+        "Thread 0x01 (most recent call first):\n" + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in of)
+        for of in threads
+    )
+
+
+OUR_WAIT = ((f"{PYTHON}/socket.py", "create_connection"), ("/tmp/x/site/jaxhook.py", "until_it_listens"), MAIN)
+JAX_WAIT = (("/v/site-packages/jax/_src/distributed.py", "initialize"), MAIN)
+ANSWER = (("/a/trainer/start/distributed.py", "of_primary"), ("/a/trainer/start/compile_cache.py", "_names"), MAIN)
+FINDS = (("/a/trainer/start/compile_cache.py", "find"), *ANSWER)
+JOINS = ((f"{PYTHON}/threading.py", "wait"), (f"{ORBAX}/futures/future.py", "result"), MAIN)
+BARRIER = ((f"{ORBAX}/futures/signaling_client.py", "wait_at_barrier"), (f"{ORBAX}/futures/future.py", "run"))
+WRITES = ((f"{ORBAX}/serialization/type_handlers.py", "_write"), (f"{ORBAX}/futures/future.py", "run"))
+COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"), IN_JAX, MAIN)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    ("phase", "waits", "works"),
+    [
+        ("init", rank(OUR_WAIT), rank((("/v/jax/_src/lax.py", "<module>"), IMPORTLIB, MAIN))),
+        ("init", rank(JAX_WAIT), rank((("/v/jax/_src/api.py", "jit"), ("/v/jax/a.py", "<module>"), IMPORTLIB, MAIN))),
+        ("init", rank(JAX_WAIT), rank((("<frozen importlib._bootstrap_external>", "get_data"), IMPORTLIB, MAIN))),
+        ("init", rank((*JAX_WAIT, IMPORTLIB, MAIN)), rank((("/v/site-packages/flax/core.py", "<module>"), MAIN))),
+        ("restore", rank(ANSWER), rank(FINDS)),
+        ("compile", rank((IN_JAX, MAIN)), rank(COMPILES)),
+        ("save", rank(BARRIER, JOINS), rank(WRITES, JOINS)),
+        ("eval", rank((IN_JAX, MAIN)), rank(((f"{PYTHON}/queue.py", "get"), ("/app/data.py", "read"), MAIN))),
+    ],
+)
+def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
+    phase: str, waits: str, works: str, is_cut: bool
+) -> None:
+    of = {0: works, 1: waits}
+    if is_cut:
+        of = {number: stacks.cut(text) for number, text in of.items()}
+    assert stacks.suspect(dict.fromkeys(of, Status(phase=phase)), of, first=1) == 0
+    assert [stacks.waits(text) for text in of.values()] == [False, True]
+
+
 def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
     assert stacks.suspect({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX)), first=0) == 1
