@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from jaxlaunch.trainer.buckets import faults
@@ -12,13 +11,8 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Table, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
-# What opening a source imports first, below this package, where that is not the module of its name. Of
-# tensorflow-datasets it takes a quarter of a second.
-_MODULES: Mapping[str, Sequence[str]] = {
-    "images": ("images.source",),
-    "table": ("tables.source",),
-    "text": ("packed", "text"),
-}
+Split = Literal["train", "eval"]
+Opener = Callable[[TrainSpec, Split], Source | None]
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
@@ -48,7 +42,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | No
     ```
     """
     try:
-        source = _opened(spec, split)
+        source = _opener(spec.data)(spec, split)
     except OSError as error:
         raise faults.unreadable(
             f"train.data: the {split} split of {spec.data.source} cannot be opened", error
@@ -60,8 +54,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | No
 
 def get_ready(data: Data) -> None:
     """Imports what opening `data` imports; nothing is opened, and nothing of the user's imported."""
-    for name in _MODULES.get(data.source, (data.source,)):
-        importlib.import_module(f"{__package__}.{name}")
+    _opener(data)
 
 
 def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[str, float]:
@@ -80,33 +73,42 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
 
 
-def _opened(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
-    data = spec.data
+def _opener(data: Data) -> Opener:
+    """What opens `data`. Its modules are imported here: those of tensorflow-datasets take a quarter of a second."""
     match data:
         case Tfds() | ArrayRecord() | Images():
-            return _examples(data, split)
+            examples = _examples_opener(data)
+            return lambda spec, split: examples(split)
         case Table():
             from jaxlaunch.trainer.data.sources.tables import source as tables
 
-            return tables.source(data, split, spec.loss.target)
+            return lambda spec, split: tables.source(data, split, spec.loss.target)
         case Text():
-            return _text(spec, data, split)
+            texts = _text_opener()
+            return lambda spec, split: texts(spec, data, split)
         case Mixture():
-            return _mixture(spec, data, split)
+            return _mixture_opener(data)
         case Torch():
-            from jaxlaunch.trainer.data.sources import torch
-
-            if split == "train":
-                return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
-            if data.eval_dataset is None and data.eval_args is None:
-                return None
-            name, args = data.eval_dataset or data.dataset, data.eval_args or {}
-            return torch.source(name, args, shuffle=False, workers=data.workers)
+            return _torch_opener(data)
         case Synthetic():
-            return _synthetic(spec, data, split)
+            return _synthetic_opener(data)
 
 
-def mixed(block: str, split: Literal["train", "eval"]) -> Source:
+def _torch_opener(data: Torch) -> Opener:
+    from jaxlaunch.trainer.data.sources import torch
+
+    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+        if split == "train":
+            return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
+        if data.eval_dataset is None and data.eval_args is None:
+            return None
+        name, args = data.eval_dataset or data.dataset, data.eval_args or {}
+        return torch.source(name, args, shuffle=False, workers=data.workers)
+
+    return _opened
+
+
+def mixed(block: str, split: Split) -> Source:
     """The source of a mixture of images that is given as JSON: what a worker process opens."""
     from jaxlaunch.trainer.data.sources.images import mixed as images
 
@@ -115,24 +117,28 @@ def mixed(block: str, split: Literal["train", "eval"]) -> Source:
     return found
 
 
-def _examples(data: Images | ArrayRecord | Tfds, split: Literal["train", "eval"]) -> Source | None:
+def _examples(data: Images | ArrayRecord | Tfds, split: Split) -> Source | None:
     """Images as they lie, or as records have them."""
+    return _examples_opener(data)(split)
+
+
+def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Source | None]:
     match data:
         case Tfds():
             from jaxlaunch.trainer.data.sources import tfds
 
-            return _seen(tfds.source(data, split), data, split)
+            return lambda split: _seen(tfds.source(data, split), data, split)
         case ArrayRecord():
             from jaxlaunch.trainer.data.sources import array_record
 
-            return _seen(array_record.source(data, split), data, split)
+            return lambda split: _seen(array_record.source(data, split), data, split)
         case Images():
             from jaxlaunch.trainer.data.sources.images import source as images
 
-            return images.source(data, split)
+            return lambda split: images.source(data, split)
 
 
-def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
+def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Split) -> Source | None:
     """The source with its images in the size, and changed in the way, that the job asks for."""
     if source is None or (data.augment is None and data.size is None):
         return source
@@ -142,49 +148,61 @@ def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Literal["train
     return Augmented(source, Transform(data.augment, data.shape, split))
 
 
-def _text(spec: TrainSpec, data: Text, split: Literal["train", "eval"]) -> Source | None:
-    """One stream of bytes, rows of documents that are prepared once, or pairs of texts."""
+def _text_opener() -> Callable[[TrainSpec, Text, Split], Source | None]:
+    """What opens one stream of bytes, rows of documents that are prepared once, or pairs of texts."""
     from jaxlaunch.trainer.data.sources import packed, text
     from jaxlaunch.trainer.text import preferences, tokenizer
 
-    length, vocab = _window(spec)
-    tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
-    if data.format == "preference":
-        return preferences.source(data, length, split)
-    return packed.source(data, length, split) if data.is_prepared else text.source(data, length, split)
+    def _opened(spec: TrainSpec, data: Text, split: Split) -> Source | None:
+        length, vocab = _window(spec)
+        tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
+        if data.format == "preference":
+            return preferences.source(data, length, split)
+        return packed.source(data, length, split) if data.is_prepared else text.source(data, length, split)
+
+    return _opened
 
 
-def _mixture(spec: TrainSpec, data: Mixture, split: Literal["train", "eval"]) -> Source | None:
-    """The parts that have examples of the split; all of them count in an evaluation, where each comes once."""
-    from jaxlaunch.trainer.data.sources import mixture
-
+def _mixture_opener(data: Mixture) -> Opener:
+    """What opens the parts that have examples of the split; all of them count in an evaluation, where each comes
+    once."""
     if data.of == "images":
         from jaxlaunch.trainer.data.sources.images import mixed as images
 
-        return images.source(data, split, _examples)
+        return lambda spec, split: images.source(data, split, _examples)
     if data.of == "table":
         from jaxlaunch.trainer.data.sources.tables import mixed as tables
 
-        return tables.source(data, split, spec.loss.target)
-    weights = {name: part.weight for name, part in data.parts.items()}
-    texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
-    opened = {name: _text(spec, part, split) for name, part in texts.items()}
-    parts = {name: each for name, each in opened.items() if each is not None}
-    return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
+        return lambda spec, split: tables.source(data, split, spec.loss.target)
+    from jaxlaunch.trainer.data.sources import mixture
+
+    open_text = _text_opener()
+
+    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+        weights = {name: part.weight for name, part in data.parts.items()}
+        texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
+        found = {name: open_text(spec, part, split) for name, part in texts.items()}
+        parts = {name: each for name, each in found.items() if each is not None}
+        return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
+
+    return _opened
 
 
-def _synthetic(spec: TrainSpec, data: Synthetic, split: Literal["train", "eval"]) -> Source | None:
-    """Tokens for a model that has a length, images otherwise or when a shape is given."""
+def _synthetic_opener(data: Synthetic) -> Opener:
+    """What opens tokens for a model that has a length, images otherwise or when a shape is given."""
     from jaxlaunch.trainer.data.sources import synthetic
 
-    # Evaluation goes on where training ends: other examples of the same kind.
-    first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
-    if not examples:
-        return None
-    if data.shape is None and hasattr(spec.model, "length"):
-        length, vocab = _window(spec)
-        return synthetic.Tokens(examples, length, vocab, first=first)
-    return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
+    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+        # Evaluation goes on where training ends: other examples of the same kind.
+        first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
+        if not examples:
+            return None
+        if data.shape is None and hasattr(spec.model, "length"):
+            length, vocab = _window(spec)
+            return synthetic.Tokens(examples, length, vocab, first=first)
+        return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
+
+    return _opened
 
 
 def _window(spec: TrainSpec) -> tuple[int, int]:

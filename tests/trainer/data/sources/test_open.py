@@ -7,7 +7,7 @@ from jaxlaunch.trainer.data.source import Source, name_of
 from jaxlaunch.trainer.data.sources import text
 from jaxlaunch.trainer.data.sources.open import baselines, get_ready, open_source
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.spec import Data, TrainSpec
+from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
 def spec(data: dict[str, Any], model: dict[str, Any] | None = None) -> TrainSpec:
@@ -80,4 +80,5 @@ def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> N
 
 def test_every_source_can_be_imported_before_it_is_opened() -> None:
     for block in get_args(get_args(Data)[0]):
-        get_ready(block.model_construct(source=block.model_fields["source"].annotation.__args__[0]))
+        parts = {"one": Text(source="text", path="a.txt")}  # of a mixture
+        get_ready(block.model_construct(source=block.model_fields["source"].annotation.__args__[0], parts=parts))
