@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,21 +200,28 @@ def measure(here: Place, rounds: int, keys: Mapping[str, Any], gangs: Gangs) -> 
     return found
 
 
+@contextmanager
+def opened() -> Iterator[Place]:
+    """The tests' cluster, which is started where it does not run: a place for jobs, with the product's image."""
+    with cluster.used():
+        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+        image.load()
+        with place(access, image.IMAGE) as here:
+            yield here
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", metavar="WORD", help="measure the losses whose name has this word")
     parser.add_argument("--queued", action="store_true", help="submit all jobs through Kueue")
     given = parser.parse_args()
-    with cluster.used():
-        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
-        image.load()
-        with place(access, image.IMAGE) as here:
-            keys = {}
-            if given.queued:
-                preparations.make_queue(access, here.namespace, {"cpu": "1", "memory": "8Gi"})
-                keys = {"queue": "queue"}
-            found = measure(here, given.rounds, keys, chosen(given.only))
+    with opened() as here:
+        keys = {}
+        if given.queued:
+            preparations.make_queue(here.access, here.namespace, {"cpu": "1", "memory": "8Gi"})
+            keys = {"queue": "queue"}
+        found = measure(here, given.rounds, keys, chosen(given.only))
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
     for name, seconds in found.items():
         print(f"| {name} | {median(seconds):.1f} | {' '.join(f'{one:.1f}' for one in sorted(seconds))} |")

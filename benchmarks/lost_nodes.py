@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lost_hosts import ALONE, HOSTS, SPARE, WHOLE, Run, index
+from benchmarks.lost_hosts import ALONE, HOSTS, SPARE, WHOLE, Run, index, opened
 from benchmarks.table import log
 from tests.cluster import preparations, processes
-from tests.cluster.access import Access
-from tests.cluster.gangs import Place, place
-from tests.cluster.harness import build, cluster, image, images, places, second_node
+from tests.cluster.gangs import Place
+from tests.cluster.harness import build, image, images, second_node
 from tests.cluster.harness.api import Refused
 from tests.cluster.test_recovery import losses
 from tests.cluster.waiting import until
+from tests.gang.run_files import RunFiles
 
 PATIENCE_S = 400.0
 Seen = dict[str, float]  # seconds from the loss, by what followed
@@ -39,7 +38,8 @@ class Watch:
 
     def __init__(self, run: Run, pod: Any, *, is_silent: bool) -> None:
         self.run, self.pod, self.is_silent, self.seen = run, pod, is_silent, Seen()
-        self._number, self.began = len(records(run)), time.time()
+        self._files = RunFiles(run.folder / ".jaxlaunch")
+        self._number, self.began = len(self._files.records()), time.time()
         self._first = {one["metadata"]["uid"] for one in run.gang.pods}
 
     def look(self) -> Seen:
@@ -48,7 +48,7 @@ class Watch:
         if self.is_silent and now > second_node.GRACE_S and "node not ready" not in self.seen:
             second_node.unknown()
         own = [one for one in pods if one["metadata"]["uid"] == self.pod["metadata"]["uid"]]
-        ended = records(self.run)[self._number :]
+        ended = self._files.records()[self._number :]
         steps = [at for at in self.run.times() if ended and at > ended[0]["ended"]]
         found = {
             "attempt ended": ended[0]["ended"] - self.began if ended else None,
@@ -63,13 +63,6 @@ class Watch:
                 self.seen[what] = round(at, 1)
                 log(f"{self.run.gang.name}: {what} after {at:.1f} s")
         return self.seen
-
-
-def records(run: Run) -> list[dict[str, Any]]:
-    file = run.folder / ".jaxlaunch" / "attempts.jsonl"
-    with suppress(OSError, ValueError):
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    return []
 
 
 def on_second(here: Place, run: Run, *, spares: int) -> Any:
@@ -149,21 +142,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", metavar="WORD", help="what has this word in its name")
     given = parser.parse_args()
-    with cluster.used():
+    with opened() as here:
         home = build.binaries()
-        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
-        image.load()
-        with place(access, image.IMAGE) as here:
-            volume = preparations.make_claim(access, here.namespace, size="10Gi")
-            nothing = Run(here, volume, "nothing", WHOLE)
-            assert nothing.gang.ended() == "Completed", nothing.gang.lines()
-            undisturbed = losses(volume, "nothing")
-            found = {
-                f"{what}, {job}": measured(here, volume, home, what, job, undisturbed)
-                for what in LOSSES
-                for job in JOBS
-                if given.only in f"{what}, {job}"
-            }
+        volume = preparations.make_claim(here.access, here.namespace, size="10Gi")
+        nothing = Run(here, volume, "nothing", WHOLE)
+        assert nothing.gang.ended() == "Completed", nothing.gang.lines()
+        undisturbed = losses(volume, "nothing")
+        found = {
+            f"{what}, {job}": measured(here, volume, home, what, job, undisturbed)
+            for what in LOSSES
+            for job in JOBS
+            if given.only in f"{what}, {job}"
+        }
     print("| lost | what followed, in seconds from the loss |\n|---|---|")
     for name, seen in found.items():
         print(f"| {name} | {', '.join(f'{what} {at:g}' for what, at in seen.items())} |")

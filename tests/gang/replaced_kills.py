@@ -94,12 +94,6 @@ class Series(RunFiles):
         self.folder, self.spares = folder, spares
         self._pids: set[int] = set()
 
-    def records(self) -> list[dict[str, Any]]:
-        """The attempts that ended."""
-        with contextlib.suppress(OSError):
-            return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
-        return []
-
     def table(self) -> dict[int, list[int]]:
         """The ranks of each host, as the run folder has them."""
         with contextlib.suppress(OSError, ValueError):

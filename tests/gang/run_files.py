@@ -1,10 +1,11 @@
-"""What a run that is killed at random moments has on disk: its steps and its saves."""
+"""What a run that is killed at random moments has on disk: its attempts, its steps and its saves."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 
 class RunFiles:
@@ -12,6 +13,12 @@ class RunFiles:
 
     def __init__(self, run: Path) -> None:
         self.run = run
+
+    def records(self) -> list[dict[str, Any]]:
+        """The attempts that ended."""
+        with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is being written
+            return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
+        return []
 
     def newest(self) -> int:
         """The newest step whose save is whole; 0 before the first."""

@@ -117,7 +117,7 @@ def lose(pids: Sequence[int]) -> None:
 
 def end() -> None:
     """Ends the node and what runs on it."""
-    process.end([daemon.pid for daemon in process.running() if daemon.name == "kubelet-1"], signal.SIGKILL, within=10)
+    stop_kubelet()
     with suppress(RuntimeError):
         for task in ctr("tasks", "list", "-q").split():
             ctr("tasks", "delete", "--force", task)
