@@ -69,6 +69,10 @@ class FakeHost:
         error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
         self._event(Kind.ERROR, self._ranks[0], error=error)
 
+    def end(self) -> None:
+        """Reports the end of its processes, which takes them a while."""
+        self._fakes.loop.after(random.uniform(*DIES_S), self._end)
+
     def _connected(self, sock: socket.socket) -> None:
         try:
             link = self._link = Link(self._fakes.loop, sock, self._message, self._lost)
@@ -91,7 +95,7 @@ class FakeHost:
             self._fakes.started()
         elif kind == "verdict":
             self.judged_at = time.monotonic()
-            self._fakes.loop.after(random.uniform(*DIES_S), self._end)
+            self._fakes.judged()
         elif kind == "leave":
             link.close()
             self._fakes.left()
@@ -135,7 +139,7 @@ class Fakes:
     def __init__(self, hosts: range) -> None:
         self.loop = Loop()
         self.beats = self.turned_away = 0
-        self._place, self._started, self._left = config.read(os.environ), 0, 0
+        self._place, self._started, self._judged, self._left = config.read(os.environ), 0, 0, 0
         self._dialed_at = 0.0
         self._failed_at: float | None = None
         limits.allow_connections(len(hosts))
@@ -158,6 +162,14 @@ class Fakes:
         self._started += 1
         if self._started == len(self._hosts):
             say(dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away)
+
+    def judged(self) -> None:
+        """Notes that a host has the verdict. Their processes end once all have it: thousands of messages that this
+        process makes up would otherwise keep it from reading when the others' came."""
+        self._judged += 1
+        if self._judged == len(self._hosts):
+            for host in self._hosts:
+                host.end()
 
     def left(self) -> None:
         """Notes that a host may exit."""

@@ -80,11 +80,6 @@ class Thread:
         return _STANDARD.search(self.frames[0][1].file) is not None and not self.imports
 
 
-def innermost(text: str) -> list[Frame]:
-    """The innermost frame of every thread that has one; the main thread's comes last, as faulthandler writes it."""
-    return [thread.frames[0][1] for thread in _threads(text)]
-
-
 def cut(text: str) -> str:
     """The stacks with those frames of every thread alone that `suspect` looks at."""
     return "".join(thread.cut for thread in _threads(text))
@@ -100,7 +95,7 @@ def _wait(threads: Sequence[Thread]) -> bool:
 
 
 def _threads(text: str) -> list[Thread]:
-    """Every thread that has a frame."""
+    """Every thread that has a frame; the main one comes last, as faulthandler writes it."""
     found: list[Thread] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):

@@ -17,9 +17,9 @@ Current thread 0x00007f02 (most recent call first):
 """
 
 
-def test_the_main_threads_innermost_frame_comes_last() -> None:
-    assert [str(frame) for frame in stacks.innermost(DUMP)] == ["wait (threading.py:320)", "read (tasks.py:12)"]
-    assert stacks.innermost("") == []
+def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
+    assert stacks.describe({0: Status()}, {0: DUMP}) == "rank 0 in read (tasks.py:12)"
+    assert stacks.describe({0: Status(), 1: Status()}, {0: ""}) == "2 ranks without a stack"
 
 
 def dump(*frames: tuple[str, str]) -> str:
