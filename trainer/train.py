@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.task import Split, Task, checked_source
 
 Batch = dict[str, jax.Array]
+Like = Mapping[str, Any]  # a global batch, or its shapes and dtypes alone
 SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
@@ -97,6 +99,7 @@ class BuiltInTraining(Training[TrainState]):
         tells = getattr(task, "tells_classes", None)  # of a classification
         self.classify: Any = None if tells is None or not tells(spec) else task
         self.trace: Trace | None = None  # of the examples that each step sees, where the job asks for it
+        self._ahead: Future[float | None] | None = None  # the FLOPs of a step, once the steps are compiled
 
     def _settings(self) -> Settings:
         spec = self.spec
@@ -219,10 +222,20 @@ class BuiltInTraining(Training[TrainState]):
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
+    def compile_ahead(self) -> None:
+        """Compiles the steps in a thread of their own, unless a user's code is in them, which may expect the main one.
+
+        What fails there is tried again by `compile`, which says how it fails.
+        """
+        if self.step.is_ours:
+            train = {count: self.pipeline.like(count) for count in self._dispatched}
+            held_out = None if self.evaluation is None else self.evaluation.like()
+            self._ahead = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
+
     def compile(self, start: int) -> float | None:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
         self.report.phase("data", start)
-        train_batch = self.step.put(self.pipeline.batch(start))
+        train = {count: self.step.put(self.pipeline.batch(start, count)) for count in self._dispatched}
         held_out = None
         if self.evaluation is not None:
             with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
@@ -232,14 +245,26 @@ class BuiltInTraining(Training[TrainState]):
                 parts = {part for part in self.evaluation.parts if part is not None}
                 preflight.check_watched(self.spec, given | {f"{name}/{part}" for name in given for part in parts})
         self.report.phase("compile", start)
-        self.step.compile_train(train_batch)
-        if (count := self.spec.steps_per_dispatch) > 1:
-            self.step.compile_train(self.step.put(self.pipeline.batch(start, count)), count)
-        if held_out is not None:
-            self.step.compile_eval(held_out, None if self.classify is None else self.classify.seen)
+        if self._ahead is None or self._ahead.exception() is not None:  # once the thread has ended
+            flops = self._compile(train, held_out)
+        else:
+            flops = self._ahead.result()
         if self.pictures is not None:
             self.pictures.compile()
-        return self.step.flops(train_batch)
+        return flops
+
+    @property
+    def _dispatched(self) -> set[int]:
+        """How many steps one dispatch has: one before a pause, and as many as the job says."""
+        return {1, self.spec.steps_per_dispatch}
+
+    def _compile(self, train: Mapping[int, Like], held_out: Like | None) -> float | None:
+        """Compiles the steps for batches like these, of `train` by the steps of a dispatch; returns a step's FLOPs."""
+        for count, batch in sorted(train.items()):
+            self.step.compile_train(batch, count)
+        if held_out is not None:
+            self.step.compile_eval(held_out, None if self.classify is None else self.classify.seen)
+        return self.step.flops(train[1])
 
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]:
         """The batches of these steps, on the devices."""

@@ -6,10 +6,12 @@ import gc
 import json
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -201,6 +203,38 @@ def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Pat
     with pytest.raises(Stopped, match="nothing new saved after step 4: 5 in .* is another's"):
         stop.run.run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return {key: value for key, value in line.items() if "loss" in key or key in ("step", "grad_norm")}
+
+
+def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_restored(tmp_path: Path) -> None:
+    data = {"source": "synthetic", "examples": 64, "eval_examples": 12, "shape": [4, 4]}
+    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 9}
+    often = {"steps_per_dispatch": 2, "log_every": 1, "eval": {"every": 9}}
+    spec = TrainSpec.model_validate({"task": "classify", **keys, **often, "checkpoint": {"every": 5}})
+    traced: dict[str, set[str]] = {}  # functions, by thread
+
+    def note(event: str, seconds: float, **about: Any) -> None:
+        if event.endswith("jaxpr_trace_duration"):
+            traced.setdefault(threading.current_thread().name.partition("_")[0], set()).add(str(about.get("fun_name")))
+
+    whole, broken = (tmp_path / name for name in ("whole", "broken"))
+    loop_of(spec, Classify(), Place(str(whole)), Never(), Progress(None)).run()
+    stop = AtFive()
+    stop.run = loop_of(spec, Classify(), Place(str(broken)), stop, Progress(None))
+    with pytest.raises(Stopped, match="step 5"):
+        stop.run.run()
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        loop_of(spec, Classify(), Place(str(broken), saved=5), Never(), Progress(None)).run()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert {"_update", "_updates", "of"} <= traced["compile"]
+    assert not {"_update", "_updates", "of"} & traced["MainThread"]
+    assert last_line(broken) == last_line(whole)
 
 
 class Labelled:

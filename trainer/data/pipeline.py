@@ -52,10 +52,9 @@ class Pipeline:
         """Shape and dtype of every example by key, as `example` makes them."""
         return self._examples.forms
 
-    def like(self) -> Mapping[str, Form]:
-        """Shape and dtype of a global batch by key, its `weight` included."""
-        made = {key: Form((self._batch, *form.shape), narrow(form.dtype)) for key, form in self.forms.items()}
-        return made | {"weight": Form((self._batch,), np.dtype(np.float32))}
+    def like(self, count: int = 1) -> Mapping[str, Form]:
+        """Shape and dtype of a global batch of `count` steps by key, its `weight` included."""
+        return _like(self.forms, (self._batch,) if count == 1 else (self._batch, count))
 
     @property
     def note(self) -> str | None:
@@ -165,6 +164,10 @@ class Evaluation:
         batches = reader.iterate(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
+    def like(self) -> Mapping[str, Form]:
+        """Shape and dtype of a global batch by key, its `weight` included."""
+        return _like(self._examples.forms, (self._batch,))
+
     def indexes(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The numbers in the set of all examples of a batch, [B], those that fill it up included."""
         return self._placed(number, range(self._batch))[1]
@@ -181,6 +184,12 @@ class Evaluation:
         batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
+
+
+def _like(forms: Mapping[str, Form], batch: tuple[int, ...]) -> Mapping[str, Form]:
+    """Shape and dtype by key of `batch` examples of these forms."""
+    made = {key: Form((*batch, *form.shape), narrow(form.dtype)) for key, form in forms.items()}
+    return made | {"weight": Form(batch, np.dtype(np.float32))}
 
 
 def _shared(batches: int, whole: Sequence[int]) -> list[int]:

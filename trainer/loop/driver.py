@@ -144,6 +144,8 @@ class Loop(Generic[S]):
         training, settings = self.training, self.settings
         self.report.phase("restore", 0)
         self.store.claim()  # a folder that another run trains in is refused here
+        if self._saved_before:  # a state is restored, which keeps storage busy and the processor hardly
+            self.training.compile_ahead()
         found = self.store.restore(training.to_tree(training.abstract), training.difference)
         # A place that another's files take is found now, and not at a save after hours.
         first = 0 if found is None else found[0] + 1

@@ -94,6 +94,9 @@ class Training(abc.ABC, Generic[S]):
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
+    def compile_ahead(self) -> None:  # noqa: B027  # a training need not
+        """Begins in a thread what `compile` then finds done. Called before a state is restored; returns at once."""
+
     @abc.abstractmethod
     def compile(self, start: int) -> float | None:
         """Compiles what the steps from `start` on need; returns the FLOPs of a step where they are known."""

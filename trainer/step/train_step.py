@@ -72,7 +72,8 @@ class Step:
         self._total = total_steps
         self._check_batch()
         self._check_experts()
-        self._is_ours = type(task).__module__.startswith("jaxlaunch.trainer.") and not isinstance(
+        # Whether no code of the user's is traced, but for an optimizer's.
+        self.is_ours = type(task).__module__.startswith("jaxlaunch.trainer.") and not isinstance(
             spec.model, CustomModel
         )
         self._adapters = Adapters.of(spec, self._precision.params)
@@ -178,7 +179,7 @@ class Step:
 
         Raises SpecError, with the line in the user's files, for what a task or model does not keep of its interface.
         """
-        if self._is_ours:
+        if self.is_ours:
             return
         like, model = self._like(batch), self._spec.model
         own = user_code.load(model.kind) if isinstance(model, CustomModel) else None
@@ -526,7 +527,7 @@ class Step:
         What is ours from end to end never broadcasts by rank, which would hide a wrong shape; what users bring may.
         """
         matmul = self._precision.matmul
-        ranks = jax.numpy_rank_promotion("raise") if self._is_ours else contextlib.nullcontext()
+        ranks = jax.numpy_rank_promotion("raise") if self.is_ours else contextlib.nullcontext()
         with ranks, jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
