@@ -31,6 +31,7 @@ STOPPED = (contract.PREEMPTED, "stopped from outside")
 WHOLE_STACKS_CHARS = 4_000_000  # of all ranks together: thousands of ranks have hundreds of megabytes
 STACKS_S = 4.0  # every rank's stacks come within this, or never, and so does NCCL's answer
 LOST_SAVE_S = 3.0  # after a host is lost while ranks save: none of them waits for it in vain for long
+MOST_ALIKE = 64  # changes that are remembered, for other ranks that change so
 MAX_NCCL_CHARS = 40_000  # with the kernel's messages
 
 
@@ -45,6 +46,7 @@ class Attempt:
         self.nccl = ""  # what NCCL's RAS said of a hang
         self._without_nccl = {host for host in ranks if nccl_status.asks_nccl(platform, host)}  # it may still come
         self._ranks = ranks
+        self._alike: dict[int, tuple[Status, Mapping[str, Any], Status]] = {}  # newest changes, by what was changed
         self._symptoms = Symptoms()
         self._overdue: tuple[float, Event] | None = None
         self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
@@ -77,10 +79,19 @@ class Attempt:
             ranks = ranks_of(key, self._ranks[host])
             each = list(map(statuses.__getitem__, ranks))
             if each.count(each[0]) == len(each):  # nearly always
-                self._counts.put(ranks, each[0].changed(fields))
+                self._counts.put(ranks, self._changed(each[0], fields))
                 continue
             for rank, before in zip(ranks, each, strict=True):
-                self._counts.put((rank,), before.changed(fields))
+                self._counts.put((rank,), self._changed(before, fields))
+
+    def _changed(self, before: Status, fields: Mapping[str, Any]) -> Status:
+        """`before.changed(fields)`, made once for the ranks that change alike: those of a gang step together."""
+        known = self._alike.get(id(before))
+        if known is None or known[1] != fields:
+            if len(self._alike) == MOST_ALIKE:
+                self._alike.clear()
+            known = self._alike[id(before)] = before, fields, before.changed(fields)
+        return known[2]
 
     def add(self, event: Event, now: float) -> None:
         """Takes in an event, with the status of its rank."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import pytest
+
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
@@ -62,6 +64,23 @@ def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
         attempt.merge(1, changes.take(own))
         assert {rank: attempt.statuses[rank] for rank in own} == own
         assert changes.take(own) == {}
+
+
+def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = 50
+    attempt = Attempt(1, {host: range(4 * host, 4 * host + 4) for host in range(hosts)})
+    made: list[Status] = []
+    change = Status.changed
+    monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
+    for step in range(1, 101):
+        for host in range(hosts):
+            attempt.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+    assert len(made) == 100 and len({id(status) for status in attempt.statuses.values()}) == 1
+    with pytest.raises(ValueError, match="step must be"):
+        attempt.merge(0, {"0-3": {"step": "x"}})
+    assert {status.step for status in attempt.statuses.values()} == {100}
 
 
 def test_ranks_that_change_alike_are_one_entry() -> None:
