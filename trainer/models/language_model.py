@@ -85,9 +85,9 @@ class LanguageModel(nnx.Module):
         """
         return self.table_VD.T if self.head is None else gathered(self.head[...], "embed", "vocab")
 
-    def project(self, x_BLD: Array, head_DV: Array) -> Array:
-        """Features times the head, within the cap of the logits: logits_BLV in the output dtype."""
-        logits_BLV = _logits(x_BLD, head_DV, self.output)
+    def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
+        """Features times the head, within the cap of the logits: logits_BLV in `output` or the model's own dtype."""
+        logits_BLV = _logits(x_BLD, head_DV, output or self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")

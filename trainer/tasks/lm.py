@@ -203,8 +203,17 @@ def _sums(model: LanguageModel, found: Features, labels_BL: Array, weight_BL: Ar
 
 
 def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    options = losses.Options() if model.deterministic else losses.Options(model.loss.z, model.loss.smoothing)
-    return scored(model, x_BLD, labels_BL, weight_BL, partial(losses.cross_entropy, options=options))
+    """Training in bfloat16 keeps its logits in bfloat16: in float32 they would be the largest array of a step.
+
+    The loss is of their float32 values all the same. A cap bends them, which wants the digits that bfloat16 lacks.
+    """
+    if model.deterministic:
+        return scored(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
+    score = partial(losses.cross_entropy, options=losses.Options(model.loss.z, model.loss.smoothing))
+    is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
+    kept = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
+    # float16 has no room for the gradients of a loss that is not scaled yet.
+    return scored(model, x_BLD, labels_BL, weight_BL, score, kept, at_once=x_BLD.dtype != jnp.float16)
 
 
 def scored(
@@ -213,25 +222,30 @@ def scored(
     labels_BL: Array,
     weight_BL: Array,
     score: Callable[[Array, Array, Array], losses.Summed],
+    kept: jnp.dtype | None = None,
+    at_once: bool = False,
 ) -> losses.Summed:
     """`score` of the model's logits, labels and weights, a sum over positions; in chunks as losses.in_chunks.
 
-    The backward pass keeps the logits alone, and computes again what `score` makes of them, arrays of the same size.
+    The backward pass keeps the logits alone, in `kept`, by default the model's output dtype, and computes again what
+    `score` makes of them, arrays of the same size.
     """
-    count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV), model.head_DV
+    project, size = partial(model.project, output=kept), jnp.dtype(kept or model.output).itemsize
+    count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
     if count == 1:
-        sums: losses.Summed = jax.checkpoint(score, prevent_cse=False)(
-            model.project(x_BLD, head_DV), labels_BL, weight_BL
-        )
+        sums: losses.Summed = jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
         return sums
-    return losses.in_chunks(model.project, head_DV, x_BLD, labels_BL, weight_BL, count, score)
+    return losses.in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
 
 
-def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array) -> int:
-    """How many chunks: 1 where the logits are not far larger than the head's gradient, which chunks hold once more."""
+def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
+    """How many chunks, of logits of `size` bytes each: 1 where they are not far larger than the head's gradient, which
+    chunks hold once more. That gradient is summed over the devices once a chunk, so a large head has larger chunks."""
     if isinstance(chunks, int):
         return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
     devices = max(1, mesh.size)
     rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V
-    return 1 if rows < 2 * width else losses.chunks(length, 4.0 * batch * length * vocab / devices)
+    half = width * vocab / mesh.shape.get("mp", 1)  # bytes of half the head's gradient, in bfloat16
+    most = max(losses.LOGITS_BYTES, half)
+    return 1 if rows < 2 * width else losses.chunks(length, size * batch * length * vocab / devices, most)

@@ -6,7 +6,8 @@ B batch, L length, V vocabulary or classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
 MANY = 100  # classes from which on the share of labels among the first five is told
-LOGITS_BYTES = 2**28  # of a device's float32 logits at a time, where the job sets no number of chunks
+LOGITS_BYTES = 2**28  # of a device's logits at a time, where the job sets no number of chunks
 
 
 class Options(NamedTuple):
@@ -211,38 +212,73 @@ def in_chunks(
     weight_BL: Array,
     count: int,
     score: Callable[[Array, Array, Array], Summed],
+    at_once: bool = False,
 ) -> Summed:
     """`score` of the logits `project(x, head)`, labels and weights, a sum over positions such as `cross_entropy`, in
     `count` parts along L: the logits of one are in memory at a time.
 
-    The backward pass computes each part's logits again. The head's gradient is summed over the parts in float32, each
-    device's share of it alone.
+    The backward pass computes each part's logits again, or, `at_once`, the forward pass takes the gradients too: of a
+    score that is `Sums`, of which the total alone is differentiated. The head's gradient is summed over the parts in
+    float32, each device's share of it alone.
     """
-    wide_DV = head_DV.astype(jnp.float32)
+    parts = tuple(_split(array, count) for array in (x_BLD, labels_BL, weight_BL))
 
-    def of(part: tuple[Array, Array, Array]) -> Summed:
+    def of(wide_DV: Array, part: tuple[Array, Array, Array]) -> Summed:
         """The sums of one chunk."""
         x, labels, weight = part
         narrow_DV = gathered(wide_DV.astype(head_DV.dtype), "embed", "vocab")
         return score(project(x, narrow_DV), labels, weight)
 
-    def add(sums: Summed, part: tuple[Array, Array, Array]) -> tuple[Summed, None]:
-        return jax.tree.map(jnp.add, sums, of(part)), None
-
-    parts = tuple(_split(array, count) for array in (x_BLD, labels_BL, weight_BL))
-    like = jax.eval_shape(of, tuple(jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in parts))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    sums: Summed = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), zeros, parts)[0]
+    summed: Any = _summed_at_once if at_once else _summed
+    sums: Summed = summed(of, head_DV.astype(jnp.float32), parts)
     return sums
 
 
-def chunks(length: int, logits_bytes: float) -> int:
-    """The fewest equal parts of `length` that keep a device's float32 logits within LOGITS_BYTES."""
-    return next(count for count in range(1, length + 1) if length % count == 0 and _fits(logits_bytes, count, length))
+def _summed(of: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+    def add(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
+        return jax.tree.map(jnp.add, sums, of(wide_DV, part)), None
+
+    sums: Summed = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), _zeros(of, wide_DV, parts), parts)[0]
+    return sums
 
 
-def _fits(size: float, count: int, length: int) -> bool:
-    return size / count <= LOGITS_BYTES or count == length
+def _zeros(of: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+    like = jax.eval_shape(of, wide_DV, tuple(jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in parts))
+    zeros: Summed = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return zeros
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed_at_once(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> Sums:
+    """As _summed, but the forward pass takes the gradients of the total as well, so no logits are computed twice."""
+    return _summed(of, wide_DV, parts)
+
+
+def _forward(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> tuple[Sums, tuple[Array, Array]]:
+    def total(wide_DV: Array, x: Array, rest: tuple[Array, ...]) -> tuple[Array, Sums]:
+        sums = of(wide_DV, (x, *rest))
+        return sums.total, sums
+
+    def add(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
+        (of_head, of_x), sums = jax.grad(total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
+        return jax.tree.map(jnp.add, carry, (sums, of_head)), of_x
+
+    (sums, of_head), of_x = jax.lax.scan(add, (_zeros(of, wide_DV, parts), jnp.zeros_like(wide_DV)), parts)
+    return sums, (of_head, of_x)
+
+
+def _backward(of: Callable[..., Sums], kept: tuple[Array, Array], gradient: Sums) -> tuple[Any, ...]:
+    of_head, of_x = kept
+    of_x = (gradient.total * of_x.astype(jnp.float32)).astype(of_x.dtype)
+    return gradient.total * of_head, (of_x, None, None)
+
+
+_summed_at_once.defvjp(_forward, _backward)
+
+
+def chunks(length: int, logits_bytes: float, most: float = LOGITS_BYTES) -> int:
+    """The fewest equal parts of `length` that keep a device's logits within `most` bytes."""
+    return next(n for n in range(1, length + 1) if length % n == 0 and (logits_bytes / n <= most or n == length))
 
 
 def _split(array: Array, count: int) -> Array:

@@ -223,11 +223,12 @@ def test_a_model_of_another_kind_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "width", "count"),
-    [(8, 2048, 8), (7, 2048, 1), (2, 512, 2), (64, 16, 64)],  # two chunks of 4096 × 2048 cost more than they save
+    ("batch", "width", "size", "count"),
+    # Two chunks of 4096 × 2048 cost more than they save; a head of twice the size has half as many chunks.
+    [(8, 2048, 4, 8), (7, 2048, 4, 1), (2, 512, 4, 2), (64, 16, 4, 64), (8, 2048, 2, 4), (16, 4096, 4, 8)],
 )
 def test_logits_that_fill_a_device_come_in_chunks_unless_the_head_is_about_as_large(
-    batch: int, width: int, count: int
+    batch: int, width: int, size: int, count: int
 ) -> None:
-    assert lm._chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8)) == count
-    assert lm._chunks(3, (batch, 512), jnp.zeros((width, 1))) == 3
+    assert lm._chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size) == count
+    assert lm._chunks(3, (batch, 512), jnp.zeros((width, 1)), size) == 3

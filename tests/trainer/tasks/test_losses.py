@@ -101,7 +101,8 @@ def inputs(dtype: str) -> tuple[jax.Array, ...]:
 
 @pytest.mark.parametrize("count", [2, 6, 48])
 @pytest.mark.parametrize("options", [Options(), Options(1e-3, 0.1)], ids=str)
-def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options, at_once: bool) -> None:
     x, head, labels, weight = inputs("float32")
 
     def whole(x: jax.Array, head: jax.Array) -> jax.Array:
@@ -109,7 +110,7 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options) -
 
     def parts(x: jax.Array, head: jax.Array) -> jax.Array:
         return (
-            in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, options=options)).total
+            in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, options=options), at_once).total
             / weight.sum()
         )
 
@@ -119,11 +120,12 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options) -
         np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(b).max()))
 
 
-def test_the_heads_gradient_is_summed_over_the_chunks_in_float32() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_heads_gradient_is_summed_over_the_chunks_in_float32(at_once: bool) -> None:
     x, head, labels, weight = inputs("bfloat16")
 
     def loss(head: jax.Array, count: int) -> jax.Array:
-        return in_chunks(project, head, x, labels, weight, count, cross_entropy).total
+        return in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
 
     one, many = (jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32) for count in (1, 48))
     np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))
