@@ -256,10 +256,12 @@ def _summed_at_once(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array,
 
 def _forward(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> tuple[Sums, tuple[Array, Array]]:
     def total(wide_DV: Array, x: Array, rest: tuple[Array, ...]) -> tuple[Array, Sums]:
+        """What is differentiated, and all sums."""
         sums = of(wide_DV, (x, *rest))
         return sums.total, sums
 
     def add(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
+        """The sums and the head's gradient with those of one chunk, whose other gradient stands by itself."""
         (of_head, of_x), sums = jax.grad(total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
         return jax.tree.map(jnp.add, carry, (sums, of_head)), of_x
 
