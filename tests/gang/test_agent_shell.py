@@ -45,7 +45,10 @@ SCRIPTS = {
         "#!/bin/sh\n$ends\ntrap 'touch $trap; exit 0' TERM\ntouch $up\nwhile true; do sleep 3600; done",
         ["trap"],
     ),
-    "a trap for the end": ("#!/bin/bash\ntrap 'ls $saved && touch $trap' EXIT\n$python\nexit 0", ["saved", "trap"]),
+    "a trap for the end": (
+        "#!/bin/bash\ntrap 'ls $saved && sleep 0.5 && touch $trap' EXIT\n$python\nexit 0",
+        ["saved", "trap"],
+    ),
     "a pipeline": ("#!/bin/sh\n$python | cat\nexit $?", ["saved"]),
     "a hidden pipeline": ("#!/bin/bash\n$hidden | cat\nexit $?", ["saved"]),
     "a python while another is told": ("#!/bin/sh\n$python\n$python\nexit $?", ["saved"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from jaxlaunch.launcher.agent.io.pipes import LinePipe
 TAIL_LINES = 100  # of output that a verdict may quote
 MAX_LAST = 256 * 1024  # bytes of output that is asked for
 MAX_STACKS = 1024 * 1024  # bytes: of thousands of frames
+TRAP_S = 3.0  # for bash's trap for EXIT, once what was told has ended: a signal then would cut it short
 # Printed by Gloo, the network of JAX on CPU, at every start of every rank: no word of the program's.
 _BANNER = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
@@ -67,6 +69,7 @@ class Child:
         self._reporter = 0  # the pid of the Python that reports; not that of a wrapper such as `sh -c`
         self._has_met_reporter = False  # it ran when its hello came: a pid of another namespace never does
         self._told: set[int] = set()  # processes that were sent SIGTERM
+        self._told_at = -math.inf  # when one of them was last there
         self._wraps = False  # the started process was a wrapper when it was to stop
         self.is_killed = self._is_reaped = False
         self._on_output, self._on_report = on_output, on_report
@@ -131,6 +134,8 @@ class Child:
         """
         self._wraps = self._wraps or not self.is_program or programs.is_shell(self.pid)
         is_first, told = not self._told, {pid for pid in self._told if programs.session(pid) is not None}
+        if told:
+            self._told_at = time.monotonic()
         meant = [pid for pid in self._meant() if pid not in told]
         if is_first:
             others = [pid for pid in meant if programs.catches(pid, signal.SIGTERM) or not programs.reads_a_pipe(pid)]
@@ -138,7 +143,8 @@ class Child:
         else:
             meant = [pid for pid in meant if programs.catches(pid, signal.SIGTERM)]
         last = [pid for pid in meant if programs.ends_at_once(pid)]
-        for pid in [pid for pid in meant if pid not in last] or ([] if told else last):
+        has_had_its_time = time.monotonic() - self._told_at >= TRAP_S
+        for pid in [pid for pid in meant if pid not in last] or (last if has_had_its_time else []):
             programs.signal(pid, signal.SIGTERM)
             self._told.add(pid)
 
