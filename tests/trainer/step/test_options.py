@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.step.executable import Executable
-from jaxlaunch.trainer.step.options import often, once
+from jaxlaunch.trainer.step.options import compile_with, often, once
 
 ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 
@@ -63,3 +63,22 @@ def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(capsys:
         f"this version of the compiler does not know the option {name}: left out"
         for name in ("xla_tpu_gone", "xla_old")
     ]
+
+
+def test_options_that_the_compiler_itself_fails_with_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    given: list[dict[str, str]] = []
+
+    def compile_as_libtpu(compiler_options: dict[str, str]) -> str:
+        given.append(compiler_options)
+        if "xla_tpu_enable_async_collective_fusion" in compiler_options:
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (llo_program_shared_registry.cc:156)")
+        return "compiled"
+
+    lowered: Any = types.SimpleNamespace(compile=compile_as_libtpu)
+    ours = of_tpu("TPU v5")
+    assert compile_with(lowered, ours) == "compiled"
+    assert given == [ours, of_tpu("TPU7x")]
+    assert capsys.readouterr().err == "the compiler fails with the options that hide collectives: left out\n"
