@@ -313,7 +313,7 @@ class Attempt:
         text = f"{own} ({event.text}): {stacks.describe(living, self.stacks)}"
         waiting = [rank for rank in living if stacks.waits(self.stacks.get(rank, ""))]
         if waiting and culprit not in waiting:
-            late = [rank for rank in living if rank not in set(waiting)]
+            late = sorted(living.keys() - waiting)
             text += f"; {names(waiting, 'rank')} {'waits' if len(waiting) == 1 else 'wait'} for {names(late, 'rank')}"
         if self.nccl and (faults := nccl_status.describe(self.nccl)):
             text += f"; NCCL: {faults}"
