@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lost_hosts import ALONE, HOSTS, SPARE, WHOLE, Run, index, opened
+from benchmarks.lost_hosts import ALONE, SPARE, WHOLE, Run, index, opened
 from benchmarks.table import log
 from tests.cluster import preparations, processes
 from tests.cluster.gangs import Place
@@ -65,18 +65,11 @@ class Watch:
         return self.seen
 
 
-def on_second(here: Place, run: Run, *, spares: int) -> Any:
-    """The pod on the second node, once all have a node; None where there is none, or one that no spare replaces."""
-    wanted = HOSTS + spares
-    until(
-        lambda: [pod for pod in run.gang.pods if is_placed(pod)], lambda pods: len(pods) == wanted, "nodes", PATIENCE_S
-    )
-    found = next((pod for pod in run.gang.pods if pod["spec"]["nodeName"] == second_node.NODE), None)
-    return found if found is None or not spares or 0 < index(found) < HOSTS else None
-
-
-def is_placed(pod: Any) -> bool:
-    return "nodeName" in pod["spec"]
+def on_second(run: Run, *, spares: int) -> Any:
+    """The pod on the second node, once the run has saved; None where it holds no rank, or leads and no spare can."""
+    run.hold_after_save()  # by then it is settled who holds ranks: a pod that came last may be the spare
+    held = run.ready()[1 if spares else 0 :]
+    return next((pod for pod in held if pod["spec"]["nodeName"] == second_node.NODE), None)
 
 
 def silent(here: Place, run: Run, pod: Any, home: Path) -> Seen:
@@ -122,11 +115,9 @@ def measured(here: Place, volume: Path, home: Path, what: str, job: str, undistu
     with second_node.joined(home, image.IMAGE, images.BASE):
         for number in itertools.count():
             run = Run(here, volume, f"{what} {job}".replace(" ", "-") + f"-{number}", JOBS[job])
-            if (pod := on_second(here, run, spares=JOBS[job].get("spares", 0))) is not None:
+            if (pod := on_second(run, spares=JOBS[job].get("spares", 0))) is not None:
                 break
             here.launcher("delete", run.gang.name, "--yes")  # another try
-        run.hold_after_save()
-        run.ready()
         log(f"{run.gang.name}: host {index(pod)} is on {second_node.NODE}")
         run.steps_on()
         found = LOSSES[what](here, run, pod, home)

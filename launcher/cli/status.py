@@ -14,7 +14,7 @@ from jaxlaunch.launcher.explain.memory import evicted_for_excess, is_oom
 from jaxlaunch.launcher.here import status as here
 from jaxlaunch.launcher.here.found import Run
 from jaxlaunch.launcher.kube.objects import age
-from jaxlaunch.launcher.status import collect
+from jaxlaunch.launcher.status import collect, lost_hosts
 from jaxlaunch.launcher.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records.summary import Restarted
@@ -150,20 +150,21 @@ def _checkpoint(status: JobStatus) -> str:
 def _each_host(seen: Snapshot) -> Iterator[str]:
     """A table of the hosts; of many, those that are not ready first."""
     hosts = sorted(seen.hosts, key=lambda host: (host.is_ready, host.number))
+    spares = lost_hosts.spares(seen)
     rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
     for host in hosts[:MAX_HOSTS]:
         state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
+        state = "Terminating" if host.is_leaving and not host.has_ended else state
         ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
-        rows.append(
-            (str(host.number), _ranks(seen.members.ranks(host.number)), ready, state, host.node or "-", host.pod)
-        )
+        ranks = "spare" if host.number in spares else _ranks(seen.members.ranks(host.number))
+        rows.append((str(host.number), ranks, ready, state, host.node or "-", host.pod))
     yield from output.columns(rows)
     if len(hosts) > MAX_HOSTS:
         yield f"… and {len(hosts) - MAX_HOSTS} more hosts"
 
 
 def _ranks(held: range) -> str:
-    """ "3", "8-15", or "spare"."""
+    """ "3", "8-15", or "-"."""
     if not held:
-        return "spare"
+        return "-"
     return str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}"

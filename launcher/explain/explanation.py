@@ -38,6 +38,7 @@ CAUSES: tuple[Cause, ...] = (
     queue.suspended_by_queue,
     unread.pods,
     ended.kept_in_namespace,
+    gang.kept_from_done,
     gang.lost_host,
     admission.jobs_not_created,
     admission.pods_not_created,

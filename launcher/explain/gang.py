@@ -50,7 +50,7 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
         headline = f"is restarting: {own.headline}; that counts against the limit of restarts.crash"
         return Answer(own.situation, headline, (*own.evidence, *_before(snapshot)), own.next_move)
     taken = [host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
-    if not taken:
+    if not taken or _gave_up(snapshot):
         return None
     host = taken[0]
     reason = host.disruption.get("reason") or host.reason
@@ -73,6 +73,12 @@ def disrupted(snapshot: Snapshot) -> Answer | None:
     return Answer("disrupted", f"{headline}; {counts}", evidence, move)
 
 
+def _gave_up(snapshot: Snapshot) -> bool:
+    """Whether the gang waited in vain for the pod that takes the place of a lost one, which counts."""
+    codes = [host.ended.get("exitCode") for host in snapshot.hosts if host.ends_gang]
+    return hosts.are_replaced(snapshot.jobset) and contract.LOST in codes
+
+
 def _cut_off(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
     """Pods that were deleted on a node that does not answer, and so cannot end: by the node, or by what events say."""
     event, node = snapshot.event("NodeNotReady", kind="Pod", of=taken), snapshot.silent_node
@@ -82,11 +88,11 @@ def _cut_off(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
     where = there[0].node or ""
     why = f"node {where} is NotReady" if node is None else silence(node, snapshot.now)
     what = f"{'that pod' if len(there) == 1 else 'those pods'} cannot end, since {why}"
-    return Stuck(what, f"wait: Kubernetes {_ELSEWHERE.format(node=where)}")
+    return Stuck(what, f"wait: Kubernetes {_ELSEWHERE.format(pods='them', node=where)}")
 
 
 _ELSEWHERE = (
-    "makes them again elsewhere only when the node is back or deleted; "
+    "makes {pods} again elsewhere only when the node is back or deleted; "
     "if it is gone for good: kubectl delete node {node}"
 )
 _LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
@@ -153,7 +159,7 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
     node, there = snapshot.silent_node, _stranded(snapshot)
     if node is None or not there:
         return None
-    elsewhere = _ELSEWHERE.format(node=node["metadata"]["name"])
+    elsewhere = _ELSEWHERE.format(pods="them", node=node["metadata"]["name"])
     move = f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but {elsewhere}"
     evidence = quoted(snapshot.event("NodeNotReady", kind="Pod"))
     return Answer("node-lost", _wait_for(silence(node, snapshot.now), there, snapshot), evidence, move)
@@ -212,7 +218,8 @@ def restarting(snapshot: Snapshot) -> Answer | None:
     situation = "oom" if is_oom(snapshot) else "restarting"
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
     headline = f"is restarting{after}{ends}"
-    if (held := stuck(snapshot)) is not None:
+    cut = [host for host in lost_hosts.cut_off(snapshot) if host.is_leaving]
+    if (held := stuck(snapshot) or (_of_its_node(snapshot, cut[0]) if cut else None)) is not None:
         return Answer("stuck", f"{headline}: {held.what}", (*_before(snapshot), *quoted(event)), held.move)
     return Answer(situation, headline, (*_before(snapshot), *quoted(event)), next_move("restarting", snapshot.name))
 
@@ -314,6 +321,16 @@ def lost_host(snapshot: Snapshot) -> Answer | None:
     return _waiting(snapshot, away) if away else None
 
 
+def kept_from_done(snapshot: Snapshot) -> Answer | None:
+    """All ranks are done, and a host on a node that does not answer keeps the Job, and so the JobSet, from being so."""
+    cut = lost_hosts.cut_off(snapshot)
+    if not cut or not snapshot.waits_for_pods or not lost_hosts.is_done(snapshot):
+        return None
+    held = stuck(snapshot) or _of_its_node(snapshot, cut[0])
+    headline = f"has finished, but its Job is not complete before pod {cut[0].pod} has ended: {held.what}"
+    return Answer("stuck", headline, _before(snapshot), held.move)
+
+
 def _waiting(snapshot: Snapshot, away: list[int]) -> Answer:
     """The hosts that are there keep their pods."""
     needed = [host for host in away if host in snapshot.members] or away
@@ -370,10 +387,33 @@ def _held(snapshot: Snapshot, away: list[int]) -> Answer:
             answer, situation="host-lost", headline=headline, evidence=(*ended, *answer.evidence)
         )
     here = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
+    if cut := [host for host in lost_hosts.cut_off(snapshot) if host in here]:
+        held = stuck(snapshot) or _of_its_node(snapshot, cut[0])
+        return Answer("host-lost", held.what, (*ended, *quoted(snapshot.event("NodeNotReady", kind="Pod"))), held.move)
+    if mute := [host for host in lost_hosts.mute(snapshot) if host in here]:
+        what = f"its agent does not answer, and pod {mute[0].pod} still reads as running on node {mute[0].node}"
+        return Answer("host-lost", what, ended, _MUTE.format(pod=mute[0].pod))
     if here:
         return Answer("host-lost", f"{here[0].name} is starting", ended)
     do = "its pod does" if len(away) == 1 else "their pods do"
     return Answer("host-lost", f"{do} not exist yet, since Kubernetes makes it again 10 s after it failed", ended)
+
+
+_MUTE = (
+    "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, "
+    "kubectl delete pod {pod} has the Job make another pod."
+)
+
+
+def _of_its_node(snapshot: Snapshot, host: Host) -> Stuck:
+    """Of a pod that reads as running, and can neither run nor end: what is known of its node."""
+    node, deleted = snapshot.silent_node, snapshot.deleted_node
+    if deleted is not None and deleted.name == host.node:
+        return Stuck(deletion(deleted, snapshot.now), collection(host.pod))
+    is_known = node is not None and node["metadata"]["name"] == host.node
+    why = silence(node, snapshot.now) if node is not None and is_known else f"node {host.node} is NotReady"
+    move = f"wait: Kubernetes {_ELSEWHERE.format(pods='that pod', node=host.node)}"
+    return Stuck(f"{why}, with pod {host.pod} on it", move)
 
 
 def hanging(snapshot: Snapshot) -> Answer | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+from jaxlaunch.launcher.kube.objects import moment
 from jaxlaunch.launcher.status import hosts
+from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.launcher.status.snapshot import Snapshot
 
 
@@ -34,9 +38,14 @@ def is_table_known(snapshot: Snapshot) -> bool:
 def lost(snapshot: Snapshot) -> list[int]:
     """The hosts without a pod, or with one that failed; none of a gang that is done, whose Job deletes pods."""
     here = {host.number: host for host in snapshot.hosts}
-    if 0 in here and here[0].phase == "Succeeded":
+    if is_done(snapshot):
         return []
     return [number for number in range(snapshot.expected_hosts) if number not in here or here[number].phase == "Failed"]
+
+
+def is_done(snapshot: Snapshot) -> bool:
+    """Whether the gang is done: the leader's pod ends so when all ranks have."""
+    return any(host.number == 0 and host.phase == "Succeeded" for host in snapshot.hosts)
 
 
 def are_members_lost(snapshot: Snapshot) -> bool:
@@ -45,9 +54,33 @@ def are_members_lost(snapshot: Snapshot) -> bool:
 
 
 def away(snapshot: Snapshot) -> list[int]:
-    """The hosts that are lost, and those whose new pod has not started."""
+    """The hosts that are lost, those whose new pod has not started, and those that are there and not heard of."""
     late = [host.number for host in snapshot.hosts if not host.has_started]
-    return sorted({*lost(snapshot), *late})
+    if snapshot.report.stage == "gather":
+        cut = [host for host in (*cut_off(snapshot), *mute(snapshot)) if host.number in snapshot.report.missing]
+    else:
+        cut = [host for host in cut_off(snapshot) if host.number not in snapshot.members]
+    return sorted({*lost(snapshot), *late, *(host.number for host in cut)})
+
+
+def cut_off(snapshot: Snapshot) -> list[Host]:
+    """The hosts whose pods read as running on a node that does not answer or is deleted: by the node, where it could be
+    read, or by what the node controller makes of its pods, which are then not ready without a reason."""
+    return [
+        host
+        for host in snapshot.hosts
+        if snapshot.is_on_silent_node(host) or (host.running and not host.is_ready and not host.unready)
+    ]
+
+
+def mute(snapshot: Snapshot) -> list[Host]:
+    """The hosts for which the leader waits, although their containers have run since before the last attempt ended."""
+    last, missing = snapshot.report.last, snapshot.report.missing
+    if last is None or last.at is None:
+        return []
+    ended = datetime.fromtimestamp(last.at, UTC)
+    there = [host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended]
+    return [host for host in there if (began := moment(host.running.get("startedAt"))) is not None and began < ended]
 
 
 def spares(snapshot: Snapshot) -> list[int]:
@@ -55,4 +88,5 @@ def spares(snapshot: Snapshot) -> list[int]:
     if not hosts.moves(snapshot.jobset) or not is_table_known(snapshot):
         return []
     there = [host for host in snapshot.hosts if host.has_started and not host.has_ended and not host.is_leaving]
-    return [host.number for host in there if host.number not in snapshot.members]
+    silent = {host.number for host in cut_off(snapshot)}
+    return [host.number for host in there if host.number not in snapshot.members and host.number not in silent]

@@ -1,22 +1,27 @@
 """A gang of real pods with a spare, which may also run on fewer hosts, loses four pods: it goes on each time, and ends
-as an undisturbed run does."""
+as an undisturbed run does. Another loses a node whose object stays."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from jaxlaunch.launcher.kube.kinds import PODS
 from jaxlaunch.records import members
-from tests.cluster import nodes, preparations
+from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
-from tests.cluster.gangs import Place, place, until
+from tests.cluster.gangs import Gang, Place, place, until
+from tests.cluster.harness import build, images, second_node
 from tests.cluster.harness.places import NODE
 from tests.cluster.test_recovery import SAVED, await_checkpoint, ended, losses, newest, of_hosts
 from tests.compiled import QUICK_COMPILES
+from tests.found import shows
 
 SEAT = "jaxlaunch.test/seat-of-a-host"  # a resource of the node: without a free one a pod waits
 SEATS, FEW = 4, 2
@@ -30,6 +35,16 @@ ELASTIC: dict[str, Any] = {
     "pod": {"spec": {"containers": [SEATED]}},
 }
 STEADY: dict[str, Any] = {"hosts": 3, "restarts": {"in_place": 0, "crash": 0}}
+WAITS = "import pathlib, time\nwhile not pathlib.Path('/checkpoints/stranded.end').exists(): time.sleep(0.2)"
+STRANDED: dict[str, Any] = {
+    "image": images.BASE,
+    "command": ["python", "-c", WAITS],
+    "hosts": 2,
+    "spares": 1,
+    "resources": {"cpu": "10m"},
+    "tolerations": [{"key": second_node.TAINT, "operator": "Exists"}],
+    "pod": {"spec": {"containers": [SEATED]}},
+}
 
 
 class Moment(NamedTuple):
@@ -150,6 +165,70 @@ def lose_leader(here: Place, run: Run, found: dict[str, Moment]) -> None:
     found["no leader"] = run.once("the pod of host 0 has ended", lambda status: status["members"] is None)
     nodes.offer(here.access, NODE, SEAT, SEATS)
     found["leader again"] = run.hold_saved()
+
+
+@pytest.fixture(scope="module")
+def stranded(here: Place, folder: Path) -> Mapping[str, subprocess.CompletedProcess[str]]:
+    """What `explain` and `status` say of a gang, one of whose pods is on a node that is gone and whose object stays."""
+    gang = here.start("stranded", SAVED, **STRANDED)
+    (spare,) = until("its spare is ready", lambda: status(here, gang)["spares"])
+    with nodes.changing(), second_node.joined(build.binaries(), images.BASE):
+        nodes.offer(here.access, second_node.NODE, SEAT, 1)
+        nodes.offer(here.access, NODE, SEAT, FEW)
+        delete(here, pod_of(gang, spare))
+        until("its pod is on the second node", lambda: pod_of(gang, spare)["spec"].get("nodeName") == second_node.NODE)
+        until("it is the spare again", lambda: status(here, gang)["spares"] == [spare])
+        pod = pod_of(gang, spare)
+        second_node.lose(processes.everything(pod))
+        second_node.unknown()
+        until("Kubernetes says so of its pod", lambda: not status(here, gang)["spares"])
+        found = {"not ready": here.launcher("explain", gang.name)}
+        here.cluster.delete(PODS, pod["metadata"]["name"], here.namespace)
+        found["deleted"] = here.launcher("explain", gang.name)
+        found["hosts"] = here.launcher("status", gang.name, "-o", "wide")
+        (folder / "stranded.end").touch()
+        until("the leader is done", lambda: pod_of(gang, 0)["status"]["phase"] == "Succeeded")
+        found["done"] = here.launcher("explain", gang.name)
+        assert not gang.status.get("terminalState")
+        delete(here, pod)
+        assert gang.ended() == "Completed"
+        nodes.offer(here.access, NODE, SEAT, SEATS)
+    return found
+
+
+def status(here: Place, gang: Gang) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(here.launcher("status", gang.name, "-o", "json").stdout)
+    return found
+
+
+def pod_of(gang: Gang, host: int) -> Any:
+    """The newest pod of a host; one of nothing but empty parts while there is none."""
+    label = "batch.kubernetes.io/job-completion-index"
+    found = [pod for pod in gang.pods if pod["metadata"]["labels"][label] == str(host)]
+    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default={"spec": {}, "status": {}})
+
+
+def delete(here: Place, pod: Any) -> None:
+    """As `kubectl delete --force` does."""
+    path = f"/api/v1/namespaces/{here.namespace}/pods/{pod['metadata']['name']}"
+    here.access.api.delete(f"{path}?gracePeriodSeconds=0")
+
+
+def test_a_pod_on_a_node_that_is_gone_is_no_spare_and_what_to_do_is_said(stranded: Mapping[str, Any]) -> None:
+    gone = f"node {second_node.NODE} has not answered since "
+    for moment in ("not ready", "deleted"):
+        said = stranded[moment].stdout
+        assert re.search(f"no spare is ready, since host . is missing: {gone}", said), said
+        assert f"if it is gone for good: kubectl delete node {second_node.NODE}" in said
+        shows("with its ranks on hosts … since … missing:", said)
+    assert re.search(rf"\n *\d +- +no +Terminating +{second_node.NODE} ", stranded["hosts"].stdout), stranded["hosts"]
+
+
+def test_a_gang_that_is_done_says_which_pod_keeps_its_job_from_it(stranded: Mapping[str, Any]) -> None:
+    said = stranded["done"].stdout
+    assert re.search(r"stranded has finished, but its Job is not complete before pod \S+ has ended: node ", said), said
+    assert f"kubectl delete node {second_node.NODE}" in said
+    shows("has finished, but its Job is not complete", said)
 
 
 def test_a_spare_takes_the_ranks_of_a_lost_host_whose_next_pod_is_the_spare(seen: Mapping[str, Moment]) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -125,9 +126,17 @@ def end() -> None:
 
 
 def unknown() -> None:
-    """Says what the node controller says of a node that has been silent for GRACE_S; what follows is its own."""
-    conditions = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "no status"}]
-    Api(ADMIN).merge(f"{PATH}/status", {"status": {"conditions": conditions}})
+    """Says of a node and its pods what the node controller does once it has been silent for GRACE_S; what follows is
+    that controller's own."""
+    api, now = Api(ADMIN), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    silent = {"status": "Unknown", "reason": "NodeStatusUnknown", "message": "no status", "lastTransitionTime": now}
+    api.merge(f"{PATH}/status", {"status": {"conditions": [{"type": "Ready", **silent}]}})
+    for pod in api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}")["items"]:
+        known = pod["status"].get("conditions", [])
+        changed = [one | {"status": "False"} if one["type"] == "Ready" else one for one in known]
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+        with suppress(Refused):  # it is gone meanwhile
+            api.merge(path, {"status": {"conditions": changed}})
 
 
 def condition() -> str:

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.explain.explanation import MAX_EVIDENCE, explain
 from jaxlaunch.launcher.explain.situations import SITUATIONS
 from jaxlaunch.launcher.kube import kept_fields
 from jaxlaunch.launcher.manifests import nodes
-from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.records.log_lines import Past
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.verdict import of_code
@@ -953,6 +953,86 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))),
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
+    ),
+    "a lost host, whose node Kubernetes has not noticed yet": (
+        snapshot(*(jobset(3), *map(pod, range(3))), records=(past(81), beat(stage="gather", missing=[1]))),
+        "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 still reads as running "
+        "on node node-1; the other 2 hosts keep their pods$",
+    ),
+    "a lost host, whose next pod runs and has not said hello yet": (
+        snapshot(
+            *(jobset(2), pod(0), pod(1, state={"running": {"startedAt": ago(seconds=2)}})),
+            records=(past(81), beat(stage="gather", missing=[1])),
+        ),
+        "^lm waits at rendezvous for 9m: host 1 of 2 missing$",
+    ),
+    "the node of a lost host does not answer": (
+        snapshot(
+            *(jobset(3), pod(0), pod(1, node="node-2"), pod(2)),
+            silent_node=silent("node-2"),
+            records=(past(81), beat(stage="gather", missing=[1])),
+        ),
+        "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod lm-w-0-1-abcd1 on it; "
+        "the other 2 hosts keep their pods$",
+    ),
+    "the node of a lost host does not answer, and keeps its pod": (
+        snapshot(
+            *(jobset(3), pod(0), leaving(1, node="node-2", conditions=CUT_OFF), pod(2)),
+            silent_node=silent("node-2"),
+            records=(past(81), beat(stage="gather", missing=[1])),
+        ),
+        "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not .*; "
+        "the other 2 hosts keep their pods$",
+    ),
+    "a spare holds the ranks of a host whose node nobody may read": (
+        snapshot(
+            *(SPARE, pod(0), pod(1, node="node-2", conditions=[condition("Ready", "False")]), pod(2), pod(3)),
+            records=(past(81), beat(attempt=2, members="0,3,2")),
+        ),
+        "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: "
+        "node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
+    ),
+    "a spare holds the ranks of a host whose node keeps its pod": (
+        snapshot(
+            *(SPARE, pod(0), leaving(1, node="node-2", conditions=CUT_OFF), pod(2), pod(3)),
+            silent_node=silent("node-2"),
+            records=(past(81), beat(attempt=2, members="0,3,2")),
+        ),
+        "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod lm-w-0-1-abcd1 should have "
+        "ended 2m ago, and node node-2 has not answered since ",
+    ),
+    "a spare holds the ranks of a host whose node is deleted": (
+        snapshot(
+            *(SPARE, pod(0), pod(1, node="node-2"), pod(2), pod(3)),
+            deleted_node=DeletedNode("node-2", ago(minutes=1)),
+            records=(past(81), beat(attempt=2, members="0,3,2")),
+        ),
+        "no spare is ready, since host 1 is missing: node node-2 no longer exists: its object was deleted at ",
+    ),
+    "fewer hosts, as the node of one does not answer": (
+        snapshot(
+            *(ELASTIC, pod(0), pod(1, node="node-2"), pod(2)),
+            silent_node=silent("node-2"),
+            records=(past(81), beat(attempt=2, members="0,2")),
+        ),
+        "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has not answered since ",
+    ),
+    "no replacement came, as the node of a lost host keeps its pod": (
+        snapshot(
+            *(jobset(2), over(0, 81, message=farewell(81, "host 1 was lost"))),
+            leaving(1, 0, node="node-2", conditions=CUT_OFF),
+            silent_node=silent("node-2"),
+        ),
+        r"^lm is restarting after lost \(81\): host 1 was lost; 1 pod still terminating: node node-2 has not answered "
+        "since .*, with pod lm-w-0-1-abcd1 on it$",
+    ),
+    "all are done, and a node keeps the pod of a host that is lost": (
+        snapshot(
+            *(SPARE, over(0, 0), leaving(1, node="node-2", conditions=CUT_OFF), over(2, 0), over(3, 0)),
+            silent_node=silent("node-2"),
+        ),
+        "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod lm-w-0-1-abcd1 should "
+        "have ended 2m ago, and node node-2 has not answered since ",
     ),
     "a spare is about to take the ranks of a host": (
         snapshot(SPARE, pod(0), over(1, 143), pod(2), pod(3), records=(beat(members="0-2"), judged(80))),
