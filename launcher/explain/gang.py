@@ -356,7 +356,9 @@ def _taken_over(snapshot: Snapshot, needed: list[int], spares: list[int]) -> Ans
 
 
 def _running(snapshot: Snapshot, away: list[int]) -> Answer | None:
-    """It runs without the hosts that are away: they hold no rank now."""
+    """It runs without the hosts that are away: they hold no rank now; or although the node of one does not answer."""
+    if heard := lost_hosts.heard(snapshot):
+        return _without_kubelet(snapshot, heard)
     members, most, spares = snapshot.members, hosts.table(snapshot.jobset), lost_hosts.spares(snapshot)
     does = doing(status_of(snapshot), is_partly=False)
     if len(members) < len(most):
@@ -373,6 +375,31 @@ def _running(snapshot: Snapshot, away: list[int]) -> Answer | None:
     headline = f"runs: {does}, with its ranks on {names(members.hosts)}; {left}, since {names(away)} "
     headline += f"{'is' if len(away) == 1 else 'are'} missing: {held.headline}"
     return dataclasses.replace(held, situation="spare-used", headline=headline)
+
+
+def _without_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
+    """Only the kubelet of a node is gone: nothing is lost before it is back."""
+    there = [host for host in heard if host.node == heard[0].node]
+    status, node, (agents, do) = status_of(snapshot), heard[0].node, _AGENTS[len(there) > 1]
+    at = "" if status.step is None else f", at step {status.step}" + (f" of {status.steps}" if status.steps else "")
+    hosts_there = which(there, snapshot.expected_hosts)
+    headline = f"runs{at}: {_silence(snapshot, node or '')}, but {agents} of {hosts_there} on it {do}"
+    event = snapshot.event("NodeNotReady", kind="Pod")
+    return Answer("node-lost", headline, quoted(event), _KUBELET.format(node=node))
+
+
+_AGENTS = (("the agent", "does"), ("the agents", "do"))
+_KUBELET = (
+    "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has evicted meanwhile, as a "
+    "drain does."
+)
+
+
+def _silence(snapshot: Snapshot, name: str) -> str:
+    """What is known of a node that does not answer."""
+    node = snapshot.silent_node
+    is_known = node is not None and node["metadata"]["name"] == name
+    return silence(node, snapshot.now) if node is not None and is_known else f"node {name} is NotReady"
 
 
 def _held(snapshot: Snapshot, away: list[int]) -> Answer:
@@ -407,11 +434,10 @@ _MUTE = (
 
 def _of_its_node(snapshot: Snapshot, host: Host) -> Stuck:
     """Of a pod that reads as running, and can neither run nor end: what is known of its node."""
-    node, deleted = snapshot.silent_node, snapshot.deleted_node
+    deleted = snapshot.deleted_node
     if deleted is not None and deleted.name == host.node:
         return Stuck(deletion(deleted, snapshot.now), collection(host.pod))
-    is_known = node is not None and node["metadata"]["name"] == host.node
-    why = silence(node, snapshot.now) if node is not None and is_known else f"node {host.node} is NotReady"
+    why = _silence(snapshot, host.node or "")
     move = f"wait: Kubernetes {_ELSEWHERE.format(pods='that pod', node=host.node)}"
     return Stuck(f"{why}, with pod {host.pod} on it", move)
 

@@ -73,6 +73,20 @@ def cut_off(snapshot: Snapshot) -> list[Host]:
     ]
 
 
+def heard(snapshot: Snapshot) -> list[Host]:
+    """The hosts with ranks on a node that is known not to answer, although their agents do: their attempt runs, and the
+    leader misses an agent sooner than Kubernetes does a node."""
+    if not has_begun(snapshot) or snapshot.report.stage != "run" or snapshot.report.is_judged:
+        return []
+    deleted = None if snapshot.deleted_node is None else snapshot.deleted_node.name
+    there = [host for host in cut_off(snapshot) if host.number in snapshot.members and host.node != deleted]
+    return [
+        host
+        for host in there
+        if snapshot.is_on_silent_node(host) or snapshot.event("NodeNotReady", kind="Pod", of=[host])
+    ]
+
+
 def mute(snapshot: Snapshot) -> list[Host]:
     """The hosts for which the leader waits, although their containers have run since before the last attempt ended."""
     last, missing = snapshot.report.last, snapshot.report.missing

@@ -14,9 +14,9 @@ import pytest
 
 from jaxlaunch.launcher.kube.kinds import PODS
 from jaxlaunch.records import members
-from tests.cluster import nodes, preparations, processes
+from tests.cluster import nodes, preparations, processes, waiting
 from tests.cluster.access import Access
-from tests.cluster.gangs import Gang, Place, place, until
+from tests.cluster.gangs import PATIENCE_S, Gang, Place, place, until
 from tests.cluster.harness import build, images, second_node
 from tests.cluster.harness.places import NODE
 from tests.cluster.test_recovery import SAVED, await_checkpoint, ended, losses, newest, of_hosts
@@ -178,11 +178,15 @@ def stranded(here: Place, folder: Path) -> Mapping[str, subprocess.CompletedProc
         delete(here, pod_of(gang, spare))
         until("its pod is on the second node", lambda: pod_of(gang, spare)["spec"].get("nodeName") == second_node.NODE)
         until("it is the spare again", lambda: status(here, gang)["spares"] == [spare])
+        last = int(status(here, gang)["members"][-1])
+        delete(here, pod_of(gang, last))
+        until("they change places", lambda: status(here, gang)["spares"] == [last])
         pod = pod_of(gang, spare)
-        second_node.lose(processes.everything(pod))
+        second_node.stop_kubelet()
         second_node.unknown()
-        until("Kubernetes says so of its pod", lambda: not status(here, gang)["spares"])
-        found = {"not ready": here.launcher("explain", gang.name)}
+        found = {"no kubelet": explained(here, gang, "but the agent of host")}
+        second_node.lose(processes.everything(pod))
+        found["not ready"] = explained(here, gang, "no spare is ready, since host")
         here.cluster.delete(PODS, pod["metadata"]["name"], here.namespace)
         found["deleted"] = here.launcher("explain", gang.name)
         found["hosts"] = here.launcher("status", gang.name, "-o", "wide")
@@ -201,6 +205,13 @@ def status(here: Place, gang: Gang) -> Mapping[str, Any]:
     return found
 
 
+def explained(here: Place, gang: Gang, words: str) -> subprocess.CompletedProcess[str]:
+    """What `explain` says, once it has these words."""
+    return waiting.until(
+        lambda: here.launcher("explain", gang.name), lambda seen: words in seen.stdout, words, PATIENCE_S
+    )
+
+
 def pod_of(gang: Gang, host: int) -> Any:
     """The newest pod of a host; one of nothing but empty parts while there is none."""
     label = "batch.kubernetes.io/job-completion-index"
@@ -212,6 +223,12 @@ def delete(here: Place, pod: Any) -> None:
     """As `kubectl delete --force` does."""
     path = f"/api/v1/namespaces/{here.namespace}/pods/{pod['metadata']['name']}"
     here.access.api.delete(f"{path}?gracePeriodSeconds=0")
+
+
+def test_a_gang_that_runs_although_the_kubelet_of_a_node_is_gone_says_so(stranded: Mapping[str, Any]) -> None:
+    said = stranded["no kubelet"].stdout
+    assert re.search(r"stranded runs: node node-1 has not answered since .*, but the agent of host \d on it does", said)
+    shows("but the agent of host … on it does", said)
 
 
 def test_a_pod_on_a_node_that_is_gone_is_no_spare_and_what_to_do_is_said(stranded: Mapping[str, Any]) -> None:

@@ -1017,6 +1017,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has not answered since ",
     ),
+    "a kubelet that is gone alone": (
+        snapshot(*(jobset(2), pod(0), pod(1, node="node-2")), silent_node=silent("node-2"), records=(beat(),)),
+        "^lm runs, at step 40: node node-2 has not answered since .*, but the agent of host 1 on it does$",
+    ),
+    "a kubelet that is gone alone, its pod deleted": (
+        snapshot(
+            *(jobset(2), pod(0), leaving(1, node="node-2", conditions=CUT_OFF)),
+            events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
+            records=(beat(),),
+        ),
+        "^lm runs, at step 40: node node-2 is NotReady, but the agent of host 1 on it does$",
+    ),
     "no replacement came, as the node of a lost host keeps its pod": (
         snapshot(
             *(jobset(2), over(0, 81, message=farewell(81, "host 1 was lost"))),
