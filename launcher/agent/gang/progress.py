@@ -113,7 +113,12 @@ class Changes:
             else:
                 runs.append((rank, rank, fields))
         self._told.update(statuses)
-        return {str(first) if first == last else f"{first}-{last}": fields for first, last, fields in runs}
+        return {key_of(first, last): fields for first, last, fields in runs}
+
+
+def key_of(first: int, last: int) -> str:
+    """How `Changes.take` writes the ranks from `first` to `last`."""
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def ranks_of(key: str, own: range) -> range:

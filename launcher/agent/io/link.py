@@ -65,7 +65,7 @@ class Link:
         self.peer = peer  # as accept gave it: a connection that was reset since has no peer to ask for
         self.is_open = True  # until one of the sides closes
         self._epoch: str | None = None
-        self._epoch_json = b""
+        self._stamp = b""  # what begins the end of each message, once the epoch is known
         self._sent = self._received = 0
         self._longest = MAX_FIRST
         self._loop, self._sock = loop, sock
@@ -85,7 +85,7 @@ class Link:
     @epoch.setter
     def epoch(self, epoch: str) -> None:
         """Every message from now on, in both directions, carries the epoch and a number."""
-        self._epoch, self._epoch_json, self._longest = epoch, json.dumps(epoch).encode(), MAX_LINE
+        self._epoch, self._stamp, self._longest = epoch, b',"epoch":%b,"n":' % json.dumps(epoch).encode(), MAX_LINE
 
     def send(self, kind: str, /, **fields: Any) -> None:
         """Queues a message of type `kind`; does nothing once the connection is closed."""
@@ -98,13 +98,14 @@ class Link:
         if self._epoch is None:
             line = message + b"}\n"
         else:
-            line = b'%b,"epoch":%b,"n":%d}\n' % (message, self._epoch_json, self._sent)
+            line = b"%b%b%d}\n" % (message, self._stamp, self._sent)
             self._sent += 1
-        self._outbox += line if self._channel is None else self._channel.sealed(line)
-        if len(self._outbox) > MAX_UNSENT:
-            return self._lost(f"it has not read the last {len(self._outbox)} bytes")
-        if not self._is_full:
-            self._write()
+        if self._channel is not None:
+            line = self._channel.sealed(line)
+        if self._is_full:
+            self._keep(line)
+        else:
+            self._write(line)
 
     def close(self) -> None:
         """Closes without calling `on_close`."""
@@ -120,21 +121,39 @@ class Link:
 
     def _ready(self, mask: int) -> None:
         if mask & WRITE:
-            self._write()
+            self._write_kept()
         if mask & READ and self.is_open:
             self._read()
 
-    def _write(self) -> None:
+    def _write(self, line: bytes) -> None:
+        """Sends a message while none is kept: nearly always the system takes all of it at once."""
+        if (sent := self._send(line)) < len(line) and self.is_open:
+            self._set_full(True)
+            self._keep(line[sent:])
+
+    def _keep(self, unsent: bytes) -> None:
+        self._outbox += unsent
+        if len(self._outbox) > MAX_UNSENT:
+            self._lost(f"it has not read the last {len(self._outbox)} bytes")
+
+    def _write_kept(self) -> None:
+        del self._outbox[: self._send(self._outbox)]
+        if self.is_open and not self._outbox:
+            self._set_full(False)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """How many bytes the system took."""
         try:
-            sent = self._sock.send(self._outbox)
+            return self._sock.send(data)
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError as error:
-            return self._lost(_reason(error))
-        del self._outbox[:sent]
-        if self._is_full != bool(self._outbox):
-            self._is_full = bool(self._outbox)
-            self._loop.watch(self._sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
+            self._lost(_reason(error))
+        return 0
+
+    def _set_full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self._loop.watch(self._sock.fileno(), READ | WRITE if is_full else READ, self._ready)
 
     def _read(self) -> None:
         try:
@@ -146,7 +165,8 @@ class Link:
         if not data:
             return self._lost("connection closed")
         text = data if self._channel is None else self._opened(data, self._channel)
-        *lines, self._inbox = (self._inbox + text).split(b"\n")
+        lines = (self._inbox + text).split(b"\n")
+        self._inbox = lines.pop()
         for line in lines:
             if len(line) > self._longest:
                 self._too_long()
@@ -167,9 +187,8 @@ class Link:
             text = channel.opened(data)
         except NotTrusted as error:
             fault = str(error)
-        self._outbox += channel.sealed(b"")
-        if self._outbox and not self._is_full:
-            self._write()
+        if answer := channel.sealed(b""):
+            (self._keep if self._is_full else self._write)(answer)
         if fault is not None:
             self._lost(fault)
         return text

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import nccl_status, stacks
-from jaxlaunch.launcher.agent.gang.progress import Status, ranks_of
+from jaxlaunch.launcher.agent.gang.progress import Status, key_of, ranks_of
 from jaxlaunch.launcher.agent.gang.verdict import (
     Closeness,
     Event,
@@ -39,13 +39,15 @@ class Attempt:
     """Collects the symptoms; call `verdict` again after each of them and as time passes."""
 
     def __init__(self, number: int, ranks: Mapping[int, range], platform: str = "cpu") -> None:
+        """`ranks` are those of each host, from 0 on without a gap."""
         self.number = number
-        self._counts = RankCounts(rank for of_host in ranks.values() for rank in of_host)
+        self._counts = RankCounts(sum(map(len, ranks.values())))
         self.stacks: dict[int, str] = {}
         self._stack_chars = 0
         self.nccl = ""  # what NCCL's RAS said of a hang
         self._without_nccl = {host for host in ranks if nccl_status.asks_nccl(platform, host)}  # it may still come
         self._ranks = ranks
+        self._whole = {host: key_of(own[0], own[-1]) for host, own in ranks.items()}  # in a message, all of a host
         self._alike: dict[int, tuple[Status, Mapping[str, Any], Status]] = {}  # newest changes, by what was changed
         self._symptoms = Symptoms()
         self._overdue: tuple[float, Event] | None = None
@@ -63,26 +65,26 @@ class Attempt:
     # --- symptoms -----------------------------------------------------------------------------------------------------
 
     @property
-    def statuses(self) -> Mapping[int, Status]:
-        """The newest status of every rank."""
+    def statuses(self) -> Sequence[Status]:
+        """The newest status of every rank, by its number."""
         return self._counts.statuses
 
     def update(self, statuses: Mapping[int, Status]) -> None:
         """Takes in the newest status of some ranks."""
         for rank, status in statuses.items():
-            self._counts.put((rank,), status)
+            self._counts.put(range(rank, rank + 1), status)
 
     def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes in what changed on a host, as progress.Changes wrote it. Raises TypeError or ValueError for others."""
-        statuses = self._counts.statuses
         for key, fields in changes.items():
-            ranks = ranks_of(key, self._ranks[host])
-            each = list(map(statuses.__getitem__, ranks))
+            own = self._ranks[host]
+            ranks = own if key == self._whole[host] else ranks_of(key, own)
+            each = self._counts.statuses[ranks.start : ranks.stop]
             if each.count(each[0]) == len(each):  # nearly always
                 self._counts.put(ranks, self._changed(each[0], fields))
                 continue
             for rank, before in zip(ranks, each, strict=True):
-                self._counts.put((rank,), self._changed(before, fields))
+                self._counts.put(range(rank, rank + 1), self._changed(before, fields))
 
     def _changed(self, before: Status, fields: Mapping[str, Any]) -> Status:
         """`before.changed(fields)`, made once for the ranks that change alike: those of a gang step together."""
@@ -123,7 +125,7 @@ class Attempt:
         text = f"host {host} ({of}) was lost: {reason}"
         self._symptoms.add(Event(Kind.LOST, host, ranks[0], self.statuses[ranks[0]], text=text), now)
         self._lost += sum(self.statuses[rank].exit is None for rank in ranks)
-        if self._stop_by is not None and self._lost and all(status.trainer for status in self.statuses.values()):
+        if self._stop_by is not None and self._lost and all(status.trainer for status in self.statuses):
             self._stop_by = min(self._stop_by, now + LOST_SAVE_S)  # the trainer's ranks save together or not at all
 
     def stop(self, deadline_s: float, now: float, by: tuple[int, str] = STOPPED) -> None:
@@ -224,7 +226,7 @@ class Attempt:
     def _mixed_versions(self) -> Verdict | None:
         """Two versions of JAX in one gang: the agents' own may agree where the programs bring other interpreters."""
         first: tuple[int, str] | None = None
-        for rank, status in self.statuses.items():
+        for rank, status in enumerate(self.statuses):
             if status.jax is None:
                 continue
             first = first or (rank, status.jax)
@@ -271,7 +273,7 @@ class Attempt:
 
     def _is_told_all(self) -> bool:
         if self._without_stacks is None:
-            self._without_stacks = list(self.statuses)
+            self._without_stacks = list(range(len(self.statuses)))
         return self._have_stacks(self._without_stacks) and not self._without_nccl
 
     def _have_stacks(self, waited: list[int]) -> bool:
@@ -283,14 +285,14 @@ class Attempt:
     def _is_in_doubt(self, now: float) -> bool:
         """Whether the stacks of the living are awaited that would show which of them does not run at all."""
         if self._doubted is None:
-            self._doubted = now, [rank for rank, status in self.statuses.items() if _writes_stacks(status)]
+            self._doubted = now, [rank for rank, status in enumerate(self.statuses) if _writes_stacks(status)]
         return now - self._doubted[0] < STACKS_S and not self._have_stacks(self._doubted[1])
 
     def _standing_still(self, echo: Event) -> Event | None:
         """The hang of a living rank that does not even handle a signal, while its peers failed as `echo` did."""
         still = {
             rank: status
-            for rank, status in self.statuses.items()
+            for rank, status in enumerate(self.statuses)
             if self.stacks.get(rank) == "" and _writes_stacks(status) and rank != echo.rank
         }
         if not still:
@@ -303,7 +305,7 @@ class Attempt:
 
     def _suspected(self, event: Event) -> Event:
         """The hang that `event` reported, of the rank that the others wait for."""
-        living = {rank: status for rank, status in sorted(self.statuses.items()) if status.exit is None}
+        living = {rank: status for rank, status in enumerate(self.statuses) if status.exit is None}
         living = living or {event.rank: event.status}
         first = event.rank if event.rank in living else min(living)
         culprit = stacks.suspect(living, self.stacks, first)
@@ -320,21 +322,20 @@ class Attempt:
         return dataclasses.replace(event, rank=culprit, host=host, status=status, text=text)
 
     def _ended(self) -> Verdict:
-        if any(status.exit == contract.PREEMPTED for status in self.statuses.values()):
+        if any(status.exit == contract.PREEMPTED for status in self.statuses):
             return self._stopped(True)
         message = "every process finished" if len(self.statuses) > 1 else "the process finished"
         return of_code(contract.DONE, message, step=self.step)
 
     def _stopped(self, everyone_ended: bool) -> Verdict:
-        statuses = self.statuses.values()
-        if all(status.exit == contract.DONE and status.done for status in statuses):
+        if all(status.exit == contract.DONE and status.done for status in self.statuses):
             return self._ended()
         code, words = self._stopped_by
         return of_code(code, f"{words}: {self._saved(everyone_ended)}", step=self.step)
 
     def _saved(self, everyone_ended: bool) -> str:
         """Whether the work was saved: "saved at step 37", or which ranks or lost hosts held it up."""
-        reports = [status.stopped for status in self.statuses.values() if status.stopped is not None]
+        reports = [status.stopped for status in self.statuses if status.stopped is not None]
         has_all = bool(reports) and (everyone_ended or len(reports) == len(self.statuses))
         lost = [event for event in self._symptoms.of(Closeness.HOST) if self._lost]
         if any(stopped.get("saved") for stopped in reports):
@@ -344,7 +345,7 @@ class Attempt:
             return "; ".join([saved, *(event.text for event in lost), *late])
         if has_all and not lost:
             return next((str(stopped["note"]) for stopped in reports if stopped.get("note")), "not saved")
-        if everyone_ended and not lost and all(status.phase is None for status in self.statuses.values()):
+        if everyone_ended and not lost and all(status.phase is None for status in self.statuses):
             return "the program did not report whether it saved"
         faults = [*lost, *self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
         found = decide([event for event in faults if event.exit != -signal.SIGTERM])
@@ -355,7 +356,7 @@ class Attempt:
 
     def _who_holds_up(self) -> str:
         """The ranks that did not come to the common stop: those outside a step, if others wait for them inside one."""
-        late = {rank: status for rank, status in self.statuses.items() if status.stopped is None}
+        late = {rank: status for rank, status in enumerate(self.statuses) if status.stopped is None}
         outside = {rank: status for rank, status in late.items() if status.phase not in ("step", "done")}
         phases: dict[str, list[int]] = {}
         for rank, status in (outside or late).items():

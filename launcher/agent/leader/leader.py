@@ -54,7 +54,7 @@ GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
 CLOSE_S = 3.0  # for the other agents to close their connections
 GRACE_MARGIN_S = 5.0  # of the grace period, for killing, writing the summary and exiting
 MAX_NOTES, NOTE_CHARS = 50, 2_000
-REPORTS = frozenset({"beat", "event", "stacks", "nccl"})  # of a host's ranks
+REPORTS = frozenset({"event", "stacks", "nccl"})  # of a host's ranks, beside its beats
 
 
 class Stage(enum.Enum):
@@ -64,6 +64,10 @@ class Stage(enum.Enum):
     RUN = "the processes run"
     KILL = "there is a job result; the processes are being killed"
     LEAVE = "every host may exit"
+
+
+RUN = Stage.RUN  # for what comes with each beat: until Python 3.12 an enum calls a function to find its member
+HAVE_RANKS = (Stage.RUN, Stage.KILL)
 
 
 class Peer:
@@ -174,11 +178,13 @@ class Leader:
         peer = self._by_link.get(link)
         if peer is None:
             return
-        now, host = time.monotonic(), peer.hello.host
+        now, host, kind = time.monotonic(), peer.hello.host, message["type"]
         self._heard[host], peer.excused_s = now, 0.0
         self._heard.move_to_end(host)
         try:
-            if message["type"] in REPORTS:
+            if kind == "beat":
+                self._take_beat(host, message)
+            elif kind in REPORTS:
                 self._take_report(host, message, now)
             else:
                 self._take(peer, message, now)
@@ -186,12 +192,8 @@ class Leader:
             self._say(f"{peer.hello.name} sent an invalid message: {str(error)[:200]}")
             link.close()
             return self._disconnected(link, "it sent an invalid message")
-        if message["type"] != "beat" or not self._is_calm:  # thousands of beats a second change nothing to consider
-            self._consider()
-
-    @property
-    def _is_calm(self) -> bool:
-        return self._stage is Stage.RUN and self._grows_after is None and self._attempt.is_calm
+        if kind != "beat" or self._stage is not RUN or self._grows_after is not None or not self._attempt.is_calm:
+            self._consider()  # thousands of beats a second change nothing to consider
 
     def _greet(self, link: Link, side: LeaderSide, hello: Hello) -> None:
         """Takes in a host that has the run's key, or refuses it."""
@@ -298,18 +300,23 @@ class Leader:
         elif message["attempt"] == self._number and kind == "gone":
             self._not_gone.discard(peer.hello.host)
 
-    def _take_report(self, host: int, message: Message, now: float) -> None:
-        """Takes in what a host reports of its ranks. After the verdict their states still count, no symptom does."""
-        kind, attempt = message["type"], self._attempt
-        if message["attempt"] != self._number or self._stage not in (Stage.RUN, Stage.KILL):
+    def _take_beat(self, host: int, message: Message) -> None:
+        """Takes in what has changed of a host's ranks."""
+        if message["attempt"] != self._number or self._stage not in HAVE_RANKS:
             return  # of an earlier attempt, which already has its verdict
-        if kind == "beat":
-            metrics = message.get("metrics")
-            if metrics is not None and not isinstance(metrics, Mapping):
+        metrics = message.get("metrics")
+        if metrics is not None:
+            if not isinstance(metrics, Mapping):
                 raise TypeError(f"metrics are {metrics!r}")
             self._metrics = metrics or self._metrics
-            attempt.merge(host, message["ranks"])
-        elif kind == "nccl":
+        self._attempt.merge(host, message["ranks"])
+
+    def _take_report(self, host: int, message: Message, now: float) -> None:
+        """Takes in what happened to a host's ranks. After the verdict their states still count, no symptom does."""
+        kind, attempt = message["type"], self._attempt
+        if message["attempt"] != self._number or self._stage not in HAVE_RANKS:
+            return
+        if kind == "nccl":
             attempt.add_nccl(host, str(message["text"]))
         elif kind in ("stacks", "event"):
             rank = message["rank"]
@@ -423,7 +430,7 @@ class Leader:
         self._notifier.judged(verdict, self._number)
         now = time.monotonic()
         if self._attempt.number == self._number:
-            self._looks.look(self._attempt.statuses.values(), 0.0, is_due=True)
+            self._looks.look(self._attempt.statuses, 0.0, is_due=True)
             self._clock.restart.begin(*self._attempt.ending(now), now)
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
@@ -619,7 +626,7 @@ class Leader:
         if self._stage is not Stage.LEAVE and (state != self._kept or now - self._kept_at >= self._keep_every_s):
             self._keep_summary(now)
         if self._stage is Stage.RUN:
-            self._looks.look(self._attempt.statuses.values(), self._keep_every_s)
+            self._looks.look(self._attempt.statuses, self._keep_every_s)
         if self._stage is Stage.RUN and now - self._annotated_at >= ANNOTATE_S:
             self._annotate("running", None)
 

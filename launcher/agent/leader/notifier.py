@@ -58,7 +58,7 @@ class Notifier:
         if self._best is not None and self._best != best:
             held_out = {key: value for key, value in metrics.items() if key.startswith("eval_")}
             self._tell("best", f"has its best evaluation so far at step {self._best}", metrics=held_out)
-        state = seen.stage, seen.attempt, seen.step, sorted({one.phase for one in seen.statuses.values()}, key=str)
+        state = seen.stage, seen.attempt, seen.step, sorted({one.phase for one in seen.statuses}, key=str)
         if state != self._state:
             self._state, self._changed_at, self._is_stalled = state, now, False
         elif self._stall_s and not self._is_stalled and now - self._changed_at >= self._stall_s:

@@ -32,7 +32,7 @@ class View:
     refused: Sequence[str]
     step: int | None
     committed: int | None
-    statuses: Mapping[int, Status]
+    statuses: Sequence[Status]  # of every rank
     overdue: str | None
     seconds: Mapping[str, float]
     restarts: Mapping[str, int]
@@ -141,12 +141,11 @@ def _members(of: Record, each: int, most: int) -> Members | None:
     return None if of.members is None else from_wire(of.members, each, most)
 
 
-def _phases(statuses: Mapping[int, Status]) -> dict[str, list[int]]:
+def _phases(statuses: Sequence[Status]) -> dict[str, list[int]]:
     """The ranks in each phase; "unsaid" has those without a report, "ended" those whose process has ended."""
     found: dict[str, list[int]] = {}
     before = None
-    for rank in sorted(statuses):
-        status = statuses[rank]
+    for rank, status in enumerate(statuses):
         if status is not before:  # the ranks of a host mostly have the same
             ranks = found.setdefault("ended" if status.exit is not None else status.phase or "unsaid", [])
             before = status

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status
@@ -20,9 +20,9 @@ Counted = TypeVar("Counted", int, str)
 class RankCounts:
     """The newest status of every rank, and counts over them."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.statuses = dict.fromkeys(ranks, Status())
-        self.alive = self.staying = self.unclean = len(self.statuses)  # not ended; nor leaving; not ended clean
+    def __init__(self, count: int) -> None:
+        self.statuses = [Status()] * count  # a list: those of a host's ranks are read and replaced at once
+        self.alive = self.staying = self.unclean = count  # not ended; nor leaving; not ended clean
         self.committed: int | None = None  # the newest step on storage, of any rank
         self.first_committed: int | None = None  # the first that this attempt committed
         self.versions: dict[str, int] = {}  # of JAX
@@ -38,12 +38,12 @@ class RankCounts:
         """The step of the foremost rank."""
         return max(self._steps, default=None)
 
-    def put(self, ranks: Sequence[int], after: Status) -> None:
+    def put(self, ranks: range, after: Status) -> None:
         """Replaces the status of ranks, which all had the same one: most ranks of a host change alike."""
-        before, count = self.statuses[ranks[0]], len(ranks)
+        before, count = self.statuses[ranks.start], len(ranks)
         if after is before:
             return
-        self.statuses.update(dict.fromkeys(ranks, after))
+        self.statuses[ranks.start : ranks.stop] = [after] * count
         if after.step != before.step:
             _move(self._steps, before.step, after.step, count)
         if after.jax != before.jax:
@@ -67,7 +67,7 @@ class RankLooks:
         self._writer = LatestWriter[bytes](lambda data: folder.replace(FILE, data))
         self._kept_at = -math.inf
 
-    def look(self, statuses: Collection[Status], keep_every_s: float, *, is_due: bool = False) -> None:
+    def look(self, statuses: Sequence[Status], keep_every_s: float, *, is_due: bool = False) -> None:
         """Looks where it is time to, or `is_due`, and has the file written where the last time is long enough ago."""
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return

@@ -82,7 +82,7 @@ def until(happened: Callable[[], object]) -> None:
 
 
 def view(step: int, metrics: Mapping[str, Any] | None = None) -> View:
-    return View("run", 1, "0", [], [], step, None, {}, None, {}, {}, None, metrics, {})
+    return View("run", 1, "0", [], [], step, None, [], None, {}, {}, None, metrics, {})
 
 
 CRASH = of_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)

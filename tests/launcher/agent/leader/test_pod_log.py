@@ -26,7 +26,7 @@ class Recorded:
         self.pod_log = PodLog(0, self.lines.append)
 
     def look(self, at: float, **changes: Any) -> None:
-        statuses = {rank: Status(phase=phase) for rank, phase in enumerate(changes.pop("phases", ["step"]))}
+        statuses = [Status(phase=phase) for phase in changes.pop("phases", ["step"])]
         given = dict(
             stage="run", attempt=1, members="0", missing=[], refused=[], step=None, committed=None, overdue=None
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -31,12 +32,11 @@ def some_status(chance: random.Random, before: Status) -> Status:
 
 def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
     chance = random.Random(7)
-    counts, committed = RankCounts(range(RANKS)), []
+    counts, committed = RankCounts(RANKS), []
     for _ in range(2_000):
-        rank = chance.randrange(RANKS)
-        alike = [other for other in range(RANKS) if counts.statuses[other] is counts.statuses[rank]]
-        counts.put(alike[: chance.randint(1, len(alike))], some_status(chance, counts.statuses[rank]))
-        statuses = counts.statuses.values()
+        rank, statuses = chance.randrange(RANKS), counts.statuses
+        alike = next(len(list(run)) for _, run in itertools.groupby(statuses[rank:], id))
+        counts.put(range(rank, rank + chance.randint(1, alike)), some_status(chance, statuses[rank]))
         committed += [status.committed for status in statuses if status.committed is not None]
         steps = [status.step for status in statuses if status.step is not None]
         assert counts.alive == sum(status.exit is None for status in statuses)
@@ -77,10 +77,10 @@ def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made
     for step in range(1, 101):
         for host in range(hosts):
             attempt.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
-    assert len(made) == 100 and len({id(status) for status in attempt.statuses.values()}) == 1
+    assert len(made) == 100 and len({id(status) for status in attempt.statuses}) == 1
     with pytest.raises(ValueError, match="step must be"):
         attempt.merge(0, {"0-3": {"step": "x"}})
-    assert {status.step for status in attempt.statuses.values()} == {100}
+    assert {status.step for status in attempt.statuses} == {100}
 
 
 def test_ranks_that_change_alike_are_one_entry() -> None:
