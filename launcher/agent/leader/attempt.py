@@ -21,7 +21,7 @@ from jaxlaunch.launcher.agent.gang.verdict import (
     settle_s,
     verdict_of,
 )
-from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
+from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts, SharedStatuses
 from jaxlaunch.records.verdict import Verdict, names, of_code
 
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0  # less than JAX waits: after that all ranks abort alike
@@ -31,7 +31,6 @@ STOPPED = (contract.PREEMPTED, "stopped from outside")
 WHOLE_STACKS_CHARS = 4_000_000  # of all ranks together: thousands of ranks have hundreds of megabytes
 STACKS_S = 4.0  # every rank's stacks come within this, or never, and so does NCCL's answer
 LOST_SAVE_S = 3.0  # after a host is lost while ranks save: none of them waits for it in vain for long
-MOST_ALIKE = 64  # changes that are remembered, for other ranks that change so
 MAX_NCCL_CHARS = 40_000  # with the kernel's messages
 
 
@@ -48,7 +47,7 @@ class Attempt:
         self._without_nccl = {host for host in ranks if nccl_status.asks_nccl(platform, host)}  # it may still come
         self._ranks = ranks
         self._whole = {host: key_of(own[0], own[-1]) for host, own in ranks.items()}  # in a message, all of a host
-        self._alike: dict[int, tuple[Status, Mapping[str, Any], Status]] = {}  # newest changes, by what was changed
+        self._shared = SharedStatuses()
         self._symptoms = Symptoms()
         self._overdue: tuple[float, Event] | None = None
         self._hung: Event | None = None  # ... with the rank that is to blame, once all stacks are there
@@ -81,19 +80,10 @@ class Attempt:
             ranks = own if key == self._whole[host] else ranks_of(key, own)
             each = self._counts.statuses[ranks.start : ranks.stop]
             if each.count(each[0]) == len(each):  # nearly always
-                self._counts.put(ranks, self._changed(each[0], fields))
+                self._counts.put(ranks, self._shared.changed(each[0], fields))
                 continue
             for rank, before in zip(ranks, each, strict=True):
-                self._counts.put(range(rank, rank + 1), self._changed(before, fields))
-
-    def _changed(self, before: Status, fields: Mapping[str, Any]) -> Status:
-        """`before.changed(fields)`, made once for the ranks that change alike: those of a gang step together."""
-        known = self._alike.get(id(before))
-        if known is None or known[1] != fields:
-            if len(self._alike) == MOST_ALIKE:
-                self._alike.clear()
-            known = self._alike[id(before)] = before, fields, before.changed(fields)
-        return known[2]
+                self._counts.put(range(rank, rank + 1), self._shared.changed(before, fields))
 
     def add(self, event: Event, now: float) -> None:
         """Takes in an event, with the status of its rank."""

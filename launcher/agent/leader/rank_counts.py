@@ -1,20 +1,25 @@
-"""Counts over the statuses of all ranks, kept as they change: no message may cost a look at every rank; and such looks,
-every few seconds.
+"""Counts over the statuses of all ranks, kept as they change: no message may cost a look at every rank, nor a status
+of its own; and such looks, every few seconds.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records.rank_history import ENDED, FILE, LETTERS, UNKNOWN, RankHistory
 
+MOST_SHARED = 128  # statuses that are remembered for the next ranks that come to them
+MOST_AFTER = 16  # ... after one of them
+
 Counted = TypeVar("Counted", int, str)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class RankCounts:
@@ -59,6 +64,36 @@ class RankCounts:
             self.unclean += count * (before.ended_clean - after.ended_clean)
 
 
+class SharedStatuses:
+    """Makes one status for all ranks that come to the same: those of a gang step together, and beat one by one."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, tuple[Status, list[tuple[Mapping[str, Any], Status]]]] = {}  # by what was changed
+        self._made: dict[tuple[str | None, int | None], Status] = {}
+
+    def changed(self, before: Status, fields: Mapping[str, Any]) -> Status:
+        """`before.changed(fields)`. Raises Malformed as that does."""
+        known = self._after.get(id(before))
+        if known is not None:
+            for given, after in known[1]:
+                if given == fields:
+                    return after
+        after = self._share(before.changed(fields))
+        if known is None:
+            _remember(self._after, id(before), (before, [(fields, after)]))
+        elif len(known[1]) < MOST_AFTER:
+            known[1].append((fields, after))
+        return after
+
+    def _share(self, made: Status) -> Status:
+        """A status equal to `made`: ranks come to one step from the same one before, or from several."""
+        place = made.phase, made.step
+        if (known := self._made.get(place)) == made:
+            return known
+        _remember(self._made, place, made)
+        return made
+
+
 class RankLooks:
     """Looks at the ranks every few seconds, and keeps what it saw in the run folder. Nothing waits for that."""
 
@@ -76,6 +111,13 @@ class RankLooks:
         if (now := time.monotonic()) - self._kept_at >= keep_every_s:
             self._kept_at = now
             self._writer.keep(self._history.encoded())
+
+
+def _remember(known: dict[Key, Value], key: Key, value: Value) -> None:
+    """Adds a value, and forgets the oldest where there are too many."""
+    known[key] = value
+    if len(known) > MOST_SHARED:
+        del known[next(iter(known))]
 
 
 def _stays(status: Status) -> bool:

@@ -83,6 +83,20 @@ def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made
     assert {status.step for status in attempt.statuses} == {100}
 
 
+def test_hosts_that_beat_at_different_steps_share_what_they_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, chance = 50, random.Random(3)
+    attempt = Attempt(1, {host: range(4 * host, 4 * host + 4) for host in range(hosts)})
+    made: list[Status] = []
+    change = Status.changed
+    monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
+    for beat in range(1, 101):
+        for host in chance.sample(range(hosts), hosts):
+            step = 20 * beat + chance.randrange(4)
+            attempt.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+    assert len({id(status) for status in attempt.statuses}) == len({status.step for status in attempt.statuses})
+    assert len(made) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
+
+
 def test_ranks_that_change_alike_are_one_entry() -> None:
     changes = Changes()
     own = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
