@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
@@ -175,26 +175,38 @@ class Attempt:
         return self._counts.last_step
 
     @property
+    def _reason(self) -> Callable[[float, Mapping[int, float]], Verdict | None] | None:
+        """What a verdict can be of: the function that `verdict` asks. None: nothing has come yet to be judged."""
+        if self._stop_by is not None:
+            return self._of_stop
+        if self._counts.unclean == 0:
+            return self._of_end
+        if len(self._counts.versions) > 1:
+            return self._of_versions
+        return None if self._fault is None else self._of_symptoms
+
+    @property
     def is_calm(self) -> bool:
         """Whether nothing has come that a verdict could be of: until then there is none to ask for."""
-        counts = self._counts
-        return self._fault is None and self._stop_by is None and counts.unclean > 0 and len(counts.versions) <= 1
+        return self._reason is None
 
     def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """How the attempt ends, or None: it goes on, or the cause of a symptom may still arrive.
 
         `last_message_at` has the time of the last message of each host that is not lost.
         """
+        reason = self._reason
+        return None if reason is None else reason(now, last_message_at)
+
+    def _of_stop(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         everyone_ended = self._counts.alive == self._lost  # ranks of a lost host count as ended: nothing more comes
-        if self._stop_by is not None:
-            if everyone_ended or now >= self._stop_by:
-                return self._stopped(everyone_ended)
-            return None
-        if self._counts.unclean == 0:
-            return self._ended()
-        mixed = self._mixed_versions() if len(self._counts.versions) > 1 else None
-        if mixed is not None:
-            return mixed
+        has_time = self._stop_by is not None and now < self._stop_by
+        return None if has_time and not everyone_ended else self._stopped(everyone_ended)
+
+    def _of_end(self, now: float, last_message_at: Mapping[int, float]) -> Verdict:
+        return self._ended()
+
+    def _of_symptoms(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         found = self._nearest(now)
         if found is None:
             return None
@@ -213,7 +225,7 @@ class Attempt:
 
     # --- its parts ----------------------------------------------------------------------------------------------------
 
-    def _mixed_versions(self) -> Verdict | None:
+    def _of_versions(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """Two versions of JAX in one gang: the agents' own may agree where the programs bring other interpreters."""
         first: tuple[int, str] | None = None
         for rank, status in enumerate(self.statuses):
