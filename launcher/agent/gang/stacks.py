@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -81,13 +82,8 @@ class Thread:
 
 
 def cut(text: str) -> str:
-    """The stacks with those frames of every thread alone that `suspect` looks at."""
+    """The stacks with those frames of every thread alone that `Stacks` looks at."""
     return "".join(thread.cut for thread in _threads(text))
-
-
-def waits(text: str) -> bool:
-    """Whether a rank with these stacks waits for the device or for others: its main thread, or one it waits for."""
-    return _wait(_threads(text))
 
 
 def _wait(threads: Sequence[Thread]) -> bool:
@@ -100,48 +96,66 @@ def _threads(text: str) -> list[Thread]:
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
             found.append(Thread(line))
-        elif found and (match := _FRAME.match(line)):
-            found[-1].frames.append((line, Frame(match["file"], int(match["line"]), match["name"])))
+        elif found and (frame := _frame(line)) is not None:
+            found[-1].frames.append((line, frame))
     return [thread for thread in found if thread.frames]
 
 
-def describe(statuses: Mapping[int, Status], stacks: Mapping[int, str]) -> str:
-    """Where the ranks are, the largest group first.
-
-    For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
-    """
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(statuses):
-        groups.setdefault(_place(statuses[rank], _threads(stacks.get(rank, ""))), []).append(rank)
-    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    return ", ".join(f"{_names(ranks)} {place}" for place, ranks in ordered)
+@functools.lru_cache(maxsize=4096)
+def _frame(line: str) -> Frame | None:
+    """The frame in a line, which thousands of ranks have alike."""
+    match = _FRAME.match(line)
+    return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
 
 
-def suspect(statuses: Mapping[int, Status], stacks: Mapping[int, str], first: int) -> int:
-    """The rank the others most likely wait for; `first` is the one whose timeout passed first.
+class Stacks:
+    """Where ranks are, by their stacks, each read once: thousands of ranks have megabytes of them."""
 
-    In this order: a process that cannot even dump its stacks; one that does not wait for others while others do; the
-    odd one out; the one furthest behind; the one with a thread that no other rank has.
-    """
-    parsed = {rank: _threads(stacks.get(rank, "")) for rank in statuses}
-    frames = {rank: [thread.frames[0][1] for thread in own] for rank, own in parsed.items()}
-    at = {rank: _place(statuses[rank], own) for rank, own in parsed.items()}
-    places = Counter(at.values())
-    waiting = {rank: _wait(own) for rank, own in parsed.items()}
-    threads = Counter(str(frame) for of_rank in frames.values() for frame in set(of_rank))
+    def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
+        """The ranks with a status; those without a text wrote no stacks."""
+        self._statuses = statuses
+        self._threads = {rank: _threads(texts.get(rank, "")) for rank in sorted(statuses)}
+        self._places = {rank: _place(statuses[rank], own) for rank, own in self._threads.items()}
+        self._waits = {rank: _wait(own) for rank, own in self._threads.items()}
 
-    def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
-        own = frames[rank]
-        return (
-            bool(own),
-            waiting[rank],
-            places[at[rank]],
-            statuses[rank].step or 0,
-            -sum(threads[str(frame)] == 1 and not _JAX.search(frame.file) for frame in own),
-            rank != first,
-        )
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that wait for the device or for others: by their main thread, or one that it waits for."""
+        return [rank for rank, waits in self._waits.items() if waits]
 
-    return min(statuses, key=order)
+    def describe(self) -> str:
+        """Where the ranks are, the largest group first.
+
+        For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
+        """
+        groups: dict[str, list[int]] = {}
+        for rank, place in self._places.items():
+            groups.setdefault(place, []).append(rank)
+        ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+        return ", ".join(f"{_names(ranks)} {place}" for place, ranks in ordered)
+
+    def suspect(self, first: int) -> int:
+        """The rank the others most likely wait for; `first` is the one whose timeout passed first.
+
+        In this order: a process that cannot even dump its stacks; one that does not wait for others while others do;
+        the odd one out; the one furthest behind; the one with a thread that no other rank has.
+        """
+        frames = {rank: [thread.frames[0][1] for thread in own] for rank, own in self._threads.items()}
+        places = Counter(self._places.values())
+        threads = Counter(str(frame) for of_rank in frames.values() for frame in set(of_rank))
+
+        def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
+            own = frames[rank]
+            return (
+                bool(own),
+                self._waits[rank],
+                places[self._places[rank]],
+                self._statuses[rank].step or 0,
+                -sum(threads[str(frame)] == 1 and not _JAX.search(frame.file) for frame in own),
+                rank != first,
+            )
+
+        return min(frames, key=order)
 
 
 def _place(status: Status, threads: Sequence[Thread]) -> str:

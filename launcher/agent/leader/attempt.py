@@ -11,6 +11,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import nccl_status, stacks
 from jaxlaunch.launcher.agent.gang.progress import Status, key_of, ranks_of
+from jaxlaunch.launcher.agent.gang.stacks import Stacks
 from jaxlaunch.launcher.agent.gang.verdict import (
     Closeness,
     Event,
@@ -299,7 +300,7 @@ class Attempt:
         }
         if not still:
             return None
-        rank = stacks.suspect(still, self.stacks, min(still))
+        rank = Stacks(still, self.stacks).suspect(min(still))
         host = next(host for host, ranks in self._ranks.items() if rank in ranks)
         own = f"rank {rank} makes no progress {still[rank].where}".rstrip()
         text = f"{own}: its process stands still, and its peers gave up: {verdict_of(echo).message}"
@@ -310,12 +311,12 @@ class Attempt:
         living = {rank: status for rank, status in enumerate(self.statuses) if status.exit is None}
         living = living or {event.rank: event.status}
         first = event.rank if event.rank in living else min(living)
-        culprit = stacks.suspect(living, self.stacks, first)
+        found = Stacks(living, self.stacks)
+        culprit, waiting = found.suspect(first), found.waiting
         host = next(host for host, ranks in self._ranks.items() if culprit in ranks)
         status = living[culprit]
         own = f"rank {culprit} makes no progress {status.where}".rstrip()
-        text = f"{own} ({event.text}): {stacks.describe(living, self.stacks)}"
-        waiting = [rank for rank in living if stacks.waits(self.stacks.get(rank, ""))]
+        text = f"{own} ({event.text}): {found.describe()}"
         if waiting and culprit not in waiting:
             late = sorted(living.keys() - waiting)
             text += f"; {names(waiting, 'rank')} {'waits' if len(waiting) == 1 else 'wait'} for {names(late, 'rank')}"

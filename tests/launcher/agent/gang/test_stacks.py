@@ -6,6 +6,7 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang import stacks
 from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.stacks import Stacks
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3/threading.py", line 320 in wait
@@ -18,8 +19,8 @@ Current thread 0x00007f02 (most recent call first):
 
 
 def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
-    assert stacks.describe({0: Status()}, {0: DUMP}) == "rank 0 in read (tasks.py:12)"
-    assert stacks.describe({0: Status(), 1: Status()}, {0: ""}) == "2 ranks without a stack"
+    assert Stacks({0: Status()}, {0: DUMP}).describe() == "rank 0 in read (tasks.py:12)"
+    assert Stacks({0: Status(), 1: Status()}, {0: ""}).describe() == "2 ranks without a stack"
 
 
 def dump(*frames: tuple[str, str]) -> str:
@@ -42,7 +43,7 @@ IN_JAX = ("/lib/jax/_src/array.py", "_value")
 )
 def test_the_suspect_is_the_rank_that_the_others_wait_for(of: dict[int, str], culprit: int) -> None:
     statuses = dict.fromkeys(of, Status(phase="step", step=5, stepped=True))
-    assert stacks.suspect(statuses, of, first=0) == culprit
+    assert Stacks(statuses, of).suspect(first=0) == culprit
 
 
 PYTHON = "/usr/lib/python3.11"
@@ -89,10 +90,10 @@ def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
     of = {0: works, 1: waits}
     if is_cut:
         of = {number: stacks.cut(text) for number, text in of.items()}
-    assert stacks.suspect(dict.fromkeys(of, Status(phase=phase)), of, first=1) == 0
-    assert [stacks.waits(text) for text in of.values()] == [False, True]
+    found = Stacks(dict.fromkeys(of, Status(phase=phase)), of)
+    assert (found.suspect(first=1), found.waiting) == (0, [1])
 
 
 def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
-    assert stacks.suspect({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX)), first=0) == 1
+    assert Stacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).suspect(first=0) == 1
