@@ -19,6 +19,7 @@ _JAX = re.compile(r"/(jax|jaxlib)/")
 _COMPILES = "backend_compile"
 _MEETS = re.compile(r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$")
 MAX_CHARS = 16_000  # of one rank's stacks, in messages and in the summary
+MOST_PLACES = 8  # that a message tells of: ranks that compute may be at as many as a program has lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Stacks:
         """The ranks that wait for the device or for others: by their main thread, or one that it waits for."""
         return [rank for rank, waits in self._waits.items() if waits]
 
-    def describe(self) -> str:
-        """Where the ranks are, the largest group first.
+    def describe(self, suspect: int) -> str:
+        """Where the ranks are: the MOST_PLACES largest groups, and that of the suspect.
 
         For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
         """
@@ -132,7 +133,13 @@ class Stacks:
         for rank, place in self._places.items():
             groups.setdefault(place, []).append(rank)
         ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-        return ", ".join(f"{_names(ranks)} {place}" for place, ranks in ordered)
+        said, others = [], []
+        for number, (place, ranks) in enumerate(ordered):
+            if number < MOST_PLACES or place == self._places[suspect]:
+                said.append(f"{_names(ranks)} {place}")
+            else:
+                others += ranks
+        return ", ".join([*said, *([f"{_names(others)} elsewhere"] if others else [])])
 
     def suspect(self, first: int) -> int:
         """The rank the others most likely wait for; `first` is the one whose timeout passed first.

@@ -316,7 +316,7 @@ class Attempt:
         host = next(host for host, ranks in self._ranks.items() if culprit in ranks)
         status = living[culprit]
         own = f"rank {culprit} makes no progress {status.where}".rstrip()
-        text = f"{own} ({event.text}): {found.describe()}"
+        text = f"{own} ({event.text}): {found.describe(culprit)}"
         if waiting and culprit not in waiting:
             late = sorted(living.keys() - waiting)
             text += f"; {names(waiting, 'rank')} {'waits' if len(waiting) == 1 else 'wait'} for {names(late, 'rank')}"

@@ -19,8 +19,16 @@ Current thread 0x00007f02 (most recent call first):
 
 
 def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
-    assert Stacks({0: Status()}, {0: DUMP}).describe() == "rank 0 in read (tasks.py:12)"
-    assert Stacks({0: Status(), 1: Status()}, {0: ""}).describe() == "2 ranks without a stack"
+    assert Stacks({0: Status()}, {0: DUMP}).describe(0) == "rank 0 in read (tasks.py:12)"
+    assert Stacks({0: Status(), 1: Status()}, {0: ""}).describe(0) == "2 ranks without a stack"
+
+
+def test_of_ranks_in_many_places_the_largest_groups_are_told_and_that_of_the_suspect() -> None:
+    of = {rank: dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
+    found = Stacks(dict.fromkeys(of, Status()), of)
+    assert found.suspect(first=0) == 40
+    groups = ", ".join(f"2 ranks in f ({place}.py:1)" for place in range(8))
+    assert found.describe(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
 
 
 def dump(*frames: tuple[str, str]) -> str:
