@@ -111,7 +111,7 @@ class FakeHost:
         self._dialer.dial(RETRY_REFUSED_S)
 
     def _beat(self) -> None:
-        if self._link.is_open and self.judged_at is None:
+        if self._link.is_open and not self._fakes.has_judged:
             self._fakes.loop.after(BEAT_S, self._beat)
             self._status = dataclasses.replace(self._status, step=(self._status.step or 0) + 1, stepped=True)
             self._report()
@@ -163,9 +163,14 @@ class Fakes:
         if self._started == len(self._hosts):
             say(dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away)
 
+    @property
+    def has_judged(self) -> bool:
+        """Whether a host has the verdict: from then on none beats, since the leader reads nothing until it has sent the
+        last one, and to make beats up would keep this process from reading when those came."""
+        return self._judged > 0
+
     def judged(self) -> None:
-        """Notes that a host has the verdict. Their processes end once all have it: thousands of messages that this
-        process makes up would otherwise keep it from reading when the others' came."""
+        """Notes that a host has the verdict. Their processes end once all have it, for the same reason."""
         self._judged += 1
         if self._judged == len(self._hosts):
             for host in self._hosts:
