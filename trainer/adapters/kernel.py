@@ -90,11 +90,11 @@ def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> A
     No gradient of the kernel. The backward pass reads the kernel as it is stored: what a cast makes of it for a moment
     is kept nowhere, neither over the layers nor until then.
     """
-    rows, dtype = x.reshape(-1, *x.shape[2:]), x.dtype
+    dtype = x.dtype
     # Of int8 the sums are up to 127 times a column's largest number too large: float16 does not hold them.
     wide = jnp.float32 if dtype == jnp.float16 and scale is not None else dtype
-    made = jnp.tensordot(rows, kernel.astype(dtype), axes, preferred_element_type=wide)
-    return _scaled(made.reshape(*x.shape[:-axes], *kernel.shape[axes:]), scale).astype(dtype)
+    made = jnp.tensordot(x, kernel.astype(dtype), axes, preferred_element_type=wide)
+    return _scaled(made, scale).astype(dtype)
 
 
 def _forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[Array, Any]:
@@ -103,10 +103,9 @@ def _forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[A
 
 def _backward(axes: int, kept: tuple[Array, Array | None], gradient: Array) -> tuple[Array, None, None]:
     kernel, scale = kept
-    rows = _scaled(gradient, scale).reshape(-1, *gradient.shape[2:])
-    outputs = range(axes, kernel.ndim)
-    back = jnp.tensordot(rows, kernel.astype(rows.dtype), (tuple(range(1, rows.ndim)), tuple(outputs)))
-    return back.reshape(*gradient.shape[:2], *kernel.shape[:axes]), None, None
+    scaled = _scaled(gradient, scale)
+    outputs = tuple(range(2, scaled.ndim)), tuple(range(axes, kernel.ndim))
+    return jnp.tensordot(scaled, kernel.astype(scaled.dtype), outputs), None, None
 
 
 frozen_product.defvjp(_forward, _backward)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxlaunch.trainer.ahead.program import Operation, Program, sizes
 
+_AT_ONCE = '"is_sync":true'  # XLA's GPU compiler says so of a start that waits for its end
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")  # as HLO names them
 Devices = tuple[int, ...]  # the shape of a mesh
 
@@ -20,12 +21,13 @@ Devices = tuple[int, ...]  # the shape of a mesh
 class Collective:
     """One collective of a step, with all of its executions."""
 
+    name: str  # of the operation that starts it
     kind: str  # one of COLLECTIVES
     axes: tuple[str, ...]  # the mesh axes that its groups span
     group: int  # devices that take part together
     times: float  # executions in a step, those in loops by their trips
     bytes: int  # of the whole array on one device: gathered, reduced, or before it is scattered
-    is_hidden: bool  # the schedule computes something else meanwhile
+    exposed: float  # share of its time in which the schedule computes nothing else
 
     @property
     def wire(self) -> float:
@@ -35,13 +37,13 @@ class Collective:
         return self.bytes * factor * self.times
 
 
-def find(program: Program, names: Sequence[str], shape: Devices, across: Collection[str] = ()) -> list[Collective]:
+def find(program: Program, names: Sequence[str], shape: Devices, across: Mapping[str, int]) -> list[Collective]:
     """The collectives of a program for a mesh of these axes and sizes, whose devices are numbered in its order.
 
-    `across` are the axes along which devices are in other slices.
+    `across` has the axes along which devices are in other slices, and how many slices those are.
     """
-    slices = math.prod(size for name, size in zip(names, shape, strict=True) if name in across)
-    return [*_direct(program, names, shape), *_fused(program, names, shape), *_sent(program, tuple(across), slices)]
+    sent = _sent(program, tuple(across), math.prod(across.values()))
+    return [*_direct(program, names, shape), *_fused(program, names, shape), *sent]
 
 
 def _sent(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Collective]:
@@ -53,9 +55,9 @@ def _sent(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Co
                 name = f'rendezvous="{found[1]}"'
                 answer = next((op.name for op in operations if op.kind == "recv" and name in op.attributes), "")
                 waits = [at for at, op in enumerate(operations) if op.kind == "recv-done" and answer in op.operands]
-                hidden = any(op.cycles for op in operations[index : max(waits, default=index)])
+                exposed = not any(op.cycles for op in operations[index : max(waits, default=index)])
                 kind = found[2].lower().replace("_", "-")
-                yield Collective(kind, across, slices, times, sizes(each.result)[0], hidden)
+                yield Collective(each.name, kind, across, slices, times, sizes(each.result)[0], float(exposed))
 
 
 _TRANSFER = re.compile(r'rendezvous="([^"]+)".*_xla_megascale_transfer_type="(\w+)"')
@@ -69,12 +71,13 @@ def _direct(program: Program, names: Sequence[str], shape: Devices) -> Iterator[
             kind = each.kind.removesuffix("-start")
             if kind in COLLECTIVES and times:
                 hidden = each.kind != kind and _works_until_done(each, operations[index + 1 :], program)
-                yield _of(each, kind, names, shape, times, hidden)
+                hidden = hidden and _AT_ONCE not in each.attributes
+                yield _of(each, kind, names, shape, times, is_hidden=hidden)
             elif each.kind in ("async-start", "call-start") and times:  # a TPU7x's run beside its cores
                 inner = next((part for part in program.parts(each) if part.kind in COLLECTIVES), None)
                 if inner is not None:
                     hidden = _works_until_done(each, operations[index + 1 :], program)
-                    yield _of(inner, inner.kind, names, shape, times, hidden)
+                    yield _of(inner, inner.kind, names, shape, times, is_hidden=hidden)
 
 
 def _works_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:
@@ -100,23 +103,28 @@ def _fused(program: Program, names: Sequence[str], shape: Devices) -> Iterator[C
                 chained.setdefault(each.attribute("channel_id") or each.name, (each, times))
             else:  # the pieces of an all-reduce that each device keeps one of
                 kind = "reduce-scatter" if any("all-reduce-scatter" in name for name in outer.called) else each.kind
-                yield _of(each, kind, names, shape, times, False)
+                yield _of(each, kind, names, shape, times, is_hidden=False)
     for each, times in chained.values():
-        yield _of(each, each.kind, names, shape, times, True)
+        yield _of(each, each.kind, names, shape, times, is_hidden=True)
 
 
-def _of(each: Operation, kind: str, names: Sequence[str], shape: Devices, times: float, is_hidden: bool) -> Collective:
+def _of(
+    each: Operation, kind: str, names: Sequence[str], shape: Devices, times: float, *, is_hidden: bool
+) -> Collective:
     groups = _groups(each.attributes, int(np.prod(shape)))
     axes = tuple(name for axis, name in enumerate(names) if _varies(groups, shape, axis))
-    whole = sizes(each.result)
-    if each.kind.endswith("-start") and kind != "all-reduce":  # a start's result is a tuple of operand and result
-        size = max(whole, default=0)
-    else:
-        size = sum(whole)
     group = groups.shape[1] if groups.size else 0
-    if each.kind == "reduce-scatter":
-        size *= group
-    return Collective(kind, axes, group, times, size, is_hidden)
+    size = _bytes(each, kind) * (group if each.kind == "reduce-scatter" else 1)
+    return Collective(each.name, kind, axes, group, times, size, float(not is_hidden))
+
+
+def _bytes(each: Operation, kind: str) -> int:
+    """Of all arrays that one operation sends together: gathered, reduced, or before they are scattered by a start."""
+    arrays, count = sizes(each.result), len(each.operands)
+    if not each.kind.endswith("-start") or kind == "all-reduce":
+        return sum(arrays)
+    # The result of other starts is a tuple of operands and results, on a TPU with more behind them.
+    return sum(arrays[:count] if kind == "reduce-scatter" else arrays[count : 2 * count])
 
 
 def _varies(groups: np.ndarray[Any, Any], shape: Devices, axis: int) -> bool:
@@ -130,12 +138,15 @@ def _varies(groups: np.ndarray[Any, Any], shape: Devices, axis: int) -> bool:
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(
-    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, ?device_ids=\(?\[?([\d,]+)\]?\)?(?:T\(([\d,]+)\))?)? ?\{([^}]*)\}"
+    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, ?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
 )
 
 
 def _groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
-    """The groups of devices that communicate, [groups, members], in any of the three forms that XLA writes."""
+    """The groups of devices that communicate, [groups, members], in any of the three forms that XLA writes.
+
+    Raises ValueError for a fourth: whom it joins is not guessed.
+    """
     if (listed := _LISTED.search(attributes)) is not None:
         groups = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
         return np.array([group for group in groups if len(group) == len(groups[0])])
@@ -144,6 +155,9 @@ def _groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
         return (ids.transpose(_numbers(iota[3])) if iota[3] else ids).reshape(_numbers(iota[1]))
     if (mesh := _MESH.search(attributes)) is not None:
         return _of_mesh(mesh, devices)
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        form = attributes[attributes.index("replica_groups=") :]
+        raise ValueError(f"groups of devices in a form that is not known here: {form[:120]}")
     return np.arange(devices).reshape(1, -1)  # no groups: all devices together
 
 

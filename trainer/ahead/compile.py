@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.ahead import collectives, measure, recomputation, step_time
+from jaxlaunch.trainer.ahead import collectives, measure, recomputation, step_time, work
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
@@ -85,22 +86,24 @@ class AheadOfTime:
         """Costs, collectives and the modelled time of a train step; without a program text only its costs."""
         train = step.compiled["train"]
         costs = train.costs()
-        moved = float(costs.get("bytes accessed", 0.0))
-        found: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": moved}
-        try:
-            program = Program.parse(train.text())
-        except (JaxRuntimeError, ValueError) as error:
-            return {**found, "program": f"the compiler cannot print its program: {str(error).splitlines()[0]}"}
+        found: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": costs.get("bytes accessed")}
         sizes = step.mesh.shape
         across = _between(step.mesh)
-        listed = collectives.find(program, list(sizes), tuple(sizes.values()), across)
+        try:
+            program = Program.parse(train.text())
+            found_in = collectives.find(program, list(sizes), tuple(sizes.values()), across)
+        except (JaxRuntimeError, ValueError) as error:
+            return {**found, "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}"}
+        moved = float(found["bytes_accessed"] or work.of_program(program))  # GPUs' compiler counts none
+        model = step_time.Model(self._chips, across)
+        listed = model.overlapped(program, found_in)
         whole = step.flops(self._batch)
         kernels = sum(times for each, times in program.scheduled() if "tpu_custom_call" in each.attributes)
-        modelled = step_time.estimate(
-            self._chips, program, listed, whole, self._of_kernels(step) if kernels else 0.0, moved, across
-        )
+        in_kernels = self._of_kernels(step) if kernels else 0.0
+        modelled = model.estimate(program, listed, step_time.Computed(whole, in_kernels, moved))
         return {
             **found,
+            "bytes_accessed": moved,
             "kernels": kernels,
             "collectives": _together(listed),
             "recomputed": recomputation.share(program),
@@ -163,20 +166,20 @@ def _together(listed: Sequence[Collective]) -> list[dict[str, Any]]:
             "times": sum(each.times for each in group),
             "bytes": sum(each.bytes * each.times for each in group),
             "wire": sum(each.wire for each in group),
-            "exposed": sum(each.wire for each in group if not each.is_hidden),
+            "exposed": sum(each.wire * each.exposed for each in group),
         }
         for (kind, axes), group in rows.items()
     ]
     return sorted(found, key=lambda row: -float(row["wire"]))
 
 
-def _between(on: jax.sharding.Mesh) -> set[str]:
-    """The axes of a mesh along which devices are in other slices; of GPUs, in other hosts."""
-    found = set()
+def _between(on: jax.sharding.Mesh) -> dict[str, int]:
+    """Of the axes of a mesh along which devices are in other slices, or GPUs in other hosts: in how many."""
+    found = {}
     for axis, name in enumerate(on.axis_names):
-        first, last = on.devices.take(0, axis).flat[0], on.devices.take(-1, axis).flat[0]
-        if _domain(first) != _domain(last):
-            found.add(name)
+        along = np.moveaxis(on.devices, axis, 0).reshape(on.devices.shape[axis], -1)[:, 0]
+        if (count := len({_domain(device) for device in along})) > 1:
+            found[name] = count
     return found
 
 

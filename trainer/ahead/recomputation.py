@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import re
-
-from jaxlaunch.trainer.ahead.program import Computation, Operation, Program, dimensions
+from jaxlaunch.trainer.ahead import work
+from jaxlaunch.trainer.ahead.program import Program
 
 _AGAIN = "rematted_computation"  # jax.checkpoint names the scope so, and XLA keeps it in an operation's metadata
 
@@ -20,26 +18,7 @@ def share(program: Program) -> float | None:
             if has_cycles:
                 weights[_AGAIN in each.attributes] += each.cycles * times
             else:
-                for product, among in _products(program, each, program.computations[name]):
-                    weights[_AGAIN in product.attributes] += _flops(product, among) * times
+                for product, flops in work.products(program, each, program.computations[name]):
+                    weights[_AGAIN in product.attributes] += flops * times
     whole = sum(weights.values())
     return weights[True] / whole if whole else None
-
-
-def _products(program: Program, each: Operation, among: Computation) -> list[tuple[Operation, Computation]]:
-    """The matrix products of an operation, each with the computation that it is in."""
-    if each.kind == "dot":
-        return [(each, among)]
-    inside = (program.computations.get(name, ()) for name in each.called if each.kind == "fusion")
-    return [found for part in inside for one in part for found in _products(program, one, part)]
-
-
-def _flops(product: Operation, among: Computation) -> float:
-    """Two for each element of the result and each element that it is summed over."""
-    left = next((each for each in among if each.name == product.operands[0]), None)
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", product.attributes)
-    if left is None or summed is None:
-        return 0.0
-    sizes = dimensions(left.result)
-    over = math.prod(sizes[int(index)] for index in summed[1].split(",") if index)
-    return 2.0 * math.prod(dimensions(product.result)) * over

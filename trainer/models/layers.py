@@ -53,15 +53,22 @@ class Kernel(Protocol):
 def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
     """x [B, L, ..., I] times kernel [I, ..., O], and a bias [..., O]: the last `axes` of x with the kernel's first.
 
-    B and L are one axis meanwhile. Left apart, the kernel's gradient sums over two, for which XLA's CPU compiler first
-    transposes its operand in memory.
+    On CPU devices B and L are one axis meanwhile: left apart, the kernel's gradient sums over two, for which XLA's CPU
+    compiler first transposes its operand in memory. On others they are left apart: of a sum over mp whose rows are one
+    axis, XLA's GPU compiler makes no reduce-scatter along L, but an all-reduce.
     """
     if isinstance(kernel, Array):
-        rows = x.reshape(-1, *x.shape[2:])
+        rows = x.reshape(-1, *x.shape[2:]) if _is_on_cpu() else x
         made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
     else:
         made = kernel.product(x, axes)
     return made if bias is None else made + bias[...][None, None]
+
+
+def _is_on_cpu() -> bool:
+    """Whether what is traced is compiled for CPU devices; so it is taken to be without a mesh."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is None or device.platform == "cpu"
 
 
 def again(function: Callable[..., Array]) -> Callable[..., Array]:

@@ -106,6 +106,28 @@ def _held_backward(where: PartitionSpec, gradient: PartitionSpec, _: None, found
 _held.defvjp(_held_forward, _held_backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def held_alone(weight: jax.Array, where: NamedSharding) -> jax.Array:
+    """`weight` held to a sharding, and its gradient to none.
+
+    For what a cast makes of a weight that the state splits: XLA moves a whole copy's sharding through the cast to its
+    operand, and its compiler for GPUs would gather in float32 what is read in bfloat16.
+    """
+    held: jax.Array = jax.lax.with_sharding_constraint(weight, where)
+    return held
+
+
+def _held_alone_forward(weight: jax.Array, where: NamedSharding) -> tuple[jax.Array, None]:
+    return held_alone(weight, where), None
+
+
+def _held_alone_backward(where: NamedSharding, _: None, found: jax.Array) -> tuple[jax.Array]:
+    return (found,)
+
+
+held_alone.defvjp(_held_alone_forward, _held_alone_backward)
+
+
 @contextlib.contextmanager
 def by_device() -> Iterator[None]:
     """Within it a batch is one device's rows, mapped over the devices: `constrain` names no mesh axis of it."""

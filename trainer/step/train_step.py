@@ -603,7 +603,12 @@ class Step:
 
     def _cast(self, params: Named) -> Named:
         late: frozenset[str] = frozenset() if self._adapters is None else self._adapters.cast_late
-        return {name: param if name in late else _as(param, self._precision.compute) for name, param in params.items()}
+        return {name: param if name in late else self._computed(name, param) for name, param in params.items()}
+
+    def _computed(self, name: str, param: Array) -> Array:
+        """A parameter in the dtype that layers compute in."""
+        cast = _as(param, self._precision.compute)
+        return cast if cast.dtype == param.dtype else sharding.held_alone(cast, self.abstract.params[name].sharding)
 
     def _abstract(self) -> TrainState:
         with self.context():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 
@@ -78,7 +81,7 @@ def test_the_bytes_of_a_shape(shape: str, sizes: list[int]) -> None:
     assert program.sizes(shape) == sizes
 
 
-def found(*lines: str, fused: str = "", across: tuple[str, ...] = ()) -> list[Collective]:
+def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxyType({})) -> list[Collective]:
     """The collectives of a program of these lines on the mesh of 8 devices."""
     body = "\n".join(f"  {line}" for line in lines)
     return collectives.find(
@@ -97,13 +100,15 @@ def found(*lines: str, fused: str = "", across: tuple[str, ...] = ()) -> list[Co
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", ("mp",)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ("dp", "fsdp")),
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", ("fsdp",)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", ("fsdp", "mp")),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("dp",)),
         ("replica_groups={}", AXES[:2] + AXES[3:]),
     ],
 )
 def test_groups_in_each_form_are_axes_of_the_mesh(groups: str, axes: tuple[str, ...]) -> None:
     (each,) = found("%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add")
     members = int(np.prod([size for axis, size in zip(AXES, SHAPE, strict=True) if axis in axes]))
-    assert (each.axes, each.group, each.is_hidden) == (axes, members, False)
+    assert (each.axes, each.group, each.exposed) == (axes, members, 1.0)
     assert each.wire == pytest.approx(2 * 32 * (members - 1) / members)
 
 
@@ -111,8 +116,19 @@ def test_a_start_with_work_before_its_done_is_hidden() -> None:
     start = "%s = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8], dimensions={0}"
     done, work = "%d = f32[8]{0} all-gather-done(%s)", "%w = f32[4]{0} fusion(%p), kind=kLoop, calls=%nothing"
     (hidden,), (exposed,) = found(start, work, done), found(start, done, work)
-    assert (hidden.is_hidden, exposed.is_hidden) == (True, False)
+    (at_once,) = found(f'{start}, backend_config={{"collective_backend_config":{{"is_sync":true}}}}', work, done)
+    assert (hidden.exposed, exposed.exposed, at_once.exposed) == (0.0, 1.0, 1.0)
     assert (hidden.kind, hidden.bytes, hidden.wire) == ("all-gather", 32, 16)
+
+
+def test_arrays_that_are_sent_together_all_count() -> None:
+    groups = "replica_groups=[4,2]<=[8], dimensions={0}"
+    pairs = "((f32[4]{0}, f32[16]{0}), (f32[8]{0}, f32[32]{0}))"
+    (gathered,) = found(f"%s = {pairs} all-gather-start(%p, %q), {groups}", "%d = f32[] all-gather-done(%s)")
+    pairs = "((f32[8]{0}, f32[32]{0}), (f32[4]{0}, f32[16]{0}))"
+    (scattered,) = found(f"%s = {pairs} reduce-scatter-start(%p, %q), {groups}", "%d = f32[] reduce-scatter-done(%s)")
+    (permuted,) = found(f"%s = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), {groups}")
+    assert (gathered.bytes, scattered.bytes, permuted.bytes) == (160, 160, 32)
 
 
 def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -> None:
@@ -121,7 +137,7 @@ def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -
     )
     fused = "".join(f"%{name} (q: f32[4]) -> f32[8] {{\n  {gather}\n}}\n" for name in ("begin", "rest"))
     lines = (f"%{name} = f32[8]{{0}} fusion(%p), kind=kCustom, calls=%{name}" for name in ("begin", "rest"))
-    assert found(*lines, fused=fused) == [Collective("all-gather", ("mp",), 2, 1.0, 32, True)]
+    assert found(*lines, fused=fused) == [Collective("g", "all-gather", ("mp",), 2, 1.0, 32, 0.0)]
 
 
 def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -> None:
@@ -138,5 +154,5 @@ def test_what_slices_send_each_other_crosses_the_axes_between_them() -> None:
     send = f"%s = (f32[8]{{0}}, u32[], token[]) send(%p, %t), channel_id=1, is_host_transfer=true, {attributes}"
     recv = f"%v = (f32[8]{{0}}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, {attributes}"
     done = "%e = (f32[8]{0}, token[]) recv-done(%v), channel_id=1"
-    (each,) = found(send, recv, work, done, across=("dp",))
-    assert each == Collective("all-reduce", ("dp",), 2, 1.0, 32, True)
+    (each,) = found(send, recv, work, done, across={"dp": 2})
+    assert each == Collective("s", "all-reduce", ("dp",), 2, 1.0, 32, 0.0)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
 from jaxlaunch.trainer.models import language_model
-from jaxlaunch.trainer.models.layers import LayerNorm, RMSNorm, gated
+from jaxlaunch.trainer.models.layers import LayerNorm, RMSNorm, gated, product
 from jaxlaunch.trainer.numerics import memory
 
 ROWS, WIDTH = 64, 32
@@ -65,6 +65,17 @@ def test_logits_of_bfloat16_are_differentiated_by_products_of_bfloat16() -> None
     products = [eqn for eqn in _equations(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*like).jaxpr) if "dot" in str(eqn)]
     read = {operand.aval.dtype.name for eqn in products for operand in eqn.invars}
     assert len(products) == 3 and read == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("platform", "dimensions"), [("cpu", 2), ("gpu", 3)])
+def test_a_product_merges_rows_on_cpu_devices_alone(platform: str, dimensions: int) -> None:
+    """Of a sum over mp whose rows are one axis XLA's GPU compiler makes no reduce-scatter along the positions."""
+    device = jax.sharding.AbstractDevice(platform, None, platform)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("mp",), abstract_device=device)):
+        traced = jax.make_jaxpr(product)(jnp.ones((2, 8, 16)), jnp.ones((16, 40)))
+    (dot,) = (eqn for eqn in _equations(traced.jaxpr) if eqn.primitive.name == "dot_general")
+    assert len(dot.invars[0].aval.shape) == dimensions
+    assert traced.out_avals[0].shape == (2, 8, 40)
 
 
 def _equations(jaxpr: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from jax import P
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.parallel.sharding import by_path, constrain, gathered, state_sharding
+from jaxlaunch.trainer.parallel.sharding import by_path, constrain, gathered, held_alone, state_sharding
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,24 @@ def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.M
         assert (total, gradient.sharding.spec) == (8 * 16 * 4, P("fsdp", "mp"))
         assert (gradient == 16.0).all()
         assert jax.jit(lambda w: gathered(w, "embed", "hidden"))(weight).sharding.spec == P(None, "mp")
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: bool, grid: jax.sharding.Mesh) -> None:
+    """XLA moves a held sharding through a cast to its operand, here the parameter, in twice the bytes."""
+
+    def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
+        cast = weight.astype(jnp.bfloat16)
+        cast = held_alone(cast, weight_sharding) if is_held else cast
+        return (x @ gathered(cast, "embed", "hidden")).astype(jnp.float32).sum()
+
+    weight_sharding = jax.sharding.NamedSharding(grid, P("fsdp", "mp"))
+    with jax.set_mesh(grid):
+        weight, x = jax.device_put(jnp.ones((8, 4)), weight_sharding), jnp.ones((16, 8), jnp.bfloat16)
+        text = jax.jit(loss).lower(weight, x).compile().as_text()
+        gradient = jax.jit(jax.grad(loss))(weight, x)
+    assert "all-gather(" in text and ("all-gather(%param" not in text) == is_held
+    assert (gradient == 16.0).all()
 
 
 @pytest.mark.parametrize(
