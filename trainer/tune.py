@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
 
 from jaxlaunch import contract
 from jaxlaunch.accelerators import KNOWN
@@ -91,6 +92,10 @@ class Search:
                 of = self._ahead.compiled(each.applied(self._spec), is_measured=self._measured)
         except (TooLarge, SpecError) as error:
             return {**said, "refused": str(error)}
+        except JaxRuntimeError as error:  # the compiler's own failure, such as libtpu's "INTERNAL: RET_CHECK failure"
+            if each == self._own:
+                raise
+            return {**said, "refused": f"the compiler fails: {str(error).splitlines()[0]}"}
         seconds = _seconds(of)
         self._forecast.after(each, seconds)
         return {**said, "seconds": seconds, "peak": of["peak"], "compiled": of}

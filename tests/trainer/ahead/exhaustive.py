@@ -1,6 +1,7 @@
 """Compiles every candidate of three small jobs, and writes what `test_tune` reads: `python -m … FILE [JOB…]`.
 
-Needs libtpu on PYTHONPATH; an hour and a half on two cores. FILE keeps what it has of jobs that are not named.
+Needs libtpu on PYTHONPATH and, for the last, JAX's CUDA plugin; an hour on two cores. FILE keeps what it has of jobs
+that are not named.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DEVICES = 4  # of each job
 JOBS: dict[str, tuple[Chips, dict[str, Any], tuple[Choice, ...]]] = {
     "wide": (Chips("v5e", 1, 4, 1, "2x2"), {"model": WIDE, "batch": 8}, ("mesh", "remat", "accumulate")),
     "a large vocabulary": (Chips("v6e", 1, 4, 1, "2x2"), {"model": NARROW, "batch": 16}, ("mesh", "remat")),
-    "experts": (Chips("v5p", 1, 4, 1, "2x2x1"), {"model": EXPERTS, "batch": 16}, ("mesh", "remat")),
+    "experts": (Chips("h100", 1, 4), {"model": EXPERTS, "batch": 16}, ("mesh", "remat")),
 }
 
 

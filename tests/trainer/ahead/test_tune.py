@@ -6,13 +6,17 @@ import json
 import math
 from typing import Any
 
+import jax
 import pytest
 
 from jaxlaunch.trainer import tune
 from jaxlaunch.trainer.ahead import candidates
 from jaxlaunch.trainer.ahead.candidates import Candidate
+from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.forecast import Forecast, Traced
+from jaxlaunch.trainer.plan import with_synthetic_data
 from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer.references import FIXTURES
 
 DECODER = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocab": 64, "length": 32, "hidden": 128}
@@ -75,6 +79,25 @@ def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilation
             took[chosen] = points[chosen]
             forecast.after(chosen, took[chosen])
         assert min(took.values()) <= 1.03 * min(points.values()), name
+
+
+def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As libtpu 0.0.42.1 did for experts over fsdp 2 and ep 2 of a v5p."""
+
+    def fails(self: jax.stages.Lowered, **options: Any) -> jax.stages.Compiled:
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (a file)\nand its stack")
+
+    task = NextToken()
+    train = with_synthetic_data(job(), task)
+    search = tune.Search(train, task, Chips("cpu", 1, 8), ("remat",), is_measured=True)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
+    with pytest.raises(jax.errors.JaxRuntimeError):  # of the job itself it is no candidate's refusal
+        search.next()
+    tried = search.next()
+    assert tried is not None
+    assert tried["refused"] == "the compiler fails: INTERNAL: RET_CHECK failure (a file)"
 
 
 def _candidate(point: dict[str, Any]) -> Candidate:
