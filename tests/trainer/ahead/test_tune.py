@@ -65,7 +65,7 @@ def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> No
 
 
 def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilations() -> None:
-    """Against what libtpu, and for one job the GPU compiler, said of every candidate: `python -m tests.trainer.ahead.exhaustive`."""
+    """Against what each compiler said of every candidate: `python -m tests.trainer.ahead.exhaustive`."""
     for name, recorded in json.loads((FIXTURES / "tune.json").read_text()).items():
         parts = recorded["traced"]
         residuals = {key: tuple(both) for key, both in parts.pop("residuals").items()}
