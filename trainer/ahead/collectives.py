@@ -77,7 +77,8 @@ def _direct(program: Program, names: Sequence[str], shape: Devices) -> Iterator[
                 inner = next((part for part in program.parts(each) if part.kind in COLLECTIVES), None)
                 if inner is not None:
                     hidden = _works_until_done(each, operations[index + 1 :], program)
-                    yield _of(inner, inner.kind, names, shape, times, is_hidden=hidden)
+                    found = _of(inner, inner.kind, names, shape, times, is_hidden=hidden)
+                    yield dataclasses.replace(found, name=each.name)
 
 
 def _works_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:

@@ -131,6 +131,14 @@ def test_arrays_that_are_sent_together_all_count() -> None:
     assert (gathered.bytes, scattered.bytes, permuted.bytes) == (160, 160, 32)
 
 
+def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() -> None:
+    """By which what waits for it is found."""
+    fused = "%run (q: f32[4]) -> f32[8] {\n  %g = f32[8]{0} all-gather(%q), replica_groups=[4,2]<=[8]\n}\n"
+    lines = "%s = ((f32[4]{0}), f32[8]{0}) async-start(%p), calls=%run", "%d = f32[8]{0} async-done(%s)"
+    (each,) = found(*lines, fused=fused)
+    assert (each.name, each.kind, each.bytes, each.exposed) == ("s", "all-gather", 32, 1.0)
+
+
 def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -> None:
     gather = (
         '%g = f32[8]{0} all-gather(%q), channel_id=7, replica_groups=[4,2]<=[8], frontend_attributes={chain_id="1"}'
