@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from jaxlaunch.launcher.agent import pack
+from jaxlaunch.launcher.manifests.code import LIMIT
 from tests import collisions
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
@@ -65,9 +67,12 @@ def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
 ) -> None:
     text = "import os; print('bytes', os.path.getsize('data.bin'))"
     folder = project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
-    (folder / "data.bin").write_bytes(os.urandom(840 * 1024))
+    room = LIMIT - len(pack.pack())
+    size = room - 4096  # the archive's own bytes, the job and the program
+    assert size > 800 * 1024, "the agent leaves most of it to the user"
+    (folder / "data.bin").write_bytes(os.urandom(size))
     ended = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 0 and "[0] bytes 860160\n" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and f"[0] bytes {size}\n" in ended.stdout, ended.stderr
 
 
 def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(

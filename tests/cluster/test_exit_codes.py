@@ -11,6 +11,7 @@ from jaxlaunch.contract import Action
 from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
+from tests.cluster.waiting import until
 
 UNLISTED = 42  # a code that nobody promised
 LIMIT = 1  # restarts that count
@@ -69,8 +70,11 @@ def test_a_jobset_ends_and_restarts_as_the_table_says(gangs: Mapping[int | str, 
     end, counters = TABLE[contract.outcome(code).action]
     assert (gang.ended(), gang.counters) == (end, counters)
     last = contract.DONE if code == contract.PREEMPTED else code
-    assert {host.ended["exitCode"] for host in gang.hosts} == {last}
-    assert {verdict.code for verdict in verdicts(gang.hosts)} == ({last} if code in contract.OUTCOMES else set())
+    there = until(
+        lambda: gang.hosts, lambda hosts: all(host.ended for host in hosts), f"{gang.name}'s containers ended"
+    )
+    assert {host.ended["exitCode"] for host in there} == {last}
+    assert {verdict.code for verdict in verdicts(there)} == ({last} if code in contract.OUTCOMES else set())
 
 
 @pytest.mark.parametrize("whole", ["child", "container"])
