@@ -10,9 +10,10 @@ from jaxlaunch.trainer.ahead.program import Computation, Operation, Program, dim
 
 Named = Mapping[str, Operation]
 
-# They move nothing by themselves: names of what is there, or others whose operations are counted where they run.
-_NAMES = ("after-all", "bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
-_OTHERS = ("call", "conditional", "while")
+# They move nothing by themselves: names of what is there, and what runs computations, whose operations count as theirs.
+_FREE = frozenset(
+    "after-all bitcast call conditional constant get-tuple-element parameter partition-id tuple while".split()
+)
 _PARTS = ("dynamic-slice", "gather", "slice")  # they read as much of their operand as they return
 _VIEWS = ("bitcast", "copy", "get-tuple-element", "reshape")
 # cuDNN's attention: how many products of queries and keys, or of the like, a kernel computes.
@@ -41,7 +42,7 @@ def flops(program: Program, each: Operation, among: Computation) -> float:
 
 def touched(program: Program, each: Operation, named: Named) -> float:
     """Bytes that one execution reads and writes; `named` are the operations of its computation."""
-    if each.kind in (*_NAMES, *_OTHERS) or each.kind.endswith(("-start", "-done")):
+    if each.kind in _FREE or each.kind.endswith(("-start", "-done")):
         return 0.0
     written = sum(sizes(each.result))
     read = [sum(sizes(named[name].result)) if name in named else 0 for name in each.operands]
