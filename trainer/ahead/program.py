@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from jaxlaunch.trainer.numerics.grouped import TURNS
+
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}  # others end in their number of bits
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -110,10 +112,13 @@ class Program:
                 yield each
                 yield from self.parts(each)
 
-    def trips(self, loop: Operation, within: str) -> int:
-        """How often a loop's body runs: by the text, or by what its condition compares; 1 if neither tells."""
+    def trips(self, loop: Operation, within: str) -> float:
+        """How often a loop's body runs: by the text, by the scope of a loop over as many rows as there are, or by what
+        its condition compares; 1 if none of them tells."""
         if (known := _TRIPS.search(loop.attributes)) is not None:
             return int(known[1])
+        if (expected := TURNS.search(loop.attributes)) is not None:
+            return float(expected[1])
         condition = self.computations.get(loop.attribute("condition") or "", ())
         places: list[tuple[Computation, Operation | None]] = [(condition, None)]
         places += [(self.computations.get(name, ()), fused) for fused in condition for name in fused.called]

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.layers import gated, product, weight
-from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.models.layers import gated, platform, product, weight
+from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.parallel import dispatch
 from jaxlaunch.trainer.parallel.sharding import constrain
 
@@ -194,10 +194,12 @@ class Experts(nnx.Module):
         self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_RD: Array, counts_E: Array
     ) -> Array:
         """The rows of each expert one after the other, so many of each; `pairs` of them count as work."""
+        is_loop = platform() == "gpu" and grouped.is_worth_it(pairs, len(x_RD), gate_EDF.shape)
+        multiplied = partial(grouped.product, rows=pairs) if is_loop else jax.lax.ragged_dot
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
-            gate_RF = checkpoint_name(jax.lax.ragged_dot(x_RD, gate_EDF, counts_E), "gate")
-            up_RF = checkpoint_name(jax.lax.ragged_dot(x_RD, up_EDF, counts_E), "up")
-            return jax.lax.ragged_dot(gated(self.activation, gate_RF, up_RF), down_EFD, counts_E)
+            gate_RF = checkpoint_name(multiplied(x_RD, gate_EDF, counts_E), "gate")
+            up_RF = checkpoint_name(multiplied(x_RD, up_EDF, counts_E), "up")
+            return multiplied(gated(self.activation, gate_RF, up_RF), down_EFD, counts_E)
 
     def _stacked(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
         """As many rows of each expert."""

@@ -58,17 +58,17 @@ def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Arr
     axis, XLA's GPU compiler makes no reduce-scatter along L, but an all-reduce.
     """
     if isinstance(kernel, Array):
-        rows = x.reshape(-1, *x.shape[2:]) if _is_on_cpu() else x
+        rows = x.reshape(-1, *x.shape[2:]) if platform() == "cpu" else x
         made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
     else:
         made = kernel.product(x, axes)
     return made if bias is None else made + bias[...][None, None]
 
 
-def _is_on_cpu() -> bool:
-    """Whether what is traced is compiled for CPU devices; so it is taken to be without a mesh."""
+def platform() -> str:
+    """JAX's name of the devices that what is traced is compiled for: cpu, gpu or tpu; without a mesh it is cpu."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is None or device.platform == "cpu"
+    return "cpu" if device is None else str(device.platform)
 
 
 def again(function: Callable[..., Array]) -> Callable[..., Array]:

@@ -47,6 +47,9 @@ def share_scope(rows: int, room: int) -> str:
     return f"{rows}_of_{room}_rows"
 
 
+GROUPED = "jaxlaunch_grouped_product"  # the call of trainer/numerics/grouped: rows, matrices, the rows of each matrix
+
+
 def _share(scopes: str, causal: float) -> float:
     """The share of a product's FLOPs that counts in these scopes: all, outside causal attention and buffers of rows."""
     if (rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)) is not None:
@@ -86,6 +89,8 @@ def _of_equation(equation: JaxprEqn, causal: float | None) -> float:
         return _of_grouped(equation)
     if name == "conv_general_dilated":
         return _of_convolution(equation)
+    if params.get("name") == GROUPED:  # whatever it does for it
+        return _multiply_adds(equation, _shape(equation.invars[0])[1:])
     inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
     if name == "cond":
         return max(inner)
@@ -120,7 +125,7 @@ def _backward_of(equation: JaxprEqn, causal: float | None, given: list[bool]) ->
         flops, results = _backward_of(equation, None, given)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
-    if name in ("dot_general", "ragged_dot_general", "conv_general_dilated"):
+    if name in ("dot_general", "ragged_dot_general", "conv_general_dilated") or params.get("name") == GROUPED:
         return _of_equation(equation, None) * sum(given), [any(given)]
     inner = list(_jaxprs(params))
     if name == "cond":

@@ -47,3 +47,30 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 }
 """
     assert recomputation.share(Program.parse(text)) == 40 / 100
+
+
+def test_what_a_loop_that_is_computed_again_runs_counts_by_the_loop() -> None:
+    """JAX traces what both passes call once, so that the second has the names of the first: here those of `inner`."""
+    text = """HloModule step, is_scheduled=true
+
+%inner (a: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %a = (s32[], f32[8]{0}) parameter(0)
+  %in = f32[8]{0} add(%a), metadata={op_name="x/add"}, backend_config={"estimated_cycles":"10"}
+}
+
+%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %b = (s32[], f32[8]{0}) parameter(0)
+  %in2 = (s32[], f32[8]{0}) while(%b), condition=%end, body=%inner, metadata={op_name="x/2.500_turns/while"}
+}
+
+%end (c: (s32[], f32[8])) -> pred[] {
+  %c = (s32[], f32[8]{0}) parameter(0)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %first = f32[8]{0} add(%p, %p), metadata={op_name="x/add"}, backend_config={"estimated_cycles":"60"}
+  %l = (s32[]) while(%p), condition=%end, body=%body, metadata={op_name="x/rematted_computation/4.000_turns/while"}
+}
+"""
+    assert recomputation.share(Program.parse(text)) == 100 / 160

@@ -11,8 +11,10 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models import experts as module
 from jaxlaunch.trainer.models.decoder import ACTIVATIONS, Decoder
 from jaxlaunch.trainer.models.experts import LISTED, Experts, Mixture, Routed
+from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.parallel import dispatch
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
@@ -37,6 +39,45 @@ def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np
     assert losses[-1] < 0.8 * losses[0]
     gate = state.params["blocks.mlp.gate"]
     assert gate.addressable_shards[0].data.size * int(np.prod(list(axes.values()))) == gate.size * axes.get("dp", 1)
+
+
+@pytest.fixture
+def in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled for GPUs, of sizes for which a loop over blocks is worth it."""
+    monkeypatch.setattr(module, "platform", lambda: "gpu")
+    monkeypatch.setattr(grouped, "is_worth_it", lambda *sizes: True)
+    monkeypatch.setattr(grouped, "_block", lambda share, room, products: min(8, room))
+
+
+@pytest.mark.parametrize(("axes", "remat"), [({}, "none"), ({"fsdp": 2, "ep": 2, "mp": 2}, ["gate", "up"])], ids=str)
+def test_in_loops_as_for_gpus_it_trains_as_by_one_product(
+    axes: dict[str, int], remat: Any, on_one_device: np.ndarray, in_loops: None
+) -> None:
+    losses, _ = run(Counting(), model=EXPERTS, mesh=axes, remat=remat)
+    np.testing.assert_allclose(losses, on_one_device, rtol=1e-5)
+
+
+def test_in_loops_a_token_gets_the_shares_of_its_experts(in_loops: None) -> None:
+    experts, x_BLD = layer()
+    made_BLD, _ = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
+    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD), atol=2e-6)
+
+
+@pytest.mark.parametrize(("platform", "is_loop"), [("gpu", True), ("cpu", False), ("tpu", False)])
+def test_only_gpus_multiply_in_loops(
+    platform: str, is_loop: bool, in_loops: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "platform", lambda: platform)
+    experts, x_BLD = layer()
+    program = str(jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[0])(x_BLD))
+    assert (flops.GROUPED in program, "ragged_dot" in program) == (is_loop, not is_loop)
+
+
+def test_in_loops_the_flops_are_the_same(in_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 2, "mp": 2}}
+    in_loops_too = build(Counting(), **of).flops(Counting().batch(0))
+    monkeypatch.undo()
+    assert in_loops_too == build(Counting(), **of).flops(Counting().batch(0))
 
 
 class Padded(Counting):

@@ -14,7 +14,7 @@ from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
-from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.step.model_arrays import ModelArrays
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
@@ -46,6 +46,11 @@ def _mapped(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.jit(body)(x, w)
 
 
+def _grouped(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Three rows times one matrix and one times another, by a loop of which nobody knows how often it runs."""
+    return grouped.product(x, jnp.stack([w, 2 * w]), jnp.array([3, 1]), rows=len(x))
+
+
 CASES: dict[str, tuple[Callable[..., Any], float]] = {
     "nothing": (lambda x, w: x + 1, 0),
     "matmul": (lambda x, w: x @ w, MATMUL),
@@ -58,6 +63,8 @@ CASES: dict[str, tuple[Callable[..., Any], float]] = {
     "custom_jvp": (lambda x, w: jax.nn.relu(x @ w), MATMUL),
     "cond": (_cond, 2 * MATMUL),
     "shard_map": (_mapped, MATMUL),
+    "grouped": (_grouped, MATMUL),
+    "grouped, with room for more": (jax.named_scope(flops.share_scope(2, 4))(_grouped), MATMUL / 2),
     "a scope of the user's": (jax.named_scope("causal_conv")(lambda x, w: x @ w), MATMUL),
     "elementwise while": (lambda x, w: jax.lax.while_loop(lambda s: s < 3, lambda s: s + 1, 0), 0),
 }
@@ -81,6 +88,7 @@ FROZEN: dict[str, tuple[Callable[..., Any], float]] = {
     "remat": (lambda w, x, f: jax.checkpoint(lambda x: x @ w @ f)(x), 4),
     "custom_vjp": (lambda w, x, f: _own_gradient(x, f) @ w + _own_gradient(x, w), 3 + 1 + 1),
     "shard_map": (lambda w, x, f: _mapped(x, w), 2),
+    "grouped": (lambda w, x, f: _grouped(x @ w, f) + _grouped(x, w), 3 + 2 + 1),
     "whole numbers": (lambda w, x, f: x @ jnp.round(w).astype(jnp.int32).astype(jnp.float32), 1),
 }
 

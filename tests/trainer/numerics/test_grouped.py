@@ -1,0 +1,148 @@
+"""The product of sorted rows with the matrices of their groups, against one by hand, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxlaunch.trainer.ahead import work
+from jaxlaunch.trainer.ahead.program import Program
+from jaxlaunch.trainer.numerics import grouped
+
+INPUTS, OUTPUTS = 12, 20
+# Rows that there is room for, and the rows of each group.
+CASES: dict[str, tuple[int, Sequence[int]]] = {
+    "one group": (40, [40]),
+    "one group, no row": (40, [0]),
+    "one group, room for more": (40, [13]),
+    "all of one": (64, [0, 0, 64, 0, 0, 0, 0, 0]),
+    "the last alone": (64, [0, 0, 0, 5]),
+    "whole blocks": (64, [8] * 8),
+    "parts of blocks and room for more": (70, [3, 0, 9, 17, 1, 0, 8, 2]),
+    "many groups": (100, [1, 0] * 32),
+    "less room than a block": (5, [1, 0, 2, 0]),
+    "many blocks": (200, [100, 0, 77]),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_block", lambda share, room, products: min(16, room))
+
+
+def arrays(room: int, counts: Sequence[int], dtype: str = "float32") -> list[jax.Array]:
+    """Rows, matrices, a gradient of the result and the rows of each group; NaN where no row is."""
+    rng = np.random.default_rng(0)
+    x, w, gradient = (
+        rng.standard_normal(shape) for shape in ((room, INPUTS), (len(counts), INPUTS, OUTPUTS), (room, OUTPUTS))
+    )
+    x[sum(counts) :] = gradient[sum(counts) :] = np.nan
+    return [*(jnp.asarray(each, dtype) for each in (x, w, gradient)), jnp.asarray(counts, jnp.int32)]
+
+
+def by_hand(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> list[np.ndarray]:
+    """The product and the gradients of rows and of matrices, in float64."""
+    x, w, gradient = (np.asarray(each, np.float64) for each in (x, w, gradient))
+    made, of_x, of_w, begin = np.zeros((len(x), OUTPUTS)), np.zeros_like(x), np.zeros_like(w), 0
+    for group, count in enumerate(counts.tolist()):
+        own = slice(begin, begin + count)
+        made[own], of_x[own], of_w[group] = x[own] @ w[group], gradient[own] @ w[group].T, x[own].T @ gradient[own]
+        begin += count
+    return [made, of_x, of_w]
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2**-7), ("float16", 2**-9)])
+@pytest.mark.parametrize("case", CASES)
+def test_it_and_its_gradients_are_those_by_hand(case: str, dtype: str, within: float) -> None:
+    x, w, gradient, counts = arrays(*CASES[case], dtype)
+    made, back = jax.vjp(lambda x, w: grouped.product(x, w, counts, rows=len(x)), x, w)
+    for found, expected in zip((made, *back(gradient)), by_hand(x, w, gradient, counts), strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(
+            np.asarray(found, np.float64), expected, rtol=within, atol=within * max(1.0, np.abs(expected).max())
+        )
+
+
+def test_rows_and_matrices_of_two_dtypes_give_what_ragged_dot_gives() -> None:
+    x, w, gradient, counts = arrays(*CASES["one group"])
+    w = w.astype("bfloat16")
+    with jax.numpy_dtype_promotion("standard"):
+        (found, back), (expected, as_ragged) = (
+            jax.vjp(of, x, w)
+            for of in (lambda x, w: grouped.product(x, w, counts, 40), lambda x, w: jax.lax.ragged_dot(x, w, counts))
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert [each.dtype for each in back(gradient)] == [each.dtype for each in as_ragged(gradient)]
+
+
+def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
+    x, w, _, counts = arrays(*CASES["parts of blocks and room for more"])
+    x, stacked = jnp.nan_to_num(x), jnp.stack([w, -w])
+
+    def loss(stacked: jax.Array, is_loop: bool) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            made = grouped.product(x, w, counts, rows=70) if is_loop else jax.lax.ragged_dot(x, w, counts)
+            return x + jnp.tanh(checkpoint_name(made, "gate"))[:, :INPUTS], None
+
+        policy = jax.checkpoint_policies.save_only_these_names("gate")
+        return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, stacked)[0].sum()
+
+    found, expected = (jax.jit(jax.grad(loss), static_argnums=1)(stacked, is_loop) for is_loop in (True, False))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "room", "shape", "is_loop"),
+    [
+        (4096, 16384, (1, 4096, 14336), True),  # an expert of Mixtral, of 8 devices
+        (4096, 4096, (8, 4096, 14336), True),  # all of them on one device
+        (16384, 16384, (128, 2048, 768), True),  # those of Qwen 3
+        (4096, 4096, (1, 4096, 14336), False),  # nothing is spared
+        (4096, 4096, (8, 256, 512), False),  # all of it takes less time than a turn of the loop
+        (16, 16, (8, 4096, 14336), False),  # as few rows as are generated at once
+    ],
+)
+def test_it_is_worth_it_where_it_spares_more_than_its_turns_cost(
+    rows: int, room: int, shape: tuple[int, ...], is_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert grouped.is_worth_it(rows, room, shape) == is_loop
+
+
+@pytest.mark.parametrize(
+    ("share", "room", "inputs", "outputs", "block"),
+    [
+        (4096, 16384, 4096, 14336, 1024),  # Mixtral, an expert a device
+        (512, 4096, 4096, 14336, 256),  # all experts
+        (1024, 131072, 2048, 768, 2048),  # Qwen 3, whose products take less time than a turn: one block, if it can be
+        (64, 4096, 4096, 14336, 256),
+        (64, 128, 4096, 14336, 128),
+    ],
+)
+def test_blocks_are_larger_where_rows_are_cheap(
+    share: int, room: int, inputs: int, outputs: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert grouped._block(share, room, inputs * outputs) == block
+
+
+def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> None:
+    """Four groups of 40 rows in the mean, in blocks of 16; and of 32 for the gradient, of which the first is apart."""
+    x, w, gradient, counts = arrays(320, [40, 40, 40, 40])
+
+    def step(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
+        made, back = jax.vjp(lambda x, w: grouped.product(x, w, counts, rows=160), x, w)
+        return made, *back(gradient)
+
+    program = Program.parse(jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or "")
+    products: dict[float, float] = {}
+    for name, times in program.runs.items():
+        for each in program.computations[name]:
+            for _, flops in work.products(program, each, program.computations[name]):
+                products[times] = products.get(times, 0.0) + flops / (2 * INPUTS * OUTPUTS)
+    assert products == {4 * (40 / 16 + 0.5): 16 + 16, 4: 32, 4 * (40 / 32 - 0.5): 32}
