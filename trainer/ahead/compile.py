@@ -7,6 +7,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,8 +19,9 @@ from jaxlaunch.trainer.ahead import collectives, measure, recomputation, step_ti
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
+from jaxlaunch.trainer.ahead.timeline import Rates
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.numerics import flops
+from jaxlaunch.trainer.numerics import flops, precision
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.step.executable import Executable
@@ -78,11 +80,18 @@ class AheadOfTime:
             "notes": step.notes,
             "peak": peak,
             "memory": memory,
-            **self._figures(step),
+            **self._figures(step, self._reached if is_measured else None),
             **({"measured": measure.seconds(step, self._batch)} if is_measured else {}),
         }
 
-    def _figures(self, step: Step) -> dict[str, Any]:
+    @cached_property
+    def _reached(self) -> Rates | None:
+        """What devices of which no table knows reach, such as a CPU's cores."""
+        if KNOWN[self._chips.type].machine is not None:
+            return None
+        return measure.rates(self.devices, precision.policy(self._spec.precision).compute)
+
+    def _figures(self, step: Step, reached: Rates | None) -> dict[str, Any]:
         """Costs, collectives and the modelled time of a train step; without a program text only its costs."""
         train = step.compiled["train"]
         costs = train.costs()
@@ -95,7 +104,7 @@ class AheadOfTime:
         except (JaxRuntimeError, ValueError) as error:
             return {**found, "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}"}
         moved = float(found["bytes_accessed"] or work.of_program(program))  # GPUs' compiler counts none
-        model = step_time.Model(self._chips, across)
+        model = step_time.Model(self._chips, across, reached)
         listed = model.overlapped(program, found_in)
         whole = step.flops(self._batch)
         kernels = sum(times for each, times in program.scheduled() if "tpu_custom_call" in each.attributes)

@@ -40,6 +40,7 @@ class Model:
 
     chips: Chips
     between: Mapping[str, int]  # of a mesh axis: over how many slices, or hosts of GPUs, its devices are spread
+    reached: Rates | None = None  # as measured, of devices of whose machine nothing is known
 
     def overlapped(self, program: Program, found: Sequence[Collective]) -> Sequence[Collective]:
         """The collectives, each with the share of its time in which the best end computes nothing; as they are where
@@ -57,7 +58,7 @@ class Model:
         """Seconds of a step, [least, most], and their parts; None for a device of whose machine nothing is known."""
         machine = KNOWN[self.chips.type].machine
         if machine is None:
-            return None
+            return None if self.reached is None else self._as_reached(self.reached, program, found, of)
         cycles = sum(each.cycles * times for each, times in program.scheduled())
         if machine.clock is not None and cycles:
             ends = [self._by_cycles(machine, found, of, cycles / machine.clock, end) for end in (_BEST, _WORST)]
@@ -85,6 +86,14 @@ class Model:
         # What is no matrix product, such as a convolution, is in the model's FLOPs alone.
         floor = max((of.flops or 0.0) / end.of_peak / self._peak, of.moved / machine.hbm / end.of_memory)
         return max(floor, timeline.seconds - waited), waited
+
+    def _as_reached(self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any]:
+        """By what was measured. Such devices share a memory, which collectives are passes over, and do not overlap."""
+        timeline = Timeline(program, rates, {each.name: each.wire / each.times / rates.memory for each in found})
+        waited = sum(timeline.waited.values())
+        devices = self.chips.hosts * self.chips.per_host
+        computed = max((of.flops or 0.0) / devices / rates.flops, timeline.seconds - waited)
+        return {"seconds": [computed + waited] * 2, "compute": [computed] * 2, "cycles": 0, "exposed": [waited] * 2}
 
     def _timeline(self, machine: Machine, program: Program, found: Sequence[Collective], end: _End) -> Timeline:
         peak = KNOWN[self.chips.type].peak or float("inf")

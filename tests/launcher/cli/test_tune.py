@@ -78,3 +78,24 @@ def test_a_job_that_nothing_improves_and_one_of_which_nothing_compiles_each_say_
     assert left.code == 2 and "None of the 1 candidate compiles: the rule does not fit" in left.err
     left = launcher(capsys, monkeypatch, "tune", str(job), "--over", "mesh,batch")
     assert left.code == 2 and "'batch' is not one of mesh, remat" in left.err
+
+
+@pytest.mark.parametrize(("modelled", "said"), [((1, 2, 4, 3), "0.80"), ((4, 3, 2, 1), "-1.00"), ((1, 1, 1, 1), None)])
+def test_what_was_measured_is_listed_with_what_was_modelled_and_how_well_their_orders_agree(
+    modelled: tuple[int, ...],
+    said: str | None,
+    job: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spearman's coefficient by hand: 1 − 6 Σ d² / (n (n² − 1)) = 1 − 6 · 2 / 60."""
+    timed = [
+        point({"dp": 4}, {}, seconds=0.01 * at, peak=2**20, compiled={"modelled": {"seconds": [0.5 * each] * 2}})
+        for at, each in enumerate(modelled, 1)
+    ]
+    monkeypatch.setattr(trainer_process, "events", Trainer(*timed, {"left": []}))
+    left = launcher(capsys, monkeypatch, "tune", str(job), "--measure")
+    head, first = left.out.splitlines()[:2]
+    assert head.split()[-3:] == ["step", "modelled", "expected"]
+    assert first.split()[-6:-2] == ["10", "ms", *(f"{500 * modelled[0]:.3g} ms" if modelled[0] < 2 else "2 s").split()]
+    assert (f"rank correlation of {said}" in left.out) if said else "rank correlation" not in left.out

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.ahead import step_time, work
+from jaxlaunch.trainer.ahead import measure, step_time, work
 from jaxlaunch.trainer.ahead.chips import Chips
 from jaxlaunch.trainer.ahead.collectives import Collective
 from jaxlaunch.trainer.ahead.program import Program
@@ -108,3 +111,38 @@ def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
     bandwidth = machine.wires if ports is None else min(machine.wires, ports * machine.between)
     assert found["exposed"][0] == pytest.approx(15e9 / bandwidth)
     assert found["seconds"] == found["exposed"]
+
+
+def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_says() -> None:
+    """At 4 FLOP/s and 2 bytes a second: 8 bytes touched, a gather that sends 6, and 16 bytes; or the model's FLOPs."""
+    text = f"""ENTRY %main (p: s8[4]) -> s8[8] {{
+  %p = s8[4]{{0}} parameter(0)
+  %w = s8[4]{{0}} negate(%p)
+  %g = s8[8]{{0}} all-gather(%w), {GROUPS}
+  ROOT %u = s8[8]{{0}} negate(%g)
+}}
+"""
+    chips = Chips("cpu", 1, 8)
+    gather = Collective("g", "all-gather", ("dp",), 2, 1.0, 12, 1.0)
+    few, many = step_time.Computed(8.0, 0.0, 24.0), step_time.Computed(8 * 400.0, 0.0, 24.0)
+    model, program = step_time.Model(chips, {}, Rates(4.0, 2.0)), Program.parse(text)
+    assert step_time.Model(chips, {}).estimate(program, [gather], few) is None
+    found = model.estimate(program, [gather], few)
+    assert found is not None and found["seconds"] == [8 / 2 + 6 / 2 + 16 / 2] * 2 and found["exposed"] == [3.0, 3.0]
+    found = model.estimate(program, [gather], many)
+    assert found is not None and found["seconds"] == [400 / 4 + 6 / 2] * 2, (
+        "convolutions are in the model's FLOPs alone"
+    )
+
+
+def test_what_devices_reach_is_their_own_share_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[object] = []
+
+    def half_a_second(run: Callable[[], object], least: float) -> float:
+        programs.append(jax.block_until_ready(run()))
+        return 0.5
+
+    monkeypatch.setattr(measure, "_median", half_a_second)
+    found = measure.rates(jax.devices(), jnp.dtype("bfloat16"))
+    assert [getattr(each, "shape", None) for each in programs] == [(8, 512, 512), (8, 2**21)]
+    assert found == Rates(flops=2 * 8 * 2 * 512**3, memory=2 * (2 + 2) * 2**21), "8 products; each element is 2 bytes"

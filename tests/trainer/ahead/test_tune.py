@@ -100,5 +100,14 @@ def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_wor
     assert tried["refused"] == "the compiler fails: INTERNAL: RET_CHECK failure (a file)"
 
 
+def test_what_is_timed_here_has_what_its_program_takes_by_what_the_devices_reach() -> None:
+    task = NextToken()
+    search = tune.Search(with_synthetic_data(job(), task), task, Chips("cpu", 1, 8), ("accumulate",), is_measured=True)
+    found = [search.next(), search.next()]
+    modelled = [each["compiled"]["modelled"]["seconds"] for each in found if each is not None]
+    assert [len(set(seconds)) for seconds in modelled] == [1, 1], "one number and no range"
+    assert 0 < modelled[0][0] < modelled[1][0], "two micro-batches read the weights twice"
+
+
 def _candidate(point: dict[str, Any]) -> Candidate:
     return Candidate(tuple(point["mesh"]), point["remat"], point["accumulate"], point["attention"], point["precision"])
