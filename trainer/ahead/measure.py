@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,6 @@ _FIRST = 2  # steps that are not counted
 _LEAST = 5  # steps that are
 _SECONDS = 2.0  # that a measurement takes, or longer where _LEAST steps do
 _SIDE = 512  # of the matrices of a product
-_PRODUCTS = 8  # one after the other, so that starting the program takes a small share
 _ARRAY = 2**21  # elements of a pass, more than a core's own caches hold
 
 
@@ -30,6 +30,7 @@ def seconds(step: Step, batch: Batch) -> float:
     state = step.init()
 
     def run() -> Any:
+        """One step, from the state that the last one left."""
         nonlocal state
         state, metrics = step.train(state, rows)
         return state, metrics
@@ -38,22 +39,26 @@ def seconds(step: Step, batch: Batch) -> float:
 
 
 def rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
-    """What each of the devices reaches while all of them work: FLOP/s of products in `dtype`, and bytes a second that a
-    pass over an array of it reads and writes. Devices that share cores, as those of a CPU do, share what they reach.
+    """What each of the devices reaches while all of them work: FLOP/s of products in `dtype`, bytes a second that a
+    pass over an array of it reads and writes, and the seconds that an operation and a collective take of almost
+    nothing. Devices that share cores, as those of a CPU do, share what they reach.
     """
-    every = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
-    matrices = jax.device_put(np.zeros((len(devices), _SIDE, _SIDE), dtype), every)
-    array = jax.device_put(np.zeros((len(devices), _ARRAY), dtype), every)
-    products, passes = jax.jit(_products), jax.jit(_pass)
-    of_products = _median(lambda: products(matrices), _SECONDS / 4)
-    of_passes = _median(lambda: passes(array), _SECONDS / 4)
-    return Rates(_PRODUCTS * 2 * _SIDE**3 / of_products, 2 * array.nbytes / len(devices) / of_passes)
+    mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
 
+    def seconds(body: Callable[[Array], Array], turns: int, *shape: int) -> float:
+        """Of one of the turns of `body`, which gets an array of this shape on each device."""
+        loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, found: body(found))
+        run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
+        array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
+        return _median(partial(run, jax.device_put(array, NamedSharding(mesh, split))), _SECONDS / 4) / turns
 
-def _products(matrices: Array) -> Array:
-    """One matrix product of a device after the other."""
-    found: Array = jax.lax.fori_loop(0, _PRODUCTS, lambda _, found: found @ matrices, matrices)
-    return found
+    to_next = [(at, (at + 1) % len(devices)) for at in range(len(devices))]
+    return Rates(
+        flops=2 * _SIDE**3 / seconds(lambda found: found @ found, 8, _SIDE, _SIDE),
+        memory=2 * _ARRAY * dtype.itemsize / seconds(_pass, 2, _ARRAY),
+        start=seconds(_pass, 256, 1),
+        meeting=seconds(lambda found: jax.lax.ppermute(found, "devices", to_next), 32, 1),
+    )
 
 
 def _pass(array: Array) -> Array:

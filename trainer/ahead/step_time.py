@@ -89,7 +89,8 @@ class Model:
 
     def _as_reached(self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any]:
         """By what was measured. Such devices share a memory, which collectives are passes over, and do not overlap."""
-        timeline = Timeline(program, rates, {each.name: each.wire / each.times / rates.memory for each in found})
+        sends = {each.name: rates.meeting + each.wire / each.times / rates.memory for each in found}
+        timeline = Timeline(program, rates, sends)
         waited = sum(timeline.waited.values())
         devices = self.chips.hosts * self.chips.per_host
         computed = max((of.flops or 0.0) / devices / rates.flops, timeline.seconds - waited)

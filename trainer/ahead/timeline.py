@@ -15,10 +15,13 @@ from jaxlaunch.trainer.ahead.program import Computation, Operation, Program
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a device reaches: FLOP/s of matrix products, and bytes a second of its memory."""
+    """What a device reaches: FLOP/s of matrix products, and bytes a second of its memory; and the seconds that starting
+    an operation, or devices waiting for each other in a collective, adds to either."""
 
     flops: float
     memory: float
+    start: float = 0.0
+    meeting: float = 0.0
 
 
 class Timeline:
@@ -55,8 +58,11 @@ class Timeline:
         return 0.0
 
     def _alone(self, each: Operation, among: Computation, named: Mapping[str, Operation]) -> float:
-        flops = work.flops(self._program, each, among)
-        return max(flops / self._rates.flops, work.touched(self._program, each, named) / self._rates.memory)
+        if work.is_free(each):
+            return 0.0
+        computed = work.flops(self._program, each, among) / self._rates.flops
+        moved = work.touched(self._program, each, named) / self._rates.memory
+        return self._rates.start + max(computed, moved)
 
 
 def _waits_for(each: Operation, started: Mapping[str, float]) -> str | None:

@@ -40,9 +40,14 @@ def flops(program: Program, each: Operation, among: Computation) -> float:
     return sum(count for _, count in products(program, each, among))
 
 
+def is_free(each: Operation) -> bool:
+    """Whether an operation takes no time by itself: a name of what is there, or an end of a transfer."""
+    return each.kind in _FREE or each.kind.endswith(("-start", "-done"))
+
+
 def touched(program: Program, each: Operation, named: Named) -> float:
     """Bytes that one execution reads and writes; `named` are the operations of its computation."""
-    if each.kind in _FREE or each.kind.endswith(("-start", "-done")):
+    if is_free(each):
         return 0.0
     written = sum(sizes(each.result))
     read = [sum(sizes(named[name].result)) if name in named else 0 for name in each.operands]

@@ -114,7 +114,8 @@ def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
 
 
 def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_says() -> None:
-    """At 4 FLOP/s and 2 bytes a second: 8 bytes touched, a gather that sends 6, and 16 bytes; or the model's FLOPs."""
+    """At 4 FLOP/s and 2 bytes a second, 10 s to start an operation and 100 s to meet: two operations on 8 and 16 bytes,
+    and a gather that sends 6; or the model's FLOPs."""
     text = f"""ENTRY %main (p: s8[4]) -> s8[8] {{
   %p = s8[4]{{0}} parameter(0)
   %w = s8[4]{{0}} negate(%p)
@@ -125,24 +126,26 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
     chips = Chips("cpu", 1, 8)
     gather = Collective("g", "all-gather", ("dp",), 2, 1.0, 12, 1.0)
     few, many = step_time.Computed(8.0, 0.0, 24.0), step_time.Computed(8 * 400.0, 0.0, 24.0)
-    model, program = step_time.Model(chips, {}, Rates(4.0, 2.0)), Program.parse(text)
+    model, program = step_time.Model(chips, {}, Rates(4.0, 2.0, start=10.0, meeting=100.0)), Program.parse(text)
     assert step_time.Model(chips, {}).estimate(program, [gather], few) is None
     found = model.estimate(program, [gather], few)
-    assert found is not None and found["seconds"] == [8 / 2 + 6 / 2 + 16 / 2] * 2 and found["exposed"] == [3.0, 3.0]
+    assert found is not None and found["exposed"] == [100 + 6 / 2] * 2
+    assert found["seconds"] == [10 + 8 / 2 + 100 + 6 / 2 + 10 + 16 / 2] * 2
     found = model.estimate(program, [gather], many)
-    assert found is not None and found["seconds"] == [400 / 4 + 6 / 2] * 2, (
-        "convolutions are in the model's FLOPs alone"
+    assert found is not None and found["seconds"] == [400 / 4 + 100 + 6 / 2] * 2, (
+        "convolutions are in these FLOPs alone"
     )
 
 
-def test_what_devices_reach_is_their_own_share_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs: list[object] = []
+def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
 
-    def half_a_second(run: Callable[[], object], least: float) -> float:
-        programs.append(jax.block_until_ready(run()))
+    def half_a_second(run: Callable[[], jax.Array], least: float) -> float:
+        shapes.append(jax.block_until_ready(run()).shape)
         return 0.5
 
     monkeypatch.setattr(measure, "_median", half_a_second)
     found = measure.rates(jax.devices(), jnp.dtype("bfloat16"))
-    assert [getattr(each, "shape", None) for each in programs] == [(8, 512, 512), (8, 2**21)]
-    assert found == Rates(flops=2 * 8 * 2 * 512**3, memory=2 * (2 + 2) * 2**21), "8 products; each element is 2 bytes"
+    assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
+    products, passes = 2 * 512**3, (2 + 2) * 2**21  # FLOPs, and bytes of bfloat16 that are read and written
+    assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start=0.5 / 256, meeting=0.5 / 32)
