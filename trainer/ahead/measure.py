@@ -40,22 +40,22 @@ def seconds(step: Step, batch: Batch) -> float:
 
 def rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
     """What each of the devices reaches while all of them work: FLOP/s of products in `dtype`, bytes a second that a
-    pass over an array of it reads and writes, and the seconds that an operation and a collective take of almost
-    nothing. Devices that share cores, as those of a CPU do, share what they reach.
+    pass over float32 reads and writes, and the seconds that an operation and a collective take of almost nothing.
+    Devices that share cores, as those of a CPU do, share what they reach.
     """
     mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
 
-    def seconds(body: Callable[[Array], Array], turns: int, *shape: int) -> float:
-        """Of one of the turns of `body`, which gets an array of this shape on each device."""
+    def seconds(body: Callable[[Array], Array], turns: int, *shape: int, of: Any = np.float32) -> float:
+        """Of one of the turns of `body`, which gets an array of this shape and dtype on each device."""
         loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, found: body(found))
         run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
-        array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
+        array = np.zeros((len(devices) * shape[0], *shape[1:]), of)
         return _median(partial(run, jax.device_put(array, NamedSharding(mesh, split))), _SECONDS / 4) / turns
 
     to_next = [(at, (at + 1) % len(devices)) for at in range(len(devices))]
     return Rates(
-        flops=2 * _SIDE**3 / seconds(lambda found: found @ found, 8, _SIDE, _SIDE),
-        memory=2 * _ARRAY * dtype.itemsize / seconds(_pass, 2, _ARRAY),
+        flops=2 * _SIDE**3 / seconds(lambda found: found @ found, 8, _SIDE, _SIDE, of=dtype),
+        memory=2 * _ARRAY * 4 / seconds(_pass, 2, _ARRAY),
         start=seconds(_pass, 256, 1),
         meeting=seconds(lambda found: jax.lax.ppermute(found, "devices", to_next), 32, 1),
     )

@@ -88,8 +88,8 @@ class Model:
         return max(floor, timeline.seconds - waited), waited
 
     def _as_reached(self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any]:
-        """By what was measured. Such devices share a memory, which collectives are passes over, and do not overlap."""
-        sends = {each.name: rates.meeting + each.wire / each.times / rates.memory for each in found}
+        """By what was measured. Such devices share a memory: what a collective sends is read and written, alone."""
+        sends = {each.name: rates.meeting + 2 * each.wire / each.times / rates.memory for each in found}
         timeline = Timeline(program, rates, sends)
         waited = sum(timeline.waited.values())
         devices = self.chips.hosts * self.chips.per_host

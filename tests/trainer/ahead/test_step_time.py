@@ -129,10 +129,10 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
     model, program = step_time.Model(chips, {}, Rates(4.0, 2.0, start=10.0, meeting=100.0)), Program.parse(text)
     assert step_time.Model(chips, {}).estimate(program, [gather], few) is None
     found = model.estimate(program, [gather], few)
-    assert found is not None and found["exposed"] == [100 + 6 / 2] * 2
-    assert found["seconds"] == [10 + 8 / 2 + 100 + 6 / 2 + 10 + 16 / 2] * 2
+    assert found is not None and found["exposed"] == [100 + 2 * 6 / 2] * 2
+    assert found["seconds"] == [10 + 8 / 2 + 100 + 2 * 6 / 2 + 10 + 16 / 2] * 2
     found = model.estimate(program, [gather], many)
-    assert found is not None and found["seconds"] == [400 / 4 + 100 + 6 / 2] * 2, (
+    assert found is not None and found["seconds"] == [400 / 4 + 100 + 2 * 6 / 2] * 2, (
         "convolutions are in these FLOPs alone"
     )
 
@@ -147,5 +147,5 @@ def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: 
     monkeypatch.setattr(measure, "_median", half_a_second)
     found = measure.rates(jax.devices(), jnp.dtype("bfloat16"))
     assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
-    products, passes = 2 * 512**3, (2 + 2) * 2**21  # FLOPs, and bytes of bfloat16 that are read and written
+    products, passes = 2 * 512**3, (4 + 4) * 2**21  # FLOPs, and bytes of float32 that are read and written
     assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start=0.5 / 256, meeting=0.5 / 32)

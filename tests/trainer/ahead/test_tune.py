@@ -41,6 +41,11 @@ def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | 
     assert {each.remat for each in found} == {"none", "full"}
 
 
+def test_mp_divides_the_heads_of_keys_too_which_are_fewer_than_those_of_queries() -> None:
+    found = candidates.every(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
+    assert {each.mesh[3] for each in found} == {1, 2}
+
+
 def test_what_may_not_change_stays_the_jobs_own() -> None:
     own = job(mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"})
     (only,) = candidates.every(own, 8, ())
