@@ -166,8 +166,13 @@ def _unknown_key(spot: Spot) -> Fault:
 def _elsewhere(key: str, spot: Spot) -> list[str]:
     """The keys of that name nearest to the top of the schema, in quotes; none where they are many."""
     paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
-    found = [f'"{dotted(path)}"' for path in paths if len(path) == min(map(len, paths))]
-    return found if len(found) <= 3 else []
+    found = [path for path in paths if len(path) == min(map(len, paths))]
+    return [_quoted(path) for path in found] if len(found) <= 3 else []
+
+
+def _quoted(path: KeyPath) -> str:
+    """A key's full name; where that is a single word, also where it belongs."""
+    return f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "")
 
 
 def _called(schema: type[BaseModel]) -> str:
