@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.failures"]
 os.environ["JAX_PLATFORMS"] = "cpu"
-# A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts.
+# A shell lets what it starts in the background ignore Ctrl-C and Ctrl-\, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 compiled.make_folder()
 # Of the processes that tests start: each would compile our files' Python anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
