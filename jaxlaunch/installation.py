@@ -8,12 +8,12 @@ commands for the index once the release that uploads the package has set ON_INDE
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import shlex
 import shutil
 import sys
 import urllib.parse
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def _installer() -> str:
         return "uv tool install"
     if (environment / "pipx_metadata.json").exists():
         return "pipx install --force"
-    if importlib.util.find_spec("pip") is None:
+    # Not by importlib.util, which asks setuptools' finder as well: that forgets distutils for pip, and warns.
+    if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     found = shutil.which("pip")
     is_ours = found is not None and Path(found).parent == Path(sys.executable).parent

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ def _installed(
     for name in (*files, *(["bin/pip"] if pip else [])):
         (folder / name).touch(0o755)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if pip else None)
+    finder = types.SimpleNamespace(find_spec=lambda name: object() if pip else None)
+    monkeypatch.setattr(installation, "PathFinder", finder)
     monkeypatch.setattr(sys, "prefix", str(folder))
     monkeypatch.setattr(sys, "executable", str(folder / "bin/python"))
     monkeypatch.setenv("PATH", str(folder / "bin"))
@@ -81,6 +82,14 @@ def test_an_import_that_an_extra_would_have_made_work_names_it(package: str, ext
     why = installation.lacking(ModuleNotFoundError(name=package))
     assert why is None if extra is None else (why is not None and extra in why.rpartition(":")[2])
     assert installation.lacking(ImportError(name=package)) is None
+
+
+def test_to_look_for_pip_leaves_an_imported_distutils_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """setuptools' finder replaces it for pip, with a warning."""
+    own = types.ModuleType("distutils")
+    monkeypatch.setitem(sys.modules, "distutils", own)
+    assert "install it with" in (installation.lacking(ModuleNotFoundError(name="haiku")) or "")
+    assert sys.modules["distutils"] is own
 
 
 def test_what_needs_the_trainer_is_refused_in_a_sentence_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
