@@ -98,7 +98,7 @@ class Search:
             return {**said, "refused": f"the compiler fails: {str(error).splitlines()[0]}"}
         seconds = _seconds(of)
         self._forecast.after(each, seconds)
-        return {**said, "seconds": seconds, "peak": of["peak"], "compiled": of}
+        return {**said, "seconds": seconds, "modelled": _modelled(of), "peak": of["peak"], "compiled": of}
 
     def left(self) -> list[dict[str, Any]]:
         """The candidates that were not compiled, those first that are expected to be fast; and why not."""
@@ -134,8 +134,15 @@ def _seconds(found: dict[str, Any]) -> float:
     """Of a step: as measured, or the middle of what is modelled."""
     if "measured" in found:
         return float(found["measured"])
-    if found.get("modelled") is None:
+    if (seconds := _modelled(found)) is None:
         raise SpecError("the compiler cannot print its program, so nothing tells how long a step takes")
+    return seconds
+
+
+def _modelled(found: dict[str, Any]) -> float | None:
+    """Seconds of a step by its compiled program: the middle of their range. None where no model tells."""
+    if found.get("modelled") is None:
+        return None
     low, high = found["modelled"]["seconds"]
     return float(low + high) / 2
 

@@ -138,19 +138,15 @@ def _outcome(each: Found) -> str:
 def _table(tried: Sequence[Found], left: Sequence[Found], *, is_measured: bool) -> Iterator[str]:
     """What was compiled, the fastest first, with the frontier marked: what no other beats in both time and memory."""
     done = sorted((each for each in tried if "seconds" in each), key=lambda each: float(each["seconds"]))
-    modelled = ["modelled"] if is_measured else []
-    rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", *modelled, "expected"]]
+    rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", "modelled", "expected"]]
     least = float("inf")
     for each in done:
         is_frontier, least = each["peak"] < least, min(least, each["peak"])
-        row = ["*" if is_frontier else "", *_columns(each), size(each["peak"]), _time(each["seconds"])]
-        row += [_modelled_time(each)] if is_measured else []
-        rows.append([*row, _time(each["expected"])])
+        rows.append(["*" if is_frontier else "", *_columns(each), size(each["peak"]), *_times(each)])
     rest = [each for each in left if "refused" not in each]
-    rows += [
-        ["", *_columns(each), "", "not compiled", *["" for _ in modelled], _time(each["expected"])]
-        for each in rest[:LISTED]
-    ]
+    rows += [["", *_columns(each), "", "not compiled", "", _time(each["expected"])] for each in rest[:LISTED]]
+    if not is_measured:  # then the step is what is modelled
+        rows = [[*row[:-2], row[-1]] for row in rows]
     yield from output.columns(rows, gap=2)
     how = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
     yield f"* no other has both a shorter step and a smaller peak. Steps are {how}; expected: by arithmetic before."
@@ -167,20 +163,14 @@ def _table(tried: Sequence[Found], left: Sequence[Found], *, is_measured: bool) 
         yield f"refused: {settings[0]}{more}: {reason}"
 
 
-def _modelled(each: Found) -> float | None:
-    """Seconds of a step by the compiled program, the middle of their range; None where no model tells."""
-    found = each.get("compiled", {}).get("modelled")
-    return None if found is None else statistics.fmean(found["seconds"])
-
-
-def _modelled_time(each: Found) -> str:
-    seconds = _modelled(each)
-    return "" if seconds is None else _time(seconds)
+def _times(each: Found) -> list[str]:
+    """Of a step: what candidates are compared by, what the compiled program takes, and by arithmetic before."""
+    return ["" if each[key] is None else _time(each[key]) for key in ("seconds", "modelled", "expected")]
 
 
 def _rank_correlation(done: Sequence[Found]) -> float | None:
     """Spearman's, of what was measured and what was modelled; None for fewer than three candidates."""
-    pairs = [(float(each["seconds"]), seconds) for each in done if (seconds := _modelled(each)) is not None]
+    pairs = [(each["seconds"], each["modelled"]) for each in done if each["modelled"] is not None]
     if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
     measured, modelled = ([sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True))

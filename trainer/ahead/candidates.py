@@ -92,7 +92,7 @@ def every(spec: TrainSpec, devices: int, over: Collection[Choice]) -> Iterator[C
 def _meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int, int, int]]:
     """The ways to divide devices over the axes that the model can be split by."""
     experts = getattr(spec.model, "experts", None) or 1
-    heads = getattr(spec.model, "kv_heads", None) or getattr(spec.model, "heads", None) or _WIDEST_MP
+    heads = getattr(spec.model, "groups", None) or getattr(spec.model, "heads", None) or _WIDEST_MP
     for dp, fsdp, ep in itertools.product(_divisors(devices), repeat=3):
         mp = devices // (dp * fsdp * ep)
         if dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0 and mp <= _WIDEST_MP:

@@ -57,10 +57,12 @@ class Model:
     def estimate(self, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any] | None:
         """Seconds of a step, [least, most], and their parts; None for a device of whose machine nothing is known."""
         machine = KNOWN[self.chips.type].machine
-        if machine is None:
-            return None if self.reached is None else self._as_reached(self.reached, program, found, of)
         cycles = sum(each.cycles * times for each, times in program.scheduled())
-        if machine.clock is not None and cycles:
+        if machine is None:
+            if self.reached is None:
+                return None
+            ends = [self._as_reached(self.reached, program, found, of)] * 2
+        elif machine.clock is not None and cycles:
             ends = [self._by_cycles(machine, found, of, cycles / machine.clock, end) for end in (_BEST, _WORST)]
         else:
             ends = [self._by_operations(machine, program, found, of, end) for end in (_BEST, _WORST)]
@@ -87,14 +89,14 @@ class Model:
         floor = max((of.flops or 0.0) / end.of_peak / self._peak, of.moved / machine.hbm / end.of_memory)
         return max(floor, timeline.seconds - waited), waited
 
-    def _as_reached(self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any]:
+    def _as_reached(
+        self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed
+    ) -> tuple[float, float]:
         """By what was measured. Such devices share a memory: what a collective sends is read and written, alone."""
         sends = {each.name: rates.meeting + 2 * each.wire / each.times / rates.memory for each in found}
         timeline = Timeline(program, rates, sends)
         waited = sum(timeline.waited.values())
-        devices = self.chips.hosts * self.chips.per_host
-        computed = max((of.flops or 0.0) / devices / rates.flops, timeline.seconds - waited)
-        return {"seconds": [computed + waited] * 2, "compute": [computed] * 2, "cycles": 0, "exposed": [waited] * 2}
+        return max((of.flops or 0.0) / self._devices / rates.flops, timeline.seconds - waited), waited
 
     def _timeline(self, machine: Machine, program: Program, found: Sequence[Collective], end: _End) -> Timeline:
         peak = KNOWN[self.chips.type].peak or float("inf")
@@ -117,5 +119,9 @@ class Model:
     @property
     def _peak(self) -> float:
         """FLOP/s of all devices together."""
-        devices = self.chips.hosts * self.chips.per_host * KNOWN[self.chips.type].devices_per_chip
-        return devices * (KNOWN[self.chips.type].peak or float("inf"))
+        return self._devices * (KNOWN[self.chips.type].peak or float("inf"))
+
+    @property
+    def _devices(self) -> int:
+        """JAX devices of the job."""
+        return self.chips.hosts * self.chips.per_host * KNOWN[self.chips.type].devices_per_chip
