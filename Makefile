@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LISTS := requirements/train.txt requirements/dev.txt
 TOOLS := requirements/tools.txt requirements/build.txt
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
-PROSE := README.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch launcher trainer
+PROSE := README.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch
 
 .PHONY: venv lock run test quick check generated bench docs cluster-up cluster-down kind-smoke clean
 
@@ -39,7 +39,7 @@ check: venv  ## format, lint, types, spelling, prose, links, import errors of te
 	$(BIN)/python -m tests.prose
 	$(BIN)/python -m tests.pages
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }
-	$(BIN)/python -m pytest -q tests/launcher/test_floors.py
+	$(BIN)/lint-imports --no-logo
 
 generated: venv  ## write the pages, the chart's files and the golden manifests that are made from the code
 	$(BIN)/python -m tests.generated

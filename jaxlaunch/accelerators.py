@@ -1,7 +1,7 @@
 """What is known of accelerators without a cluster: one row each, in KNOWN.
 
 job.yaml's keys, the chart's values, docs/platforms.md, the plan of memory and the trainer's MFU are made from these
-rows; which labels the nodes of a platform have is said in launcher/manifests/platforms. Machine types, prices and
+rows; which labels the nodes of a platform have is said in launcher/platforms. Machine types, prices and
 quotas are not here. The launcher and the trainer both read this file, so it imports neither.
 """
 

@@ -59,8 +59,8 @@ def _files() -> Mapping[str, Callable[[str], str]]:
     """Path → the file's text from its text so far, which pages around a table keep."""
     from jaxlaunch.launcher.cli import job_reference
     from jaxlaunch.launcher.cli import reference as commands
-    from jaxlaunch.launcher.explain import situations
-    from jaxlaunch.launcher.manifests.platforms import reference as platforms
+    from jaxlaunch.launcher.diagnose.explain import situations
+    from jaxlaunch.launcher.platforms import reference as platforms
     from tests import api
     from tests.helm import readme, schema
 

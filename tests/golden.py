@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from jaxlaunch.launcher.yaml12 import writer
+from jaxlaunch.launcher.yaml import writer
 
 Documents = Sequence[Mapping[str, Any]]
 Lines = list[str]

@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import job_reference, main
-from tests import house
 
 ROOT = Path(__file__).parents[1]
 OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained there
@@ -68,8 +67,13 @@ def helps(command: click.Command, name: str, context: click.Context) -> Iterator
 
 def messages() -> Iterator[tuple[str, str]]:
     """The strings of the sources that read as text, docstrings aside, by file and line; values are in braces."""
-    for path, tree in house.sources().items():
-        blocks = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | house.Function)]
+    for file in sorted((ROOT / "jaxlaunch").rglob("*.py")):
+        path, tree = file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())
+        blocks = [
+            node.body
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
         skipped = {id(body[0].value) for body in blocks if body and isinstance(body[0], ast.Expr)}
         for node in ast.walk(tree):  # an f-string comes before its parts
             if id(node) in skipped or not isinstance(node, ast.JoinedStr | ast.Constant):

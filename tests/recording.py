@@ -18,7 +18,7 @@ import time
 from html import escape
 from pathlib import Path
 
-from tests.launcher.seen import browser
+from tests.launcher.report import browser
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"

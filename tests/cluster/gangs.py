@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS
-from jaxlaunch.launcher.kube.labels import NAME_LABEL
-from jaxlaunch.launcher.lifecycle.submit import Submission
-from jaxlaunch.launcher.logs import pods as podlogs
-from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs import pods as podlogs
+from jaxlaunch.launcher.jobs.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.jobs.submit import Submission
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
-from jaxlaunch.launcher.status import hosts
-from jaxlaunch.launcher.status.hosts import Host
 from jaxlaunch.records.verdict import Verdict
 from tests.cluster import forked, preparations, waiting
 from tests.cluster.access import Access

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.cluster.client import Cluster
+from jaxlaunch.launcher.diagnose.explain import explanation
 from jaxlaunch.launcher.errors import Unreachable
-from jaxlaunch.launcher.explain import explanation
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS
+from jaxlaunch.launcher.jobs.status import collect, job_status
+from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS
 from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
-from jaxlaunch.launcher.status import collect, job_status
-from jaxlaunch.launcher.status.job_status import State
-from jaxlaunch.launcher.status.snapshot import NoSuchJob, Snapshot
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.cluster.gangs import until

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.cluster.client import Cluster
 from jaxlaunch.launcher.errors import ApiError
-from jaxlaunch.launcher.kube import pod_security
-from jaxlaunch.launcher.kube.kinds import (
+from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import (
     COMPUTE_DOMAINS,
     CRDS,
     JOBS,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.explain import explanation
-from jaxlaunch.launcher.kube.kinds import WORKLOADS
-from jaxlaunch.launcher.status import collect, job_status
-from jaxlaunch.launcher.status.job_status import State
-from jaxlaunch.launcher.status.snapshot import Snapshot
+from jaxlaunch.launcher.diagnose.explain import explanation
+from jaxlaunch.launcher.jobs.status import collect, job_status
+from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import WORKLOADS
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import PATIENCE_S, launcher, project, started

@@ -15,8 +15,8 @@ import yaml
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.kube.kinds import JOBSETS
-from jaxlaunch.launcher.logs import agents
+from jaxlaunch.launcher.jobs.logs import agents
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.records.progress_annotation import Recorded
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access

@@ -9,8 +9,8 @@ import pytest
 
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.kube import pod_security
-from jaxlaunch.launcher.kube.merge import merge
+from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes.merge import merge
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.cluster.access import Access

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.kube.labels import INDEX_LABEL
+from jaxlaunch.launcher.kubernetes.labels import INDEX_LABEL
 from tests.cluster import preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place

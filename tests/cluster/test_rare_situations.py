@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.rare_situations import RARE, RARELY_PREPARED, nodes, released

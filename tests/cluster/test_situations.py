@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxlaunch.launcher.explain import explanation
-from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.diagnose.explain import explanation
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until

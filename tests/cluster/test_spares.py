@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.kube.kinds import PODS
+from jaxlaunch.launcher.kubernetes.kinds import PODS
 from jaxlaunch.records import members
 from tests.cluster import nodes, preparations, processes, waiting
 from tests.cluster.access import Access

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.kube.kinds import JOBSETS, PODS, WORKLOADS
-from jaxlaunch.launcher.kube.labels import JOB_UID
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, WORKLOADS
+from jaxlaunch.launcher.kubernetes.labels import JOB_UID
 from tests.cluster import nodes, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Place, place, program, until, verdicts

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.doctor import precheck
+from jaxlaunch.launcher.diagnose.doctor import precheck
 from jaxlaunch.launcher.errors import ApiError
-from jaxlaunch.launcher.kube.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project

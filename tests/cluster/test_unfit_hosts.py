@@ -15,7 +15,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kubernetes.objects import template
 from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access

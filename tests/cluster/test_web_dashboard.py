@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.seen.serving import sign_in
+from jaxlaunch.launcher.report.serving import sign_in
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project, started
@@ -23,7 +23,7 @@ from tests.cluster.harness.api import Refused
 from tests.cluster.releases import Release, values
 from tests.cluster.waiting import has, until
 from tests.helm.charts import Helm
-from tests.launcher.seen.test_page import data_of
+from tests.launcher.report.test_page import data_of
 
 WITHIN = "rbac.authorization.k8s.io/v1"
 ODD = ("a\r\nX-Remote-User: system:admin", "a\0b", "t\u00f6ken", "\u202e", "x" * 1024 * 1024, "eyJ" * 5000)

@@ -12,7 +12,7 @@ import pytest
 
 import jaxlaunch
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.seen import classes
+from jaxlaunch.launcher.report import classes
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxlaunch.launcher.seen.run import Followed
+from jaxlaunch.launcher.report.run import Followed
 from jaxlaunch.trainer.checkpoint import reader
 from jaxlaunch.trainer.data import records
 from tests import needs

@@ -21,7 +21,7 @@ from jaxlaunch.launcher.job.defaults import (
     Prometheus,
 )
 from jaxlaunch.launcher.job.schema import Rdma
-from jaxlaunch.launcher.lifecycle import cluster_defaults
+from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.helm import readme, schema

@@ -13,16 +13,16 @@ import pytest
 import yaml
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.doctor import controllers
-from jaxlaunch.launcher.doctor import network as doctor_network
+from jaxlaunch.launcher.diagnose.doctor import controllers
+from jaxlaunch.launcher.diagnose.doctor import network as doctor_network
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.kube import pod_security
-from jaxlaunch.launcher.kube.kinds import JOBSETS
-from jaxlaunch.launcher.kube.labels import OWN_LABEL
-from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
+from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
+from jaxlaunch.launcher.kubernetes.objects import template
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.platforms import gke, table
 from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.platforms import gke, table
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST

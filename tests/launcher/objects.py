@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.kube import kept_fields
+from jaxlaunch.launcher.jobs.status import collect
+from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.kubernetes import kept_fields
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
-from jaxlaunch.launcher.status import collect
-from jaxlaunch.launcher.status.snapshot import Snapshot
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
 from jaxlaunch.records.verdict import of_code
@@ -82,7 +82,7 @@ def condition(kind: str, status: str = "True", reason: str = "", message: str = 
 
 
 def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
-    """The pod of a host, as it runs; `parts` change that. As launcher/kube/kept_fields leaves it."""
+    """The pod of a host, as it runs; `parts` change that. As launcher/kubernetes/kept_fields leaves it."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])

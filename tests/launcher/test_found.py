@@ -13,11 +13,11 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.explain.explanation import explain
 from jaxlaunch.launcher.job import load
 from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
-from tests.launcher.explain.test_explanation import CASES
+from tests.launcher.diagnose.explain.test_explanation import CASES
 from tests.launcher.invoke import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ OF_PROGRAMS = {
     "exit 1": [sys.executable, "-c", "raise SystemExit(1)"],
     "exit 127": ["sh", "-c", "no-such-program"],
 }
-# Cases of tests/launcher/explain whose first line names more than their situation -> what it leads to.
+# Cases of tests/launcher/diagnose/explain whose first line names more than their situation -> what it leads to.
 OF_OTHERS = {
     "failed without a word": "crash-loop",
     "killed for its liveness probe": "unhealthy",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.doctor import namespace
+from jaxlaunch.launcher.diagnose.doctor import namespace
 from jaxlaunch.launcher.job import defaults
-from jaxlaunch.launcher.kube.rights import Right
-from jaxlaunch.launcher.lifecycle import cluster_defaults
+from jaxlaunch.launcher.jobs import cluster_defaults
+from jaxlaunch.launcher.kubernetes.rights import Right
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"

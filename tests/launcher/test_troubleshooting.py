@@ -9,8 +9,8 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.doctor.checks import CHECKS, SERVER
-from jaxlaunch.launcher.explain.situations import SITUATIONS, see
+from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
 from tests.found import PAGE, ROWS
 from tests.launcher.test_docs import anchors
 

@@ -1,4 +1,4 @@
-"""What pip installs: one top-level name, and files in place of the links that a checkout has."""
+"""What pip installs: one top-level name with every source file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ folder = sys.argv[1]  # which they change
 build_meta.build_sdist(folder)
 build_meta.build_wheel(folder)
 """
-OURS = [Path("jaxlaunch", name) for name in ("__init__.py", "contract.py", "isolated.py", "user_modules.py")]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    for name in ("jaxlaunch", "launcher", "trainer", "docs"):
+    for name in ("jaxlaunch", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "assets")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     shutil.copytree(ROOT / "tests" / "fixtures", source / "tests" / "fixtures")
@@ -41,14 +40,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
     wheel = zipfile.ZipFile(next(built.glob("*.whl")))
     names = [name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name]
-    files = [path for side in ("launcher", "trainer") for path in (ROOT / side).rglob("*.py")]
-    sources = {path.relative_to(ROOT).as_posix() for path in files}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jaxlaunch").rglob("*.py")}
     assert {name.partition("/")[0] for name in names} == {"jaxlaunch"}
-    assert {f"jaxlaunch/{name}" for name in sources} | set(map(str, OURS)) <= set(names)
+    assert sources <= set(names)
     assert not any(info.external_attr >> 28 == 0o12 for info in wheel.infolist())  # a link
     assert len(names) == len(set(names))
-    web = {f"jaxlaunch/launcher/seen/web/{path.name}" for path in (ROOT / "launcher/seen/web").iterdir()}
-    assert web <= set(names) and "jaxlaunch/launcher/seen/web/uPlot.LICENSE" in web  # what a page is made of
+    web = {f"jaxlaunch/launcher/report/web/{path.name}" for path in (ROOT / "launcher/report/web").iterdir()}
+    assert web <= set(names) and "jaxlaunch/launcher/report/web/uPlot.LICENSE" in web  # what a page is made of
     assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "trainer/train.py").read_bytes()
 
 

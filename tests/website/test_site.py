@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.launcher.cli import pages as documentation
 from tests import pages
-from tests.launcher.seen import browser
+from tests.launcher.report import browser
 from tests.website import pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browser.is_here(), reason="there is no chromium")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.status import agent_report
+from jaxlaunch.launcher.jobs.status import agent_report
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Tail
 from jaxlaunch.records.progress_annotation import Recorded

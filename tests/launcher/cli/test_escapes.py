@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.kube.kinds import JOBS, JOBSETS, PODS
-from jaxlaunch.launcher.kube.labels import OWN_LABEL
+from jaxlaunch.launcher.kubernetes.kinds import JOBS, JOBSETS, PODS
+from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server

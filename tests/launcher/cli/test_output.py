@@ -10,7 +10,7 @@ import yaml
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.cli.output import Printer
-from jaxlaunch.launcher.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 
 Capture = pytest.CaptureFixture[str]
 LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))

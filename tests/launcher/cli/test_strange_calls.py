@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import overrides
-from jaxlaunch.launcher.yaml12 import reader
+from jaxlaunch.launcher.yaml import reader
 from tests.launcher.invoke import launcher
 
 JOB = "name: c\naccelerator: {type: cpu}\ncommand: [x]\n"

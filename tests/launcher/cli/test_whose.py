@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.kube.kinds import JOBSETS
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
 from tests.launcher.invoke import Left, launcher
-from tests.launcher.seen import made_runs
+from tests.launcher.report import made_runs
 
 Call = Callable[..., Left]
 

@@ -18,9 +18,9 @@ from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agent_file, run
 from jaxlaunch.launcher.local.lock import Holder, holder, locked
-from jaxlaunch.launcher.logs.lines import Line
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
 from tests.launcher.invoke import launcher

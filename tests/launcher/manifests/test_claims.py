@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from jaxlaunch.launcher.cluster.client import Cluster
-from jaxlaunch.launcher.doctor import precheck
-from jaxlaunch.launcher.doctor.target import Target
+from jaxlaunch.launcher.diagnose.doctor import precheck
+from jaxlaunch.launcher.diagnose.doctor.target import Target
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.objects import template
 from jaxlaunch.launcher.manifests.prepare import prepare
 
 P5 = "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"

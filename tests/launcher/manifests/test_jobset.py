@@ -19,14 +19,14 @@ from jaxlaunch.contract import Action
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.kube import labels
+from jaxlaunch.launcher.kubernetes import labels
 from jaxlaunch.launcher.manifests import code, network
 from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.platforms import table
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import resolve
-from jaxlaunch.launcher.yaml12 import writer
+from jaxlaunch.launcher.platforms import table
+from jaxlaunch.launcher.yaml import writer
 from tests.golden import compare, compare_difference, difference, patched
 from tests.launcher import matrix
 

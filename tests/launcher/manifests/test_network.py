@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.kube.objects import template
+from jaxlaunch.launcher.kubernetes.objects import template
 from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.platforms import eks, gke
 from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.platforms import eks, gke
 
 PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\n"

@@ -9,10 +9,10 @@ import pytest
 from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.manifests.platforms import eks, gke, table
-from jaxlaunch.launcher.manifests.platforms.facts import GKE_TPU, INSTANCE
 from jaxlaunch.launcher.manifests.prepare import prepare
 from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.platforms import eks, gke, table
+from jaxlaunch.launcher.platforms.facts import GKE_TPU, INSTANCE
 from tests.launcher.manifests import wrong
 
 SMALL = "name: x\nimage: i\ncommand: [a]\n"

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kube import requests
+from jaxlaunch.launcher.kubernetes import requests
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.plan import estimate, shapes

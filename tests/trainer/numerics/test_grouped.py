@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxlaunch.trainer.ahead import work
-from jaxlaunch.trainer.ahead.program import Program
+from jaxlaunch.trainer.aot import work
+from jaxlaunch.trainer.aot.program import Program
 from jaxlaunch.trainer.numerics import grouped
 
 INPUTS, OUTPUTS = 12, 20

@@ -1,0 +1,142 @@
+"""The block below a run's lines on a terminal: how far it is, its loss, its ranks. Read once a second, from its files
+and from host 0's metrics; what the program prints is above it, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.kubernetes.objects import age
+from jaxlaunch.launcher.report.rows import Curve, Rows
+from jaxlaunch.launcher.wording import count
+from jaxlaunch.records import rank_history
+from jaxlaunch.records.rank_history import RankHistory
+
+PERIOD_S = 1.0
+_TIMEOUT_S = 1.0
+_WIDTH, _SPARKS = 40, "▁▂▃▄▅▆▇█"
+_SAMPLE = re.compile(r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_WORDS: Mapping[str | None, str] = {
+    None: "starting",
+    "prepare": "preparing",
+    "init": "joining",
+    "restore": "restoring",
+    "compile": "compiling",
+    "step": "training",
+    "data": "waiting for data",
+    "eval": "evaluating",
+    "save": "saving",
+    "done": "done",
+}
+_OF_LETTER = {letter: _WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {rank_history.ENDED: "ended"}
+
+
+class Block:
+    """Shows how far the run of `folder` is while it is entered."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, RunFolder(folder, lambda sentence: None)
+        self._rows = Rows(folder / "metrics.jsonl")
+        self._done = threading.Event()
+        self._first: tuple[float, float] | None = None  # the first step that was read, and when
+        self._thread = threading.Thread(target=self._follow, name="block", daemon=True)
+
+    def __enter__(self) -> Block:
+        with contextlib.suppress(OSError):
+            (self._folder / run_folder.AGENTS).unlink()  # an earlier run's addresses
+        output.status("starting")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        output.status()
+
+    def _follow(self) -> None:
+        while not self._done.wait(PERIOD_S):
+            values = self._read()
+            if not values:
+                continue
+            self._rows.read()
+            history = RankHistory.from_json(self._files.read(rank_history.FILE))
+            output.status(*self._lines(values, self._rows.curves, history, time.monotonic()))
+
+    def _read(self) -> dict[str, float]:
+        """Samples of host 0; none while no agent answers."""
+        try:
+            address = run_folder.agents(self._folder)[0].address
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
+                text = answer.read().decode()
+            found = {name: float(value) for name, labels, value in _SAMPLE.findall(text) if _is_of_the_first(labels)}
+        except (OSError, ValueError, LookupError):  # not there yet, half written, or gone
+            return {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def _lines(
+        self, values: Mapping[str, float], curves: Mapping[str, Curve], history: RankHistory, now: float
+    ) -> list[str]:
+        step = values.get("step", values.get("rank_step"))
+        lines = ["starting" if step is None else self._progress(step, values.get("target_step"), now)]
+        name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
+        if name is not None:
+            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {sparkline(curves[name])}")
+        parts = [_ranks(history)]
+        if "goodput_ratio" in values:
+            parts.append(f"goodput {values['goodput_ratio']:.0%}")
+        return list(filter(None, [*lines, ", ".join(filter(None, parts))]))
+
+    def _progress(self, step: float, total: float | None, now: float) -> str:
+        """`training ━━━━━━╌╌╌╌ 120/200, 47m left`; the time left is that of as many steps since the first one read."""
+        first, since = self._first = self._first or (step, now)
+        if not total:
+            return f"training, step {step:.0f}"
+        filled = round(_WIDTH * min(1.0, step / total))
+        left = f", {age((now - since) / (step - first) * max(0.0, total - step))} left" if step > first else ""
+        return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{left}"
+
+
+def _is_of_the_first(labels: str) -> bool:
+    return "rank=" not in labels or 'rank="0"' in labels
+
+
+def _ranks(history: RankHistory) -> str:
+    """`4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
+    if not history.columns:
+        return ""
+    letters, lags = rank_history.letters_of(history.columns[-1]), rank_history.lags_of(history.columns[-1])
+    phases = Counter(_OF_LETTER[letter] for letter in letters)
+    if len(letters) == 1:
+        return f"1 rank: {next(iter(phases))}"
+    said = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
+    slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
+    behind = f"; rank {slowest} is {count(lags[slowest], 'step')} behind" if lags and lags[slowest] > 1 else ""
+    return f"{len(letters)} ranks: {said}{behind}"
+
+
+def sparkline(curve: Curve, width: int = _WIDTH) -> str:
+    """A curve in one line, of `width` characters at most: each the mean of as many neighbours."""
+    values = [value for _, _, value in curve.points]
+    size = -(-len(values) // width)
+    means = [_mean(values[at : at + size]) for at in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(value / len(values) for value in values)

@@ -1,0 +1,416 @@
+"""What the keys of a job must satisfy together, beside the mesh (launcher/job/mesh_checks). Pure; reads no cluster.
+
+Each check names the keys it relies on, and is left out where one of them is already wrong: no fault follows from
+another. A check that names none judges entry by entry, and wrong entries are removed before it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from jaxlaunch import accelerators, contract
+from jaxlaunch.accelerators import GPUS, KNOWN
+from jaxlaunch.launcher.errors import Fault, KeyPath, overlap
+from jaxlaunch.launcher.job import mesh_checks
+from jaxlaunch.launcher.job.mesh_checks import divisors
+from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec, Network
+from jaxlaunch.launcher.job.volumes import Bucket
+from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
+from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.platforms.table import HOME_OF_NETWORK
+from jaxlaunch.launcher.wording import count, cut, either
+from jaxlaunch.trainer.spec import TASKS
+
+LONGEST_NAME = 63  # a DNS label
+LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
+_SUFFIX = "-abcde"  # that the Job controller gives a pod
+
+CONTRACT_ENV = frozenset(
+    (
+        contract.INDEX,
+        contract.TRAIN_SPEC,
+        contract.COORDINATOR,
+        contract.BIND,
+        contract.NUM_PROCESSES,
+        contract.PROCESS_ID,
+        contract.LOCAL_DEVICE_IDS,
+        contract.NUM_CPU_DEVICES,
+    )
+)
+CONTRACT_PREFIX = "JAXLAUNCH_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A check of a job, and the keys that it relies on."""
+
+    relies_on: tuple[KeyPath, ...]
+    faults: Callable[[JobSpec], Iterator[Fault]]
+
+
+def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
+    """The faults of every check that relies on no broken key."""
+    for check in CHECKS:
+        if not any(overlap(path, key) for path in broken for key in check.relies_on):
+            yield from (dataclasses.replace(fault, of=check.relies_on) for fault in check.faults(job))
+
+
+def is_contract_variable(name: str) -> bool:
+    """Whether the launcher sets this environment variable in every pod."""
+    return name in CONTRACT_ENV or name.startswith(CONTRACT_PREFIX)
+
+
+# --- names, devices, processes ----------------------------------------------------------------------------------------
+
+
+def _names(job: JobSpec) -> Iterator[Fault]:
+    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_SUFFIX}"
+    if len(pod) > LONGEST_NAME:
+        most = LONGEST_NAME - (len(pod) - len(job.name))
+        yield Fault(
+            ("name",),
+            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}.",
+            f"use at most {most} characters.",
+        )
+
+
+def _pods(job: JobSpec) -> Iterator[Fault]:
+    """More pods than Kubernetes gives one job, which slices or a topology may ask for."""
+    if job.pod_count > MOST_PODS:
+        shape = f"{count(job.slices, 'slice')} of {count(job.pods, 'host')}"
+        yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MOST_PODS} is the most that is supported.")
+
+
+def _elastic(job: JobSpec) -> Iterator[Fault]:
+    """Hosts that may be fewer for a while, and spares, where a lost host cannot be done without."""
+    path: KeyPath
+    if job.min_hosts > job.hosts:
+        yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
+    for path, is_asked in ((("hosts", "min"), job.is_elastic), (("spares",), job.spares > 0)):
+        if not is_asked:
+            continue
+        key = ".".join(path)
+        given = f"{key} = {job.spares if path == ('spares',) else job.min_hosts}"
+        if job.accelerator.platform == "tpu":
+            hint = "leave it out: the JobSet makes all pods again."
+            yield Fault(
+                path, f"{given} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole.", hint
+            )
+        elif job.slices > 1:
+            message = f"{given} does not apply to {job.slices} slices: each is a Job whose hosts no other can replace."
+            yield Fault(path, message, "use one slice, or leave it out.")
+        elif not job.replaces_hosts:
+            limits = f"restarts: {{crash: {job.restarts.crash}, in_place: {job.restarts.in_place}}}"
+            message = (
+                f"{given} needs several hosts that are replaced one by one; the job has {count(job.hosts, 'host')}"
+            )
+            yield Fault(path, f"{message} and {limits}.", "set hosts to 2 or more, and both limits to 1 or more.")
+    if job.is_elastic and job.train is None:
+        message = f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
+        yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
+
+
+def _shrinks(job: JobSpec) -> Iterator[Fault]:
+    """The fewest hosts of a job, on which its mesh and batch must fit as they do on the most."""
+    if not job.is_elastic or job.train is None or not mesh_checks.fits(job):
+        return
+    try:
+        job.on_hosts(job.min_hosts)
+    except ValueError as error:
+        sizes = [size for size in job.sizes if size < job.hosts]
+        hint = (
+            f"use {either(sizes)}, or another batch or mesh." if sizes else "use another batch or mesh, or one number."
+        )
+        yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
+
+
+def _topology(job: JobSpec) -> Iterator[Fault]:
+    kind, topology = job.accelerator.type, job.accelerator.topology
+    path: KeyPath = ("accelerator", "topology")
+    facts = KNOWN[kind]
+    if facts.platform != "tpu":
+        if topology is not None:
+            yield Fault(path, f"accelerator.topology = {cut(topology)} does not apply to {kind}.", "leave it out.")
+        return
+    offered = either(facts.topologies()) + (", or multiples of 4x4x4" if facts.dimensions == 3 else "")
+    if topology is None:
+        yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
+    elif not facts.accepts(topology):
+        yield Fault(path, f"accelerator.topology = {cut(topology)} is not a slice of {kind}.", f"use {offered}.")
+    else:
+        yield from _slice(job, kind, topology)
+
+
+def _device_memory(job: JobSpec) -> Iterator[Fault]:
+    given, kind = job.accelerator.memory, job.accelerator.type
+    if given is not None and job.accelerator.platform not in GPUS:
+        hint = "use resources.memory, of a host." if kind == "cpu" else "leave it out: the type says it."
+        path: KeyPath = ("accelerator", "memory")
+        yield Fault(path, f"accelerator.memory = {given} is of a GPU, and accelerator.type = {kind}.", hint)
+
+
+def _compute_domain(job: JobSpec) -> Iterator[Fault]:
+    kind = job.accelerator.type
+    if job.compute_domain and not KNOWN[kind].joins_hosts:
+        able = either([name for name, one in KNOWN.items() if one.joins_hosts])
+        hint = f"leave it out: NVLink joins hosts of {able} alone."
+        yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
+
+
+def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
+    """Chips and hosts of a TPU slice, which the topology decides."""
+    chips = math.prod(accelerators.sides_of(topology) or ())
+    allowed = accelerators.chips_per_host(kind, topology)
+    if job.accelerator.per_host not in allowed:
+        message = f"accelerator.per_host = {job.accelerator.per_host} is not what a host of {kind} {topology} has."
+        yield Fault(("accelerator", "per_host"), message, f"use {either(allowed)}, or leave it out.")
+    elif job.hosts != chips // job.accelerator.per_host:
+        hosts = chips // job.accelerator.per_host
+        shape = f"{chips} chips at {job.accelerator.per_host} per host"
+        message = f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape} are {count(hosts, 'host')}."
+        yield Fault(("hosts",), message, f"write {hosts}, or leave it out; slices says how many slices.")
+
+
+def _processes(job: JobSpec) -> Iterator[Fault]:
+    wanted, available = job.processes_per_host, job.accelerator.devices_per_host
+    path: KeyPath = ("processes_per_host",)
+    if job.accelerator.platform == "tpu" and wanted not in (1, "all"):
+        yield Fault(
+            path, f"processes_per_host = {wanted} does not apply to a TPU.", "leave it out: one process drives a host."
+        )
+    elif job.accelerator.platform == "tpu" and wanted == "all" and available > 1:
+        yield Fault(
+            path, "processes_per_host = all does not apply to a TPU.", "leave it out: one process drives a host."
+        )
+    elif isinstance(wanted, int) and available % wanted:
+        whose = f"accelerator.per_host = {available}"
+        hint = f"use {either(divisors(available, near=wanted))}, or all for one process per device."
+        yield Fault(path, f"processes_per_host = {wanted} does not divide {whose}.", hint)
+
+
+def _resources(job: JobSpec) -> Iterator[Fault]:
+    shm, memory = job.resources.shm, job.resources.memory
+    for key in ("memory", "ephemeral", "shm", "hugepages"):
+        given = getattr(job.resources, key)
+        if given is not None and given[-1] in "mun":
+            hint = f"write {given[:-1]}Mi for 1024s, or {given[:-1]}M for 1000s." if given[-1] == "m" else None
+            yield Fault(("resources", key), f"resources.{key} = {given} is less than a byte: m is a thousandth.", hint)
+    if shm is not None and memory is not None and amount(shm) > amount(memory):
+        message = f"resources.shm = {shm} is more than resources.memory = {memory}, against which it counts."
+        yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
+
+
+def _placement(job: JobSpec) -> Iterator[Fault]:
+    if job.placement is not None and (job.placement.preferred is None) == (job.placement.required is None):
+        which = "both required and preferred" if job.placement.required else "neither required nor preferred"
+        yield Fault(("placement",), f"placement has {which}.", "name one: placement: {preferred: rack}")
+
+
+def _network(job: JobSpec) -> Iterator[Fault]:
+    if (wrong := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
+        yield wrong
+
+
+def network_fault(network: Network, kind: str, platform: str | None) -> Fault | None:
+    """What is wrong with a network between hosts of this accelerator; `platform` None: not settled yet."""
+    name = network if isinstance(network, str) else network.profile
+    if name in ("default", "hostnetwork"):
+        return None
+    if KNOWN[kind].platform not in GPUS:
+        return Fault(
+            ("network",), f"network = {name} does not apply to {kind}.", "use default: that network connects GPUs."
+        )
+    if platform is not None and platform != HOME_OF_NETWORK.get(name, platform):
+        message = f"network = {name} does not exist on platform = {platform}."
+        hint = f"it is {HOME_OF_NETWORK[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+        return Fault(("network",), message, hint)
+    return None
+
+
+def _volumes(job: JobSpec) -> Iterator[Fault]:
+    seen: dict[str, int] = {}
+    for index, volume in enumerate(job.volumes):
+        mount = volume.path.rstrip("/")
+        path: KeyPath = ("volumes", index, "path")
+        if mount in seen:
+            yield Fault(
+                path, f"volumes.{index}.path = {volume.path} is also volumes.{seen[mount]}'s.", "mount each elsewhere."
+            )
+        elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
+            yield Fault(
+                path, f"volumes.{index}.path = {volume.path} is reserved for the launcher.", "mount it elsewhere."
+            )
+        seen.setdefault(mount, index)
+        if isinstance(volume, Bucket) and "," in volume.bucket:
+            message = f"volumes.{index}.bucket = {cut(volume.bucket)} has a comma, which would end its folder's name"
+            hint = "mount a folder without one above it, or give the URL to the program."
+            yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
+
+
+# --- what is ours in a pod --------------------------------------------------------------------------------------------
+
+
+_FILE = "put it into a file: ship it with code:, or mount a ConfigMap."
+_REST_OF_JOB = 4096  # bytes that JAXLAUNCH_JOB may hold beside the command
+_REST_OF_TRAIN = 4096  # bytes of TRAIN_SPEC that the cluster defaults may add
+
+
+def _environment(job: JobSpec) -> Iterator[Fault]:
+    for block, names in (("env", job.env), ("secrets", job.secrets)):
+        for name in names:
+            if is_contract_variable(name):
+                message = f"{block}.{name} is set by the launcher in every pod."
+                yield Fault((block, name), message, "choose another name.")
+    for name, value in job.env.items():
+        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > LONGEST_VARIABLE:
+            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {LONGEST_VARIABLE}."
+            yield Fault(("env", name), message, _FILE)
+    if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:  # it travels in JAXLAUNCH_JOB
+        yield Fault(("command",), f"command takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
+    train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
+    if (size := len(train.encode()) + _REST_OF_TRAIN) > LONGEST_VARIABLE:  # it travels in TRAIN_SPEC
+        yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
+    for name in job.secrets.keys() & job.env.keys():
+        yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
+    if job.notify is not None and job.notify.url not in job.secrets:
+        hint = (
+            f"write secrets: {{{job.notify.url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
+        )
+        yield Fault(("notify", "url"), f"notify.url = {job.notify.url} is not one of secrets.", hint)
+    if (
+        job.notify is not None
+        and "best" in job.notify.events
+        and (job.train is None or job.train.checkpoint.best is None)
+    ):
+        yield Fault(
+            ("notify", "events"), "notify.events has best, which train.checkpoint.best has to define.", "set it."
+        )
+
+
+def _labels(job: JobSpec) -> Iterator[Fault]:
+    for block in ("labels", "annotations"):
+        for key in getattr(job, block):
+            yield from _reserved((block,), key)
+
+
+def _reserved(block: KeyPath, key: str) -> Iterator[Fault]:
+    """A label or an annotation by which the launcher, JobSet or Kueue act."""
+    domain = key.partition("/")[0]
+    if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
+        hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
+        where = ".".join(map(str, block))
+        yield Fault((*block, key), f"{where}.{cut(key)} is set by the launcher or the cluster.", hint)
+
+
+def _pod(job: JobSpec) -> Iterator[Fault]:
+    for key in job.pod:
+        if key not in ("metadata", "spec"):
+            yield Fault(("pod", key), f"pod.{key} is not part of a pod template.", "it has metadata and spec.")
+    metadata, spec = job.pod.get("metadata", {}), job.pod.get("spec", {})
+    for key, block in (("metadata", metadata), ("spec", spec)):
+        if not isinstance(block, dict):
+            yield Fault(("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template.")
+    if isinstance(metadata, dict) and "labels" in metadata:
+        yield Fault(
+            ("pod", "metadata", "labels"),
+            "pod.metadata.labels would replace the launcher's labels.",
+            "use labels: instead.",
+        )
+    if isinstance(metadata, dict):
+        yield from _pod_annotations(metadata.get("annotations", {}))
+    if isinstance(spec, dict):
+        yield from _pod_spec(spec)
+
+
+def _pod_annotations(annotations: Any) -> Iterator[Fault]:
+    path: KeyPath = ("pod", "metadata", "annotations")
+    if not isinstance(annotations, dict):
+        yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
+        return
+    for key in annotations:
+        yield from _reserved(path, str(key))
+
+
+_OURS_IN_SPEC = {
+    "restartPolicy": "the gang restarts as a whole; see restarts:.",
+    "terminationGracePeriodSeconds": "use grace: instead.",
+}
+
+
+def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
+    for key, hint in _OURS_IN_SPEC.items():
+        if key in spec:
+            yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
+    containers = spec.get("containers", [])
+    for index, container in enumerate(containers if isinstance(containers, list) else [None]):
+        path: KeyPath = ("pod", "spec", "containers", index)
+        if not isinstance(container, dict) or not isinstance(container.get("name"), str):
+            yield Fault(
+                path[: 3 + isinstance(containers, list)], "pod.spec.containers is merged by name.", "give each a name."
+            )
+        elif container["name"] == MAIN_CONTAINER:
+            yield from _main_container(container, path)
+
+
+def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
+    where = ".".join(map(str, path))
+    for key in ("command", "args"):
+        if key in container:
+            yield Fault((*path, key), f"{where}.{key} would replace the agent.", "use command: instead.")
+    variables = container.get("env", [])
+    if not isinstance(variables, list):
+        yield Fault((*path, "env"), f"{where}.env is not a list of variables.", "it adds to the launcher's.")
+    for index, variable in enumerate(variables if isinstance(variables, list) else []):
+        name = variable.get("name") if isinstance(variable, dict) else None
+        if isinstance(name, str) and is_contract_variable(name):
+            message = f"{where}.env.{index}: {name} is set by the launcher in every pod."
+            yield Fault((*path, "env", index), message, "leave it out.")
+
+
+def _task(job: JobSpec) -> Iterator[Fault]:
+    """A task of our own package that it does not have. Whether a task of the user's exists, only its image knows."""
+    task = "" if job.train is None else job.train.task
+    if task.startswith("jaxlaunch.") and task not in TASKS:
+        hint = f"use {either(list(TASKS))}, or module:Name of your own."
+        yield Fault(("train", "task"), f"train.task = {cut(task)} is not a built-in task.", hint)
+
+
+def _trainer(job: JobSpec) -> Iterator[Fault]:
+    """The built-in trainer has never run on ROCm, and its image has no JAX for it."""
+    kind = job.accelerator.type
+    if job.train is not None and job.accelerator.platform == "rocm":
+        hint = "use command: with a program and an image of your own, with JAX for ROCm."
+        yield Fault(("train",), f"train does not run on {kind}: the built-in trainer does not support ROCm.", hint)
+
+
+_DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
+_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
+
+CHECKS: tuple[Check, ...] = (
+    Check((("name",), ("hosts",), ("slices",)), _names),
+    Check((("hosts",), ("slices",), ("accelerator",)), _pods),
+    Check((*_DEVICES, ("spares",), ("restarts",)), _elastic),
+    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")), _shrinks),
+    Check((("hosts",), ("accelerator",)), _topology),
+    Check((("accelerator",),), _device_memory),
+    Check((("compute_domain",), ("accelerator",)), _compute_domain),
+    Check((("processes_per_host",), ("accelerator",)), _processes),
+    Check((), _resources),
+    Check((("placement",),), _placement),
+    Check((("network",), ("accelerator",), ("platform",)), _network),
+    Check((), _volumes),
+    Check((), _environment),
+    Check((), _labels),
+    Check((), _pod),
+    Check((("train", "task"),), _task),
+    Check((("accelerator",),), _trainer),
+    Check(_LAYOUT, mesh_checks.mesh_faults),
+    Check(_LAYOUT, mesh_checks.slice_faults),
+    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), mesh_checks.batch_faults),
+    Check((*_LAYOUT, ("train", "model"), ("train", "task")), mesh_checks.model_faults),
+    Check((*_LAYOUT, ("processes_per_host",)), mesh_checks.row_faults),
+)

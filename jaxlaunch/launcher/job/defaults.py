@@ -1,0 +1,197 @@
+"""The cluster defaults: what a cluster's owner sets once for every job on it. A file in, ClusterDefaults out.
+
+They fill in what a job leaves out, and never overrule what a job gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
+
+from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
+from jaxlaunch.launcher.job import messages
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
+from jaxlaunch.launcher.platforms.facts import Provisioner
+from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.launcher.yaml import reader
+from jaxlaunch.launcher.yaml.reader import Document
+from jaxlaunch.trainer.spec import Block, Positive, in_bucket
+
+DEFAULT_USER = 1000
+
+# Of the pods: a number, root with no capability but what the network needs, or root in a privileged container.
+User = Positive | Literal["root", "privileged"]
+
+
+class Nodes(Block):
+    """Nodes as this cluster labels and taints them."""
+
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels of these nodes")
+    tolerations: list[Toleration] = Field([], description="taints of these nodes; left out: those of the platform")
+
+
+class CheckpointClaim(Block):
+    """A PersistentVolumeClaim, ReadWriteMany, for the checkpoints of every job."""
+
+    claim: ObjectName = Field(description="its name")
+    path: AbsolutePath = Field(
+        "/checkpoints", description="where it is mounted; each job has a folder with its name there"
+    )
+
+
+class CheckpointUrl(Block):
+    """A bucket that the trainer itself writes to."""
+
+    url: Annotated[
+        str,
+        Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"),
+        AfterValidator(in_bucket),
+        Words("a folder such as gs://bucket/runs"),
+    ] = Field(description="a URL below which each job has a folder with its name")
+
+
+def _which(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else ()
+    return next((key for key in ("claim", "url") if key in keys), None)
+
+
+Checkpoint = Annotated[
+    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], Discriminator(_which)
+]
+
+
+class CacheClaim(Block):
+    """A PersistentVolumeClaim, ReadWriteMany, for the compiled programs of every job."""
+
+    claim: ObjectName = Field(description="its name")
+    path: AbsolutePath = Field("/compile-cache", description="where it is mounted")
+
+
+class Tcpxo(Block):
+    """What GPUDirect-TCPXO needs to know of this cluster."""
+
+    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(description="image of the receive daemon")
+    networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
+        [f"vpc{number}" for number in range(1, 9)], description="the Network objects of eth1 to eth8"
+    )
+    env: dict[Variable, Text] | None = Field(
+        None, description="all of NCCL's variables for another release of the plugin; null: those of January 2026"
+    )
+
+
+class Gib(Block):
+    """What GPUDirect RDMA on GKE, NCCL's plugin gIB, needs to know of this cluster."""
+
+    networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
+        [f"rdma-{number}" for number in range(8)], description="the Network objects of eth2 to eth9"
+    )
+
+
+class Prometheus(Block):
+    """The pods that may scrape."""
+
+    namespace: Label | None = Field(None, description="namespace of the Prometheus pods; null: any")
+    labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="their labels")
+
+
+class Defaults(Block):
+    """The keys of the cluster defaults."""
+
+    version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
+    platform: Where = Field("generic", description="the platform that the nodes belong to")
+    provisioner: Provisioner = Field(
+        "karpenter",
+        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode, each with its own labels",
+    )
+    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="the image of jobs without one")
+    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling images, for every job")
+    queue: Label | None = Field(None, description="the queue of jobs without one")
+    checkpoint: Checkpoint | None = Field(None, description="where checkpoints are saved")
+    compile_cache: CacheClaim | None = Field(None, description="XLA's compilation cache, for jobs without one")
+    service_account: ObjectName | None = Field(
+        None, description="the ServiceAccount of jobs without one; no token is mounted"
+    )
+    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, except on TPUs")
+    users: dict[Kind, User] = Field(
+        {}, description="by accelerator type, instead of user: a number, root, or privileged (root, every device)"
+    )
+    nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type: nodes with other labels than usual")
+    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind of capacity, likewise")
+    reservation_label: LabelKey | None = Field(
+        None,
+        description="eks, managed node groups: the label that names their reservation; null: capacity-reservation-id",
+    )
+    network: dict[Kind, Network] = Field({}, description="by accelerator type: the network of jobs without one")
+    slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
+    tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
+    gib: Gib | None = Field(None, description="for network: gpudirect-rdma; null: networks with the usual names")
+    prometheus: Prometheus = Field(Prometheus(), description="who may scrape")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on all objects")
+    annotations: dict[LabelKey, Text] = Field({}, description="annotations on all objects")
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="node labels that every job requires")
+    tolerations: list[Toleration] = Field([], description="taints that every job tolerates")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterDefaults:
+    """The keys, and the document that they were read from. Without arguments: of a cluster that has none."""
+
+    values: Defaults = Defaults()
+    source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
+
+
+def load(path: Path | None) -> ClusterDefaults:
+    """The cluster defaults in a file, plain or as a ConfigMap's only entry; without a file, our own.
+
+    Raises JobFaults with everything that is wrong with them, and UserError when the file cannot be read.
+    """
+    if path is None:
+        return ClusterDefaults()
+    if not path.exists():
+        raise UserError(f"{path}: no such file.", "--defaults names the file with the cluster defaults.")
+    return _defaults(_unwrapped(reader.read(path)))
+
+
+def parse(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
+    """The cluster defaults in a text. Raises JobFaults, which call it by `name`."""
+    return _defaults(_unwrapped(reader.parse(text, name)))
+
+
+def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
+    """The cluster defaults in a cluster's ConfigMap; faults call it by `name`."""
+    return _defaults(_entry(config_map, name))
+
+
+def _unwrapped(source: Document) -> Document:
+    """The document inside a ConfigMap; any other as it is."""
+    is_wrapped = isinstance(source.data, dict) and source.data.get("kind") == "ConfigMap"
+    return _entry(source.data, source.name) if is_wrapped else source
+
+
+def _entry(config_map: Mapping[str, Any], name: str) -> Document:
+    """The only entry of a ConfigMap."""
+    entries = config_map.get("data")
+    if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
+        raise UserError(
+            f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {defaults.yaml: |- …}"
+        )
+    return reader.parse(text, f"{name}, {next(iter(entries))}")
+
+
+def _defaults(source: Document) -> ClusterDefaults:
+    found = list(source.faults)
+    data: Any = {} if source.data is None else source.data
+    if not isinstance(data, dict):
+        found.append(Fault((), "is not a block of keys.", "platform: gke"))
+    if not found:
+        try:
+            return ClusterDefaults(Defaults.model_validate(data), source)
+        except ValidationError as error:
+            found.extend(messages.translate(error, source, Defaults))
+    raise JobFaults([source.locate(fault) for fault in found])

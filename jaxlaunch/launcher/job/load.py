@@ -1,0 +1,287 @@
+"""job.yaml in, JobSpec out; and back. Reads files; reports everything that is wrong with one at once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from jaxlaunch import regular_files
+from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.job import checks, credentials, messages, renamed
+from jaxlaunch.launcher.job import overrides as arguments
+from jaxlaunch.launcher.job.renamed import Say
+from jaxlaunch.launcher.job.schema import AS_WRITTEN, JobSpec
+from jaxlaunch.launcher.wording import dotted
+from jaxlaunch.launcher.yaml import reader, scalars, writer
+from jaxlaunch.launcher.yaml.reader import Document
+
+__all__ = ["JobFile", "JobSpec", "dump", "kept", "load", "parse", "read", "read_text"]
+
+# Replaces a required value that is wrong, so that the rest can still be judged. Never leaves this file.
+_STAND_INS: dict[KeyPath, Any] = {
+    ("name",): "x",
+    ("accelerator",): {"type": "cpu"},
+    ("train", "task"): "stand_in:Task",
+}
+_MOST_ROUNDS = 8  # each takes away what the one before found wrong
+
+
+def _silent(sentence: str) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFile:
+    """A job, the document that it was read from, and the folder that its paths are relative to."""
+
+    spec: JobSpec
+    source: Document
+    folder: Path
+
+
+def read(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) -> JobFile:
+    """The job in a file, with dotted overrides such as `train.steps=100`; `say` gets a sentence for
+    each old name in it.
+
+    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    """
+    source = reader.read(Path(path))
+    return JobFile(_job(source, overrides, say), source, Path(path).absolute().parent)
+
+
+def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
+    """The job in a text. Raises JobFaults, which call it by `name`."""
+    source = reader.parse(text, name)
+    return JobFile(_job(source), source, folder)
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
+    """read() for who needs the job alone."""
+    return read(path, overrides, say).spec
+
+
+def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None) -> JobSpec:
+    """The job that a run folder keeps, with `overrides`; with `below` no link in that folder is followed.
+
+    Raises as read() does; others may write in the folder."""
+    opener = regular_files.opener if below is None else regular_files.beneath(below)
+    return _job(reader.read(folder / "job.yaml", opener), overrides, _silent)
+
+
+def parse(text: str, name: str = "job.yaml") -> JobSpec:
+    """read_text() for who needs the job alone."""
+    return read_text(text, name).spec
+
+
+def _rename_keys(source: Document, say: Say) -> None:
+    """Moves what is under old keys to the new ones; it is a fault of the document to have both."""
+    for old, new in renamed.KEYS.items():
+        if not _holds(source.data, old):
+            continue
+        if _holds(source.data, new):
+            hint = f"keep {dotted(new)}, which is the new name of {dotted(old)}."
+            source.faults.append(Fault(old, f"{dotted(old)} and {dotted(new)} are both given.", hint))
+        else:
+            say(f"{_where(source, old)}: {renamed.sentence(dotted(old), dotted(new))}")
+            source.move(old, new)
+
+
+def _rename_values(source: Document, say: Say) -> None:
+    """Replaces old values by the new ones."""
+    for path, new_name in renamed.VALUES.items():
+        if _holds(source.data, path):
+            block = messages.value_at(source.data, path[:-1])
+            old, new = block[path[-1]], new_name(block[path[-1]])
+            if new != old:
+                say(f"{_where(source, path)}: {renamed.sentence(f'{dotted(path)} = {old}', new)}")
+                block[path[-1]] = new
+
+
+def _where(source: Document, path: KeyPath) -> str:
+    return source.locate(Fault(path, "")).where
+
+
+def _override(source: Document, overrides: Sequence[str], say: Say = _silent) -> None:
+    """Sets each in turn; one that cannot be set is a fault of the document."""
+    for argument in overrides:
+        one = arguments.read(argument)
+        if isinstance(one, Fault):
+            source.faults.append(one)
+            continue
+        if one.path != one.given:
+            say(f"{one.shown} (override): {renamed.sentence(dotted(one.given), dotted(one.path))}")
+        if source.data is None:
+            source.data = {}
+        if (fault := arguments.put(one, source.data)) is not None:
+            source.faults.append(fault)
+            continue
+        source.forget(one.path)
+        source.texts.update(one.texts)
+        source.overrides[one.path] = one.shown
+
+
+def _job(source: Document, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
+    _rename_keys(source, say)
+    _override(source, overrides, say)
+    _rename_values(source, say)
+    found = [messages.with_what_is_wanted(fault) for fault in source.faults]
+    spec = None
+    if isinstance(source.data, dict):
+        spec = _judge(source, found)
+    elif not found:
+        kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "plain text"
+        found.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
+    if spec is None or found:
+        raise JobFaults([source.locate(fault) for fault in found])
+    return spec
+
+
+def _judge(source: Document, found: list[Fault]) -> JobSpec | None:
+    """The spec as far as it can be read, while everything wrong with it is added to `found`."""
+    data = _as_written(source)
+    broken = {fault.path for fault in found if fault.path}
+    for fault in [*_secrets(data), *_two_readings(source), *_one_program(source.data)]:
+        found.append(fault)
+    for fault in _not_built(source.data):
+        found.append(fault)
+        broken.add(fault.path)
+    for path in broken:
+        _take_away(data, path)
+    for _ in range(_MOST_ROUNDS):
+        try:
+            spec = JobSpec.model_validate(data)
+        except ValidationError as error:
+            new = list(messages.translate(error, source))
+            found += [fault for fault in new if not _is_below(fault.path, broken)]
+            for fault in new:
+                broken |= {fault.path, _take_away(data, fault.path)}
+            if len(found) > SHOWN_FAULTS:  # more than anyone is shown
+                return None
+        else:
+            found.extend(checks.run(spec, broken))
+            return spec
+    return None
+
+
+def _as_written(source: Document) -> Any:
+    """The data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
+    data = copy.deepcopy(source.data)
+    for block in AS_WRITTEN:
+        items = data.get(block)
+        pairs = items.items() if isinstance(items, dict) else enumerate(items) if isinstance(items, list) else ()
+        for key, value in list(pairs):
+            if isinstance(value, int | float):
+                items[key] = source.texts[(block, key)]
+    return data
+
+
+def _take_away(data: Any, path: KeyPath) -> KeyPath:
+    """Removes what is wrong, or the nearest block above that can do without it; returns what was removed."""
+    lists = [depth for depth, key in enumerate(path) if isinstance(key, int)]
+    path = path[: lists[0]] if lists else path
+    while path and path not in _STAND_INS and not _holds(data, path):
+        path = path[:-1]
+    if not path:
+        return path
+    block = messages.value_at(data, path[:-1])
+    if path in _STAND_INS:
+        block[path[-1]] = copy.deepcopy(_STAND_INS[path])
+    else:
+        del block[path[-1]]
+    return path
+
+
+def _holds(data: Any, path: KeyPath) -> bool:
+    block = messages.value_at(data, path[:-1])
+    return isinstance(block, dict) and path[-1] in block
+
+
+def _is_below(path: KeyPath, broken: set[KeyPath]) -> bool:
+    return any(path[:end] in broken for end in range(1, len(path) + 1))
+
+
+# --- faults of the text, before its types -----------------------------------------------------------------------------
+
+
+def _secrets(data: Any) -> Iterator[Fault]:
+    """Credentials that are written out. Their values are never repeated."""
+    reasons = data.get("allow_literal")
+    allowed = {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
+    for path, text in credentials.strings(data):
+        name, where = _variable(data, path), dotted(path)
+        if credentials.in_value(text, name) and where not in allowed:
+            instead = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
+            if path[0] in ("pod", "init") and name:
+                instead = "use valueFrom: {secretKeyRef: …}"
+            elif not name:
+                instead += ", and read that variable"
+            hint = f"put it in a Secret and {instead}; if it is none, allow_literal: {{{where}: REASON}}."
+            yield Fault(path, f"{where} holds a credential, and everyone who sees the job sees it.", hint)
+
+
+def _variable(data: Any, path: KeyPath) -> str:
+    """The name of the variable whose value is there, as a job or as Kubernetes writes it; empty where there is none."""
+    if path[0] == "env":
+        return str(path[-1])
+    beside = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
+    return str(beside.get("name", "")) if isinstance(beside, dict) else ""
+
+
+def _two_readings(source: Document) -> Iterator[Fault]:
+    """Numbers such as 010, wherever they are not taken as text."""
+    for path, text in source.texts.items():
+        if path[:1] and path[0] not in AS_WRITTEN and scalars.has_two_readings(text):
+            decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
+            older = "text" if octal is None else octal
+            message = f"{messages.describe(source, path)} has two readings: {decimal} in YAML 1.2, {older} in YAML 1.1."
+            yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
+
+
+def _one_program(data: Any) -> Iterator[Fault]:
+    given = [key for key in ("command", "train") if data.get(key) is not None]
+    if len(given) == 2:
+        yield Fault(
+            ("train",),
+            "command and train are both given.",
+            "keep train for the built-in trainer, command for any other.",
+        )
+    elif not given:
+        hint = "train: {task: classify}, or command: [python, train.py]"
+        yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
+
+
+_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {  # a key -> those of its values that are not built yet; none: any
+    ("jobs",): (),
+    ("train", "mesh", "cp"): (),
+    ("train", "mesh", "pp"): (),
+    ("train", "precision"): ("fp8", "int8"),
+    ("train", "precision", "compute"): ("fp8", "int8"),
+    ("train", "checkpoint", "memory"): (),
+    ("train", "checks"): (),
+}
+
+
+def _not_built(data: Any) -> Iterator[Fault]:
+    """The keys and values that are reserved and not built yet, by name."""
+    for path, values in _NOT_BUILT.items():
+        value = messages.value_at(data, path)
+        if value is not None and (not values or value in values):
+            what = f"{dotted(path)} = {value}" if values else dotted(path)
+            yield Fault(path, f"{what} is not supported yet.", "leave it out.")
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def dump(job: JobSpec) -> str:
+    """The job as it was written, overrides included, as YAML; reading it again gives an equal job.
+
+    Defaults stay unwritten: a task's own would no longer apply to a job that writes ours out.
+    """
+    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return writer.document(data)

@@ -1,0 +1,318 @@
+"""What pydantic found wrong with a job, as our messages: the value, what is wanted, what was probably meant.
+
+No text of pydantic's reaches a reader, and no value that may be a secret.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, KeyPath
+from jaxlaunch.launcher.job import credentials, introspection
+from jaxlaunch.launcher.job.introspection import Spot, Type, Words
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.wording import LONGEST_SHOWN, cut, dotted, either
+from jaxlaunch.launcher.yaml import scalars
+from jaxlaunch.launcher.yaml.reader import Document
+from jaxlaunch.spelling import in_full, nearest
+
+_LONGEST_SEARCHED = 1000
+_FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
+_MOST_TRANSLATED = 1000  # of one file's errors
+_EXAMPLES: Mapping[KeyPath, str] = {
+    ("name",): "for example name: my-run",
+    ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
+    ("train", "task"): "classify, lm, dpo, or module:Name of your own.",
+}
+
+
+def value_at(data: Any, path: KeyPath) -> Any:
+    """The value at a path of plain data; None where there is none."""
+    for key in path:
+        if isinstance(data, dict):
+            data = data.get(key)
+        else:
+            data = data[key] if isinstance(data, list) and isinstance(key, int) and key < len(data) else None
+    return data
+
+
+def shown(document: Document, path: KeyPath) -> str | None:
+    """A scalar as it is written in the file; None for a value that is not to be repeated, or is no scalar."""
+    value = value_at(document.data, path)
+    if credentials.is_private(path) or isinstance(value, dict | list):
+        return None
+    text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
+    if credentials.in_value(text[:_LONGEST_SEARCHED]):
+        return None
+    return cut(text)
+
+
+def describe(document: Document, path: KeyPath) -> str:
+    """The subject of a sentence about a path: `hosts = 6`, or only `env.TOKEN`."""
+    value = shown(document, path)
+    return dotted(path) if value is None else f"{dotted(path)} = {value}"
+
+
+def translate(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
+    """The faults of a file of this schema, no more than anyone reads, with one for each path."""
+    some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
+    details = [(introspection.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
+    details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
+    labels: dict[KeyPath, set[str]] = {}
+    for spot, _ in details:
+        if spot.union is not None:
+            labels.setdefault(spot.union, set()).add(str(spot.label))
+    seen: set[tuple[KeyPath, bool]] = set()
+    for spot, detail in details:
+        if spot.union is not None and len(labels[spot.union]) > 1:
+            settled = _settle(spot, spot.union, document)
+            if settled is None:
+                continue
+            spot = settled
+        if (spot.path, spot.is_key) not in seen and len(seen) <= 2 * SHOWN_FAULTS:
+            seen.add((spot.path, spot.is_key))
+            yield _fault(spot, detail, document)
+
+
+def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
+    """The spot where its alternative is the one that was meant, none where another is, the union where none is."""
+    value, kind = value_at(document.data, union), introspection.at(spot.root, union)[0]
+    meant = [
+        member
+        for member in kind.members
+        if (isinstance(value, dict) and member.model is not None)
+        or (isinstance(value, list) and member.items is not None)
+    ]
+    if not meant:
+        return Spot(union, kind, spot.block, root=spot.root)
+    return spot if kind.member(spot.label) in meant else None
+
+
+def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
+    if detail["type"] == "extra_forbidden":
+        return _unknown_key(spot)
+    if detail["type"] == "missing":
+        return Fault(spot.path, f"{dotted(spot.path)} is missing.", _EXAMPLES.get(spot.path) or _meaning(spot))
+    if detail["type"].startswith("union_tag"):
+        return _unknown_block(spot, document)
+    if spot.is_key:
+        return _wrong_key(spot)
+    if spot.path == spot.union and spot.kind is not None:  # not a block at all: name every alternative
+        spot = Spot(spot.path, introspection.at(spot.root, spot.path)[0], spot.block, root=spot.root)
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, ValueError):
+        return _from_validator(spot, str(error), document)
+    return _wrong_value(spot, document)
+
+
+def with_what_is_wanted(fault: Fault) -> Fault:
+    """A reader's fault about .nan or .inf with the number that the schema has there: finite, above 0; others alone."""
+    said = f" is {scalars.NOT_FINITE}."
+    kinds = introspection.at(JobSpec, fault.path) if fault.path and fault.message.endswith(said) else []
+    numbers = [one for kind in kinds for one in (kind.members or (kind,)) if one.bare in (int, float)]
+    if not numbers:
+        return fault
+    wanted = introspection.words(numbers[0]).replace("a number", "a finite number")
+    return dataclasses.replace(fault, message=f"{fault.message.removesuffix(said)} is not {wanted}.", hint=None)
+
+
+def _meaning(spot: Spot) -> str | None:
+    """What a missing key is for."""
+    if spot.block is None or spot.kind is None:
+        return None
+    if spot.kind.literals:
+        return f"it is {introspection.words(spot.kind)}."
+    return f"{spot.path[-1]}: {introspection.fields(spot.block)[str(spot.path[-1])].description}."
+
+
+def _words_of(kind: Type) -> Words | None:
+    return next((constraint for constraint in kind.constraints if isinstance(constraint, Words)), None)
+
+
+def _from_validator(spot: Spot, text: str, document: Document) -> Fault:
+    """A fault whose text is a schema validator's: a predicate, or a sentence."""
+    if re.match(r"(does|needs|is|must) ", text):
+        return Fault(spot.path, f"{describe(document, spot.path)} {text}.")
+    return Fault(spot.path, f"{dotted(spot.path)}: {text}.")
+
+
+def _unknown_key(spot: Spot) -> Fault:
+    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or _called(spot.root)
+    name = "…" if credentials.in_value(key) else cut(key)
+    message = f'unknown key "{name}" in {above}.'
+    known = list(introspection.fields(spot.block)) if spot.block is not None else []
+    if spot.union is not None and (sibling := _alternative_with(key, spot)):
+        return Fault(spot.path, message, sibling)
+    short = key[:LONGEST_SHOWN]
+    meant = [f'"{near}"' for near in nearest(short, known)] or _elsewhere(key, spot)
+    meant = meant or [f'"{near}"' for near in in_full(short, known)]
+    if meant:
+        return Fault(spot.path, f"{message} Did you mean {either(meant)}?")
+    if len(known) <= 20:
+        return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
+    page = (
+        "`launcher schema --markdown` lists every key." if spot.root is JobSpec else f"its keys are {', '.join(known)}."
+    )
+    return Fault(spot.path, message, page)
+
+
+def _elsewhere(key: str, spot: Spot) -> list[str]:
+    """The keys of that name nearest to the top of the schema, in quotes; none where they are many."""
+    paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
+    found = [path for path in paths if len(path) == min(map(len, paths))]
+    return [_quoted(path) for path in found] if len(found) <= 3 else []
+
+
+def _quoted(path: KeyPath) -> str:
+    """A key's full name; where that is a single word, also where it belongs."""
+    return f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "")
+
+
+def _called(schema: type[BaseModel]) -> str:
+    return schema.__name__.removesuffix("Spec").lower()
+
+
+def _alternative_with(key: str, spot: Spot) -> str | None:
+    """What to do about a key of another alternative of the union that was passed on the way."""
+    kind = introspection.at(spot.root, spot.union or ())[0]
+    models = [
+        member.model
+        for member in kind.members
+        if member.model is not None and key in introspection.fields(member.model)
+    ]
+    chooser = introspection.discriminator(kind)
+    if not models:
+        return None
+    if chooser is None:
+        return f"keep {introspection.words(kind).removeprefix('a block with ')}."
+    names = [str(name) for model in models for name in Type.of_field(model.model_fields[chooser]).literals]
+    return f"it goes with {chooser}: {either(names)}." if names else None
+
+
+def _unknown_block(spot: Spot, document: Document) -> Fault:
+    """A union of blocks whose discriminator is missing, or names none of them."""
+    kind, value = introspection.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
+    key = introspection.discriminator(kind)
+    if not isinstance(value, dict):
+        return Fault(spot.path, _is_not(document, spot.path, introspection.words(kind)))
+    if key is None:
+        wanted = introspection.words(kind).removeprefix("a block with one of ")
+        return Fault(spot.path, f"{dotted(spot.path)} has none of {wanted}.")
+    path = (*spot.path, key)
+    wanted = introspection.choices(kind)
+    if key not in value:
+        return Fault(path, f"{dotted(path)} is missing.", f"it is {wanted}.")
+    offered = re.findall(r"[\w-]+", wanted)
+    return Fault(path, f"{_is_not(document, path, wanted)}{_near(value[key], offered)}")
+
+
+def _wrong_key(spot: Spot) -> Fault:
+    wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
+    name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
+    return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
+
+
+def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
+    """The sentence that says what a path has, and what is wanted."""
+    value = value_at(document.data, path)
+    if value and isinstance(value, dict | list):
+        return f"{dotted(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {wanted}."
+    return (
+        f"{dotted(path)} is empty, not {wanted}." if value is None else f"{describe(document, path)} is not {wanted}."
+    )
+
+
+def _wrong_value(spot: Spot, document: Document) -> Fault:
+    value = value_at(document.data, spot.path)
+    kind = spot.kind or Type(Any)
+    wanted = introspection.words(kind)
+    message = _is_not(document, spot.path, wanted)
+    if shown(document, spot.path) is None:
+        return Fault(spot.path, message, _where_it_belongs(spot.path))
+    members = () if _words_of(kind) else kind.members or (kind,)
+    literals = [str(literal) for member in members for literal in member.literals]
+    return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value, document.texts.get(spot.path)))
+
+
+def _where_it_belongs(path: KeyPath) -> str | None:
+    """What to do about a value that is not repeated: name the Secret that holds it."""
+    if path[:1] != ("secrets",) or len(path) > 2:
+        return None
+    name = path[1] if len(path) > 1 else "NAME"
+    return f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
+
+
+def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
+    """The legal value that was meant, where the given one leaves no doubt; `written`: as the file has it."""
+    described = _words_of(kind)
+    if described is not None:
+        return described.suggest(value) if isinstance(value, str) else None
+    if kind.members:
+        return next(filter(None, (_suggestion(member, value, written) for member in kind.members)), None)
+    if isinstance(value, str):
+        return _of_text(kind, value)
+    if kind.bare is str and written is not None and _is_legal(kind, written):
+        return f'write "{written}", in quotes.'
+    if isinstance(value, float) and kind.bare is int and value.is_integer() and _is_legal(kind, int(value)):
+        return f"write {int(value)}."
+    return None
+
+
+def _of_text(kind: Type, text: str) -> str | None:
+    if kind.bare is bool and text.lower() in ("yes", "on", "y", "no", "off", "n"):
+        return f"YAML 1.2 reads {text} as text; write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
+    if kind.bare in (int, float):
+        found = _number(text.strip(), kind)
+        how = (
+            "with a decimal point" if kind.bare is float and _COMMA.fullmatch(text) else "without quotes or separators"
+        )
+        return None if found is None else f"write {found}, {how}."
+    if "module:Name" in introspection.words(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
+        return f"write {':'.join(text.rsplit('.', 1))}."
+    return None
+
+
+# A comma stands before three digits in one country and before a fraction in another.
+_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?")
+_UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
+_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+
+
+def _number(text: str, kind: Type) -> str | None:
+    """The number in a text that only quotes or separators keep from being one; None where there are two readings."""
+    grouped = _GROUPED.fullmatch(text)
+    if _COMMA.fullmatch(text) and kind.bare is float:
+        if grouped is not None:
+            return None
+        digits = text.replace(",", ".")
+    else:
+        digits = re.sub(r"[_, ]", "", text) if grouped or _UNDERSCORES.fullmatch(text) else text
+    try:
+        number = scalars.resolve(digits)
+    except ValueError:
+        return None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return digits if is_number and not scalars.has_two_readings(digits) and _is_legal(kind, number) else None
+
+
+def _is_legal(kind: Type, value: Any) -> bool:
+    """Whether the schema takes this value."""
+    annotation: Any = Annotated[kind.bare, *kind.constraints] if kind.constraints else kind.bare
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def _near(value: Any, options: list[str]) -> str:
+    """The option that a word resembles, as a sentence to append."""
+    near = nearest(value, options) or in_full(value, options) if isinstance(value, str) else []
+    return f' Did you mean "{near[0]}"?' if near else ""

@@ -1,0 +1,622 @@
+"""The keys of job.yaml: their types, defaults and meaning. What they must satisfy together is in launcher/job/checks.
+
+Keys that only a cluster needs are here too: they are checked wherever the file is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from jaxlaunch import accelerators, contract
+from jaxlaunch.accelerators import KNOWN, Platform
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from jaxlaunch.launcher.job.units import Duration, Quantity
+from jaxlaunch.launcher.job.volumes import Volume
+from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive, TrainSpec, at_most, mesh_on, on_devices
+
+
+def _known_accelerator(written: str) -> str:
+    """What to write in place of a name that no accelerator has."""
+    parts = re.split(r"[^a-z0-9]+", written.lower())
+    meant = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in KNOWN]
+    return f"write {meant[0]}." if meant else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+
+
+if TYPE_CHECKING:
+    Kind = str
+else:
+    # One of the rows of jaxlaunch/accelerators.py.
+    Kind = Annotated[
+        Literal[tuple(KNOWN)], Words("the name of an accelerator that jaxlaunch knows", _known_accelerator)
+    ]
+MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
+Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+
+
+class HostRange(Block):
+    """The number of hosts of a job that can continue with fewer.
+
+    ```yaml
+    hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within timeouts.replace
+    train: {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind: mlp}, data: {source: synthetic}}
+    ```
+    """
+
+    min: Pods = Field(description="the smallest number of hosts that may train; host 0 is one of them")
+    max: Pods = Field(description="the number of hosts that train when all are available")
+
+
+Tracker = Annotated[
+    str,
+    Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
+    Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
+]
+AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
+
+
+def _whole_machine(given: dict[str, Any]) -> int:
+    """The accelerators of a host, where the job gives none."""
+    kind, topology = given["type"], given["topology"]
+    if KNOWN[kind].platform == "tpu" and topology is not None:
+        return accelerators.chips_per_host(kind, topology)[0]
+    return KNOWN[kind].per_host
+
+
+class Accelerator(Block):
+    """The devices of a host, and for a TPU the shape of a slice.
+
+    ```yaml
+    accelerator: {type: v5e, topology: 4x4}  # 16 chips; for a GPU {type: h100, per_host: 8}
+    ```
+    """
+
+    type: Kind = Field(description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*KNOWN][2:])}")
+    topology: str | None = Field(
+        None, description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
+    )
+    per_host: Few = Field(
+        default_factory=_whole_machine,
+        description="accelerators per host; with cpu, virtual devices; "
+        f"default {accelerators.usual_hosts()}, TPUs by the topology",
+    )
+    memory: Quantity | None = Field(
+        None,
+        description="memory of one GPU, for `launcher plan`, if the type does not determine it; default the type's",
+    )
+
+    @property
+    def platform(self) -> Platform:
+        """The platform that JAX calls it: cpu, cuda, rocm or tpu."""
+        return KNOWN[self.type].platform
+
+    @property
+    def devices_per_host(self) -> int:
+        """JAX devices; a 7x chip is two."""
+        return self.per_host * KNOWN[self.type].devices_per_chip
+
+
+class Reservation(Block):
+    """Reserved capacity.
+
+    ```yaml
+    accelerator: {type: h200}
+    capacity: {reservation: ml-2026, project: shared}  # or a word: on-demand, spot, flex-start
+    ```
+    """
+
+    reservation: Annotated[ObjectName, Field(max_length=63)] = Field(
+        description="name of the reservation; on Karpenter's nodes its id"
+    )
+    project: Label | None = Field(
+        None, description="gke: the project that shares the reservation; default the cluster's own"
+    )
+    block: Label | None = Field(None, description="gke: one block of the reservation; default any block")
+    sub_block: Label | None = Field(None, description="gke: one sub-block of the block; default any sub-block")
+
+
+Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
+
+
+class Placement(Block):
+    """Where the pods of a slice are placed: in one domain of a level of Kueue's Topology, such as a rack.
+
+    ```yaml
+    accelerator: {type: h200}
+    queue: research  # placement is Kueue's: it needs a queue
+    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits until there is room
+    ```
+    """
+
+    preferred: LabelKey | None = Field(
+        None,
+        description="the level, if one of its domains has room; a TPU slice also gets a whole node pool; default none",
+    )
+    required: LabelKey | None = Field(
+        None, description="the level; the job waits until one of its domains has room for a slice; default none"
+    )
+
+
+class Rdma(Block):
+    """A fast network whose device has a resource name of its own on this cluster.
+
+    ```yaml
+    accelerator: {type: h100, per_host: 8}
+    network: {profile: rdma, resource: rdma/ib, count: 8}  # or a word: default, hostnetwork, efa
+    ```
+    """
+
+    profile: Literal["rdma"] = Field(description="rdma, the only profile so far")
+    resource: Annotated[
+        str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
+    ] = Field(description="the extended resource, such as rdma/ib")
+    count: Few = Field(1, description="number of devices per host")
+    networks: list[
+        Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
+    ] = Field(
+        [], description="networks of Multus, one for each interface of a pod in addition to eth0; needed for SR-IOV"
+    )
+    env: dict[Variable, Text] = Field(
+        {}, description="variables that NCCL needs for this network; the job's env has precedence"
+    )
+
+
+Network = (
+    Literal["default", "hostnetwork", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"]
+    | Rdma
+)
+
+
+class Resources(Block):
+    """What a host's pod requests, in addition to its accelerators. The memory limit is the request.
+
+    ```yaml
+    resources:
+      cpu: 64         # cores
+      memory: 512Gi   # beyond it the kernel kills the process: OOMKilled
+      shm: 64Gi       # /dev/shm for data loader workers and NCCL; part of memory
+    ```
+    """
+
+    cpu: Quantity | None = Field(None, description="cores; default no request")
+    memory: Quantity | None = Field(None, description="request and limit; default neither")
+    ephemeral: Quantity | None = Field(None, description="ephemeral storage; default no request")
+    shm: Quantity | None = Field(
+        None, description="size of /dev/shm; counts against memory; default no limit on GPUs, elsewhere the runtime's"
+    )
+    hugepages: Quantity | None = Field(
+        None, description="huge pages of 2 MiB; Karpenter does not add nodes for them; default none"
+    )
+
+
+class Restarts(Block):
+    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are not crashes.
+
+    ```yaml
+    restarts:
+      crash: 3              # new pods after a crash, a hang or a lost host
+      in_place: 1           # before that, one start in the same pods
+      preempted: unlimited  # spot capacity
+    ```
+    """
+
+    crash: Natural = Field(
+        5,
+        description="how often all pods are replaced after a crash or a hang; also how often each lost pod is replaced "
+        "alone",
+    )
+    in_place: Natural = Field(3, description="restarts in the same pods in a row without a newly saved step")
+    preempted: Positive | Literal["unlimited"] = Field(
+        20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
+    )
+
+
+class Timeouts(Block):
+    """Timeouts: how long a phase may take before it counts as a hang. null: none.
+
+    ```yaml
+    timeouts:
+      compile: 1h     # a large model
+      step: 5m        # fixed; auto follows the median
+      pending: 2h     # give up when no node is free by then
+    ```
+    """
+
+    rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
+    replace: Duration | None = Field(
+        "5m", validate_default=True, description="until a lost host is replaced, while the others keep their pods"
+    )
+    prepare: Duration | None = Field("24h", validate_default=True, description="tokenizing and packing text, once")
+    init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
+    restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
+    compile: Duration | None = Field("30m", validate_default=True, description="one compilation")
+    step: Duration | Literal["auto"] = Field(
+        "auto", description="one step; auto: the larger of 60s and 10 × the median"
+    )
+    data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
+    eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
+    save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
+    pending: Duration | None = Field(None, description="waiting in a queue and for nodes; default no limit")
+
+    def seconds(self) -> dict[str, float | None]:
+        """The timeouts that an agent enforces, by phase, in seconds; None: learned (step), or none."""
+        kept = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
+        return {name: None if value == "auto" else value for name, value in kept.items()}
+
+
+class Logs(Block):
+    """The output of the processes on the volume of the checkpoints, in addition to the pods' own logs.
+
+    ```yaml
+    logs: {kept: 64Mi}  # per rank, over all attempts
+    ```
+    """
+
+    kept: Quantity = Field(
+        "16Mi",
+        description="size of the output of each rank that is kept in the run folder, over all attempts of a start; "
+        "beyond it the oldest half is dropped, and its size is recorded",
+    )
+
+
+class SecretKey(Block):
+    """One key of a Secret, as an environment variable.
+
+    ```yaml
+    secrets:
+      WANDB_API_KEY: {name: wandb, key: api-key}  # kubectl create secret generic wandb --from-literal=api-key=…
+    ```
+    """
+
+    name: ObjectName = Field(description="the Secret's name")
+    key: Annotated[
+        str, Field(pattern=r"^[-._a-zA-Z0-9]+$"), Words("a key of a Secret: letters, digits, dots, dashes and _")
+    ] = Field(description="the key in it")
+
+
+class Toleration(Block):
+    """A taint that the pods tolerate, as Kubernetes writes it.
+
+    ```yaml
+    tolerations:
+      - {key: team, value: vision, effect: NoSchedule}  # nodes that are kept for a team
+      - {key: maintenance, operator: Exists}            # whatever its value
+    ```
+    """
+
+    key: LabelKey | None = Field(None, description="key of the taint; default every taint, with Exists")
+    operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
+    value: LabelValue | None = Field(None, description="for Equal; default the empty value")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="what the taint does; null: every effect"
+    )
+    seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: without limit")
+
+
+class Code(Block):
+    """The user's code, as a block.
+
+    ```yaml
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder alone: code: .
+    ```
+    """
+
+    folder: Annotated[str, Field(min_length=1)] = Field(
+        ".",
+        description="a folder to ship, relative to this file; what git ignores stays here",
+    )
+    include: (
+        list[Annotated[str, Field(min_length=1)]]
+        | dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]]
+    ) = Field(
+        [],
+        description="files and folders in it that are shipped although they look like credentials; each with a reason, "
+        "for those who read the job, or as a list",
+    )
+
+
+class Notify(Block):
+    """A webhook that host 0's agent notifies of what happens to the job. It can neither delay nor fail the job.
+
+    ```yaml
+    secrets: {SLACK_URL: {name: slack, key: url}}
+    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # a message for each of these
+    ```
+    """
+
+    url: Variable = Field(description="the variable under secrets that holds the address")
+    format: Literal["json", "slack"] = Field(
+        "json", description="format of the message: a JSON object with every field, or Slack's"
+    )
+    events: list[Literal["failure", "stall", "done", "best"]] = Field(
+        ["failure", "stall", "done"],
+        description="events that are reported: an attempt that failed or was stopped, no progress for `stall`, a job "
+        "that is done, an evaluation that is the best by train.checkpoint.best",
+    )
+    stall: Duration = Field(
+        "15m", validate_default=True, description="time in one step or phase that counts as a stall"
+    )
+
+
+def _hosts_of_a_slice(given: dict[str, Any]) -> int:
+    """The hosts of a slice, where the job gives none: for a TPU by its topology."""
+    accelerator: Accelerator = given["accelerator"]
+    sides = accelerators.sides_of(accelerator.topology or "")
+    is_slice = accelerator.platform == "tpu" and sides is not None
+    return max(1, math.prod(sides or ()) // accelerator.per_host) if is_slice else 1
+
+
+class JobSpec(Block):
+    """A job: what to run, on how many hosts with which devices, and what happens when something fails.
+
+    ```yaml
+    name: first                           # of the run folder; on a cluster of the JobSet
+    image: registry.example/train:1.4     # for submit; `run` does without
+    hosts: 2                              # two pods, one process each
+    accelerator: {type: h100}             # eight GPUs per host
+    volumes: [{claim: runs, path: /runs}] # storage for checkpoints
+    restarts: {crash: 3}                  # preemption does not count
+    command: [python, train.py]           # your program; or train: for the built-in trainer
+    ```
+    """
+
+    version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
+    name: JobName = Field(description="name of the job and of the objects that it creates")
+    image: Annotated[str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")] | None = (
+        Field(None, description="the container image, for submit; default from the cluster defaults")
+    )
+    accelerator: Accelerator = Field(description="the devices of a host")
+    hosts_given: Pods | HostRange = Field(
+        default_factory=_hosts_of_a_slice,
+        alias="hosts",
+        description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may continue with fewer "
+        "for a while",
+    )
+    spares: Natural = Field(0, description="additional pods, started and idle, which replace lost hosts at once")
+    slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
+    processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
+    platform: Where | None = Field(
+        None,
+        description="the platform whose node labels the pods select; default from the cluster defaults, else generic",
+    )
+    namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
+    queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
+    priority: ObjectName | None = Field(
+        None,
+        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the cluster's own",
+    )
+    capacity: Capacity = Field("on-demand", description="the kind of capacity that the nodes must have")
+    placement: Placement | None = Field(
+        None, description="placement by Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
+    )
+    network: Network = Field("default", description="the network between hosts")
+    compute_domain: bool = Field(
+        False,
+        description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver",
+    )
+    network_policy: bool = Field(
+        True, description="create a NetworkPolicy that admits only the job's own pods and Prometheus"
+    )
+    gang_secret: bool | None = Field(
+        None,
+        description="hosts authenticate each other and encrypt their messages with a Secret that submit creates; left "
+        "out: true if there are several hosts and you may create Secrets",
+    )
+    resources: Resources = Field(Resources(), description="what the pod of each host requests")
+    restarts: Restarts = Field(Restarts(), description="how often the job may restart")
+    grace: Duration = Field(
+        "60s", validate_default=True, description="time between SIGTERM and SIGKILL, in which the job saves"
+    )
+    deadline: Duration | None = Field(
+        None,
+        description="longest time that the job may take; then it saves and ends with exit code 77; null: no limit",
+    )
+    ttl: Duration | None = Field(
+        "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
+    )
+    timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
+    logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
+    tracker: Tracker | None = Field(
+        None,
+        description="where the metrics are sent in addition to the run folder; default nowhere",
+    )
+    notify: Notify | None = Field(
+        None, description="a webhook that is notified of what happens to the job; default none"
+    )
+    volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
+    env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
+    secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
+    allow_literal: dict[str, Annotated[str, Field(min_length=1)]] = Field(
+        {}, description="by key, such as env.BROKER: why a value that looks like a credential may be written here"
+    )
+    code: Annotated[str, Field(min_length=1)] | Code | None = Field(
+        None,
+        description="a folder to ship, relative to this file; what git ignores stays here; default nothing is shipped",
+    )
+    workdir: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="the folder in which the program starts; default the code's folder, else the image's"
+    )
+    service_account: ObjectName | None = Field(
+        None,
+        description="the ServiceAccount of the pods; its token is mounted only if this is set; default `default`, "
+        "without its token",
+    )
+    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling the image")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on every object of the job")
+    annotations: dict[LabelKey, Text] = Field({}, description="annotations on every object of the job")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        {}, description="labels a node must have, in addition to those of the accelerator"
+    )
+    tolerations: list[Toleration] = Field([], description="taints to tolerate, in addition to those of the accelerator")
+    init: list[dict[str, Any]] = Field([], description="init containers, as Kubernetes writes them")
+    agent: Literal["auto", "image", "inject"] = Field(
+        "auto",
+        description="where the agent comes from; auto: inject if the job has command: and names an image",
+    )
+    pod: dict[str, Any] = Field(
+        {},
+        description="merged into the pod template last; may not change jaxlaunch's command, labels, restartPolicy or "
+        "variables",
+    )
+    command: (
+        Annotated[list[Text], Field(min_length=1), Words("a list of arguments, such as [python, train.py]")] | None
+    ) = Field(None, description="any JAX program, arguments as written; default none: train is given")
+    train: TrainSpec | None = Field(None, description="the built-in trainer; default none: command is given")
+
+    @property
+    def code_folder(self) -> str | None:
+        """The folder to ship, relative to the job's file; None: none."""
+        return self.code.folder if isinstance(self.code, Code) else self.code
+
+    @property
+    def code_include(self) -> Collection[str]:
+        """What of that folder is shipped although it looks like credentials."""
+        return self.code.include if isinstance(self.code, Code) else ()
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of a slice that train, at most."""
+        return self.hosts_given.max if isinstance(self.hosts_given, HostRange) else self.hosts_given
+
+    @property
+    def min_hosts(self) -> int:
+        """Hosts of a slice that train, at least."""
+        return self.hosts_given.min if isinstance(self.hosts_given, HostRange) else self.hosts_given
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether fewer hosts may train for a while."""
+        return self.min_hosts < self.hosts
+
+    @property
+    def pods(self) -> int:
+        """Pods of a slice, spares included."""
+        return self.hosts + self.spares
+
+    @property
+    def pod_count(self) -> int:
+        """Pods of all slices, spares included."""
+        return self.slices * self.pods
+
+    @property
+    def host_count(self) -> int:
+        """Hosts of all slices that train."""
+        return self.slices * self.hosts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many hosts may train, where that is not all of them always.
+
+        Numbers on which the mesh or the batch does not fit are left out: one host more is a spare then.
+        """
+        if not self.is_elastic:
+            return (self.hosts,) if self.spares else ()
+        return (*filter(self._fits_on, range(self.min_hosts, self.hosts)), self.hosts)
+
+    def _fits_on(self, hosts: int) -> bool:
+        try:
+            self.on_hosts(hosts)
+        except ValueError:
+            return False
+        return True
+
+    def on_hosts(self, hosts: int) -> TrainSpec | None:
+        """The training on fewer hosts than it has at most. Raises ValueError where it cannot be divided so."""
+        if self.train is None:
+            return None
+        devices = hosts * self.accelerator.devices_per_host
+        is_known = self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set
+        if not is_known:  # a task of the user's brings its batch
+            mesh_on(self.train.mesh, devices, self.devices)
+            return None
+        return on_devices(self.train, devices, self.devices)
+
+    @property
+    def devices(self) -> int:
+        """JAX devices of all hosts."""
+        return self.host_count * self.accelerator.devices_per_host
+
+    @property
+    def process_count_per_host(self) -> int:
+        """JAX processes of a host."""
+        return self.accelerator.devices_per_host if self.processes_per_host == "all" else self.processes_per_host
+
+    @property
+    def processes(self) -> int:
+        """JAX processes of all hosts."""
+        return self.host_count * self.process_count_per_host
+
+    @property
+    def devices_per_process(self) -> int:
+        """JAX devices that each process drives."""
+        return self.accelerator.devices_per_host // self.process_count_per_host
+
+    @property
+    def replaces_hosts(self) -> bool:
+        """Whether a lost host is replaced alone. A TPU slice is lost as a whole; a single host has no others."""
+        may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
+        return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
+
+    @property
+    def tracking(self) -> dict[str, str]:
+        """The variables that name the tracker to the trainer and the webhook to the agent; empty without them."""
+        found: dict[str, dict[str, Any]]
+        found = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
+        if (told := self.notify) is not None:
+            found[contract.NOTIFY] = {
+                "url": told.url,
+                "format": told.format,
+                "events": told.events,
+                "stall_s": told.stall,
+            }
+        return {name: json.dumps(value) for name, value in found.items()}
+
+    def agent_job(
+        self,
+        *,
+        command: Sequence[str] | None,
+        platform: Platform,
+        workdir: str | None,
+        metrics_port: int = 0,
+        search_paths: Mapping[str, str] | None = None,
+        scratch: Mapping[str, int | None] | None = None,
+        pinning: str | None = None,
+    ) -> AgentJob:
+        """What every agent reads of the job; what differs between a pod and this machine is given.
+
+        `scratch` are the folders of a pod that its node's disk holds, and the limit of each in bytes.
+        """
+        limit = self.resources.ephemeral
+        return AgentJob(
+            name=self.name,
+            command=None if command is None else tuple(command),
+            processes_per_host=self.process_count_per_host,
+            platform=platform,
+            devices_per_process=self.devices_per_process,
+            timeouts_s=self.timeouts.seconds(),
+            crash_limit=self.restarts.crash,
+            in_place_limit=self.restarts.in_place,
+            replaces=self.replaces_hosts,
+            sizes=self.sizes,
+            preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
+            grace_s=self.grace,
+            deadline_s=self.deadline,
+            metrics_port=metrics_port,
+            workdir=workdir,
+            search_paths=search_paths or {},
+            accelerator=self.accelerator.type,
+            pinning=pinning,
+            ephemeral_bytes=None if scratch is None or limit is None else int(amount(limit)),
+            scratch=scratch or {},
+            log_bytes=int(amount(self.logs.kept)),
+        )

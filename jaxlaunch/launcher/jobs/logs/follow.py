@@ -1,0 +1,247 @@
+"""A job's lines as they are written: from every pod that starts, those of the next generation included."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.jobs.logs import pods
+from jaxlaunch.launcher.jobs.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs.pods import EVERYTHING, Source, Window
+from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
+from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.kubernetes.outage import Outage
+from jaxlaunch.launcher.kubernetes.watch import may_pass
+from jaxlaunch.launcher.wording import placed
+
+TICK_S = 1.0
+REATTACH_S = 1.0  # after a stream broke
+DRAIN_S = 10.0  # without a line, after which the logs of pods that have ended are given up
+GONE = 404  # the pod, and its log with it
+MAX_QUEUED = 10_000  # lines a slow terminal may be behind
+
+Show = Callable[[Line], None]
+Say = Callable[[str], None]
+OnEvent = Callable[[str, dict[str, Any]], None]  # type of the watch event, object
+
+
+def follow(
+    cluster: Cluster,
+    namespace: str,
+    name: str,
+    *,
+    select: Select,
+    show: Show,
+    say: Say,
+    window: Window = EVERYTHING,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Gives `show` every line that `select` wants, on the calling thread, until JobSet `name` ends or is deleted.
+
+    Goes on over restarts: `say` gets how a generation ended and that the next begins. `until` is called once a second
+    and ends it earlier. The rest of the logs of pods that have ended is shown first, for at most DRAIN_S where the
+    JobSet runs on; `say` gets which could not be read to the end. A stream that breaks is continued where it broke.
+    Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than
+    jaxlaunch.launcher.jobs.logs.pods.STREAMS pods are selected at once.
+    """
+    _Follower(cluster, namespace, name, select, show, say, window).run(until)
+
+
+class Notices:
+    """The messages about generations and suspension as pods and the JobSet change. Never talks to a cluster."""
+
+    def __init__(self) -> None:
+        self._generation: int | None = None
+        self._ended: set[int] = set()
+        self._is_suspended = False
+
+    def of_host(self, host: Host) -> Iterator[str]:
+        """That a newer generation begins, and how a generation ended: each once."""
+        if self._generation is None or host.generation > self._generation:
+            if host.generation > 0:
+                yield f"generation {host.generation} begins"
+            self._generation = host.generation
+        if host.termination_report is not None and host.generation not in self._ended:
+            self._ended.add(host.generation)
+            yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
+
+    def of_jobset(self, jobset: Obj) -> Iterator[str]:
+        """That the JobSet was suspended, once each time."""
+        if is_suspended(jobset) and not self._is_suspended:
+            yield "suspended: no pods until it is resumed"
+        self._is_suspended = is_suspended(jobset)
+
+
+class Shown:
+    """Which lines of one log were shown: a stream that is taken up again repeats those of its last second."""
+
+    def __init__(self) -> None:
+        self.newest = ""  # the latest time of a line
+        self._count = 0  # lines of that time: the pieces of one line have the same
+        self._left: int | None = None  # of them, still to come once more; None: nothing comes twice
+
+    def begin_again(self) -> None:
+        """The stream begins once more, at the newest line or before it."""
+        self._left = self._count if self.newest else None
+
+    def is_new(self, line: Line) -> bool:
+        """Whether a line comes for the first time; it counts as shown then."""
+        if self._left is not None:
+            if line.at < self.newest:
+                return False
+            if line.at == self.newest and self._left:
+                self._left -= 1
+                return False
+            self._left = None
+        if line.at > self.newest:
+            self.newest, self._count = line.at, 0
+        self._count += line.at == self.newest
+        return True
+
+
+class _Follower:
+    def __init__(
+        self, cluster: Cluster, namespace: str, name: str, select: Select, show: Show, say: Say, window: Window
+    ) -> None:
+        self._cluster, self._namespace, self._name = cluster, namespace, name
+        self._select, self._show, self._say, self._window = select, show, say, window
+        self._outage = Outage(cluster, say)
+        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
+        self._notices = Notices()
+        self._jobset: Obj = {}
+        self._attached: set[str] = set()  # pods, ended ones too
+        self._open: set[str] = set()
+        self._is_over = False  # nothing more is waited for
+        self._has_ended = False  # the JobSet itself: its pods write no more
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Shows lines until the JobSet ends or `until` is true."""
+        jobset = self._outage.ride(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
+        if jobset is None:
+            return
+        self._jobset = jobset
+        self._start(self._watch, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset)
+        self._start(self._watch, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod)
+        checked_at = time.monotonic()
+        while not self._is_over:
+            self._take(TICK_S)
+            if time.monotonic() - checked_at >= TICK_S:
+                self._outage.tell()
+                self._is_over, checked_at = self._is_over or until(), time.monotonic()
+        self._drain()
+
+    def _drain(self) -> None:
+        """The watch of the pods may be behind that of the JobSet: they are listed once more."""
+        labels, end = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_S
+        try:
+            listed = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
+        except TimeoutError:
+            listed = []
+        for pod in listed:
+            self._on_pod("MODIFIED", pod)
+        running = {host.pod for pod in listed for host in hosts.newest(self._jobset, [pod]) if _runs_on(host)}
+        end = time.monotonic() + DRAIN_S
+        while time.monotonic() < end and self._left(running):
+            if self._take(0.1) and self._has_ended:  # the lines of a job that runs on never end
+                end = time.monotonic() + DRAIN_S
+        if left := self._left(running):
+            pods_left = ", ".join(sorted(left))
+            again = placed(f"`launcher logs {self._name}` reads them again", self._namespace)
+            self._say(f"not read to the end: {pods_left}; {again}")
+
+    def _left(self, running: set[str]) -> set[str]:
+        """The pods whose logs are still to be read to their end; those that run on have none yet."""
+        return self._open if self._has_ended else self._open - running
+
+    def _take(self, seconds: float) -> bool:
+        """Acts on what comes first; False when nothing comes within this time."""
+        try:
+            act = self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        act()
+        return True
+
+    # --- events of the watches ----------------------------------------------------------------------------------------
+
+    def _on_jobset(self, event: str, jobset: dict[str, Any]) -> None:
+        if event == "DELETED" or terminal_state(jobset) is not None:
+            self._is_over = self._has_ended = True
+        else:
+            for text in self._notices.of_jobset(jobset):
+                self._say(text)
+
+    def _on_pod(self, event: str, pod: dict[str, Any]) -> None:
+        if "spec" not in pod:
+            return  # deleted while the watch was interrupted: only its name is known
+        for host in hosts.newest(self._jobset, [pod]):
+            for text in self._notices.of_host(host):
+                self._say(text)
+            source = pods.source(self._jobset, host)
+            if host.has_started and host.pod not in self._attached and source.may_have(self._select):
+                self._attach(source)
+
+    def _attach(self, source: Source) -> None:
+        if len(self._open) >= pods.STREAMS:
+            raise UserError(
+                f"--follow reads at most {pods.STREAMS} pods at once, and more are selected.",
+                f"select ranks: --rank 0-{pods.STREAMS - 1}.",
+            )
+        self._attached.add(source.pod)
+        self._open.add(source.pod)
+        self._start(self._read, source)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _start(self, body: Callable[..., None], *args: Any) -> None:
+        """Runs `body` in a daemon thread: a stream without new lines cannot be ended from here."""
+
+        def guarded() -> None:
+            try:
+                body(*args)
+            except Exception as error:  # raised again by run()
+                self._inbox.put(partial(_raise, error))
+
+        threading.Thread(target=guarded, name=f"follow {body.__name__}", daemon=True).start()
+
+    def _watch(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
+        for event, found in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
+            self._inbox.put(partial(on_event, event, found))
+
+    def _read(self, source: Source) -> None:
+        """One pod's lines to their end. After a broken stream it goes on after the last line that came."""
+        shown, window = Shown(), self._window
+        while True:
+            try:
+                for line in pods.lines(self._cluster, self._namespace, source, self._select, window, follow=True):
+                    if shown.is_new(line):
+                        self._inbox.put(partial(self._show, line))
+                break
+            except Unreachable:
+                pass
+            except ApiError as error:
+                if not may_pass(error):  # its node may come back
+                    if error.status != GONE:
+                        self._inbox.put(partial(self._say, pods.unreadable(source.pod, error, source.node)))
+                    break
+            time.sleep(REATTACH_S)
+            window = Window(since=shown.newest) if shown.newest else window
+            shown.begin_again()
+        self._inbox.put(partial(self._open.discard, source.pod))
+
+
+def _runs_on(host: Host) -> bool:
+    return not (host.has_ended or host.is_leaving)
+
+
+def _raise(error: Exception) -> None:
+    raise error

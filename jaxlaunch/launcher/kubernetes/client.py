@@ -1,0 +1,318 @@
+"""The only way to the API server: plain objects in and out, and a time limit for every call.
+
+The official client reads the kubeconfig and keeps the connections. Its models and its retries are not used: its GET
+waits for ever, its POST is never repeated, and its watch hides how it ended.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.kubernetes import in_pod, kubeconfig
+from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
+from jaxlaunch.launcher.kubernetes.watch import Event, Watch
+from jaxlaunch.records.lines import Lines
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.kubernetes.transport import Transport
+
+__all__ = ["ApiError", "Cluster", "Unreachable"]
+
+MANAGER = "jaxlaunch"  # owns the fields that we set
+_LOG_SILENCE_S = 300.0  # a program may write nothing for long; so does a dead connection
+_LONGEST_LINE = 1024 * 1024  # bytes of a log that are kept in memory; an agent's lines are far shorter
+
+Object = dict[str, Any]
+Objects = list[Object]  # a method below is called `list`
+
+
+class Cluster:
+    """One context of a kubeconfig. Calls raise ApiError when the server refuses, Unreachable when it is silent."""
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport = transport
+        self.namespace = namespace  # the context's own
+
+    @classmethod
+    def connect(cls, context: str | None = None, say: Callable[[str], None] | None = None) -> Cluster:
+        """The cluster of a context, by default the current one; in a pod without a kubeconfig the pod's own.
+
+        `say` gets what is waited for when the server does not answer at once. Sends no request yet. Raises ClusterError
+        when the kubeconfig has no such context or cannot be used.
+        """
+        from jaxlaunch.launcher.kubernetes.transport import Transport  # with the client it takes a quarter of a second
+
+        name, namespace = kubeconfig.context(context)
+        return cls(Transport(lambda: kubeconfig.access(context), name, say), namespace)
+
+    @classmethod
+    def of_viewer(cls, token: str, namespace: str) -> Cluster:
+        """The cluster that this pod is in, in the name of the token's user. Raises ClusterError outside a pod."""
+        from jaxlaunch.launcher.kubernetes.transport import Transport
+
+        return cls(Transport(lambda: in_pod.access(token), "in-cluster"), namespace)
+
+    @property
+    def calls(self) -> int:
+        """Requests sent so far, retries included."""
+        return self._transport.calls
+
+    @property
+    def context(self) -> str:
+        """The context's name."""
+        return self._transport.name
+
+    @property
+    def server(self) -> str:
+        """The server's URL."""
+        return self._transport.server
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the server last answered anything but that it is unwell."""
+        return self._transport.silent_s
+
+    def hurry(self, total_s: float = 5.0) -> None:
+        """Limits every later call to this time: somebody pressed Ctrl-C and waits."""
+        self._transport.total_s = total_s
+
+    # --- objects ------------------------------------------------------------------------------------------------------
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+        """The object, or None when there is none of that name."""
+        return self._found("GET", kind.path(namespace or self.namespace, name))
+
+    def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        limit: int = 500,
+        pages: int | None = None,
+        keep: Callable[[Object], Object] = lambda one: one,
+    ) -> Objects:
+        """The objects of a namespace, or of all: at most `pages` of `limit`, each as `keep` returns it."""
+        return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
+
+    def listed(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: str = "",
+        fields: str = "",
+        limit: int = 500,
+        pages: int | None = None,
+        keep: Callable[[Object], Object] = lambda one: one,
+    ) -> tuple[Objects, str]:
+        """As list(), and the version from which a watch misses nothing.
+
+        Their managedFields, which are half of their bytes, are left out.
+        """
+        path, first = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
+        found: Objects = []
+        query = dict(first)
+        read = 0  # pages
+        while True:
+            try:
+                page = self._json("GET", path, query)
+            except ApiError as error:
+                if error.status != 410 or "continue" not in query:
+                    raise
+                found, query = [], dict(first)  # the server no longer has the rest of the list
+                continue
+            for one in page.get("items") or []:
+                one["metadata"].pop("managedFields", None)
+                found.append(keep(one))
+            read += 1
+            if not (more := page["metadata"].get("continue")) or read == pages:
+                return found, page["metadata"].get("resourceVersion", "")
+            query = {**first, "continue": more}
+
+    def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
+        """Creates the object and returns it as the server stores it; a field that it does not know is refused.
+
+        Retried only when the server did not carry it out. After any other error the object may exist or not.
+        """
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return self._json("POST", kind.path(self._namespace_of(obj)), query, obj, repeat=dry_run)
+
+    def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
+        """Server-side apply of the fields of `obj`; a field that another manager owns is refused."""
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}
+        path = kind.path(self._namespace_of(obj), obj["metadata"]["name"])
+        return self._json("PATCH", path, query, obj, content="application/apply-patch+yaml")
+
+    def merge(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
+        """The object after a JSON merge patch."""
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        return self._json("PATCH", kind.path(namespace, name), query, patch, content="application/merge-patch+json")
+
+    def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str,
+        *,
+        uid: str | None = None,
+        propagation: str = "Background",
+    ) -> bool:
+        """Starts to delete the object, with `uid` only if it has that uid; False when there is none."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        return self._found("DELETE", kind.path(namespace, name), options) is not None
+
+    def watch(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        since: str = "",
+        limit_s: float | None = None,
+    ) -> Iterator[Event]:
+        """ADDED, MODIFIED and DELETED, each change once; without a version in `since`, first all that exists.
+
+        Survives closed and silent connections and expired versions, until `limit_s` seconds are over.
+        """
+        selectors = _selectors(labels, fields)
+        return Watch(
+            lambda: self.listed(kind, namespace, labels, fields),
+            lambda query, silence_s: self._transport.stream(kind.path(namespace), {**selectors, **query}, silence_s),
+            since,
+            limit_s,
+        ).events()
+
+    def log(
+        self,
+        namespace: str,
+        pod: str,
+        *,
+        container: str = "main",
+        follow: bool = False,
+        since_s: int | None = None,
+        since: str = "",
+        tail: int | None = None,
+        limit_bytes: int | None = None,
+        timestamps: bool = False,
+        patience_s: float | None = None,
+    ) -> Iterator[str]:
+        """The lines of a container's log, of one over 1 MiB its pieces; `since` is a time in RFC 3339.
+
+        Raises Unreachable when a followed log sends nothing for five minutes: start again from the last line. With
+        `patience_s` it is raised when the node does not answer for that long.
+        """
+        options = {
+            "container": container,
+            "follow": follow,
+            "sinceSeconds": since_s,
+            "sinceTime": since or None,
+            "tailLines": tail,
+            "limitBytes": limit_bytes,
+            "timestamps": timestamps,
+        }
+        given = {key: value for key, value in options.items() if value is not None and value is not False}
+        query = {key: "true" if value is True else str(value) for key, value in given.items()}
+        query["container"] = container
+        lines = Lines(_LONGEST_LINE)
+        path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S
+        for data in self._transport.stream(path, query, silence_s, patience_s):
+            yield from map(_text, lines.feed(data))
+        yield from map(_text, lines.end())
+
+    def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
+        """The whole answer of a port of a pod to a request, which reaches the pod from its own loopback."""
+        return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
+
+    # --- the server ---------------------------------------------------------------------------------------------------
+
+    def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
+        """Whether the user of this context is allowed to do that."""
+        attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
+        if kind.namespaced and namespace is not None:
+            attributes["namespace"] = namespace
+        review = {
+            "apiVersion": ACCESS_REVIEWS.api_version,
+            "kind": ACCESS_REVIEWS.kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        return bool(self._json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
+
+    def served(self, group: str) -> Sequence[str]:
+        """The versions that the server serves of an API group, the preferred one first; none of an unknown group."""
+        found = self._found("GET", f"/apis/{group}")
+        return [] if found is None else [version["version"] for version in found["versions"]]
+
+    def server_version(self) -> str:
+        """`v1.35.4`."""
+        return str(self._json("GET", "/version")["gitVersion"])
+
+    def server_time(self) -> datetime.datetime:
+        """The server's clock, to the second."""
+        return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
+
+    def now(self) -> datetime.datetime:
+        """The time, which is the server's where this machine's clock is far from it: what happened has its times."""
+        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.ahead_s)
+
+    def ready(self) -> bool:
+        """Whether the server reports that it is ready."""
+        try:
+            self._transport.send("GET", "/readyz")
+        except ApiError as error:
+            if error.status < 500:
+                raise
+            return False
+        return True
+
+    # --- within -------------------------------------------------------------------------------------------------------
+
+    def _namespace_of(self, obj: Object) -> str:
+        return str(obj["metadata"].get("namespace") or self.namespace)
+
+    def _found(self, method: str, path: str, body: Object | None = None) -> Object | None:
+        """The answer, or None where the path names nothing."""
+        try:
+            return self._json(method, path, None, body)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        *,
+        content: str = "application/json",
+        repeat: bool = True,
+    ) -> Object:
+        answer = self._transport.send(method, path, query, body, content=content, repeat=repeat)
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ClusterError(
+                f"{self.server}{path}: the answer is not from a Kubernetes API server.",
+                "check the server's address in the kubeconfig.",
+            )
+        return found
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}

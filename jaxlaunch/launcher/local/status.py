@@ -1,0 +1,171 @@
+"""The status of a run on this machine, in the words of a job on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.leader import run_folder
+from jaxlaunch.launcher.agent.leader.run_folder import Listed
+from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
+from jaxlaunch.launcher.local.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
+from jaxlaunch.records.attempt import furthest
+from jaxlaunch.records.summary import Summary, ratio
+from jaxlaunch.records.verdict import Verdict, of_code
+
+TIMEOUT_S = 1.0  # of an agent of this machine
+MAX_ASKED = 16  # agents
+_SAMPLE = re.compile(r"^(jaxlaunch_[a-z_]+)\{([^}\n]*)\} (\S+)$", re.MULTILINE)
+_RANK = re.compile(r'\brank="(\d+)"')
+_PHASE = re.compile(r'\bphase="([^"]*)"')
+KILLED = "launcher and agents were killed together, or the machine was restarted, before they could write how it ended"
+
+
+class Live(NamedTuple):
+    """What the agents of a run say now. None or empty: not said."""
+
+    ready: int = 0  # agents that are there
+    step: int | None = None
+    steps: int | None = None
+    phases: Mapping[int, str] = {}  # by rank
+
+    @property
+    def phase(self) -> str | None:
+        """The phase of most ranks."""
+        found = list(self.phases.values())
+        return max(found, key=found.count, default=None)
+
+
+def status_of(run: Run, live: Live | None = None) -> JobStatus:
+    """The status of a run; with the numbers of now where its agents were asked."""
+    job, summary, start = run.numbers, run.summary, run.start
+    of, state, now = None if summary is None else summary.of, state_of(run), time.time()
+    live = None if state in OVER else live
+    verdict = verdict_of(run)
+    steps = (live and live.steps) or job.get(STEPS)
+    began = now if start is None else start.started
+    last = None if of is None else of.at
+    ended = None if start is None or state not in OVER else start.ended or last
+    return JobStatus(
+        name=run.name,
+        namespace="",
+        state=state,
+        is_ours=True,
+        queue=None,
+        hosts=max(1, job.get(MOST_HOSTS, job.get(HOSTS, 1))) * max(1, job.get(SLICES, 1)),
+        ready=None if live is None else live.ready,
+        generation=0 if of is None else of.generation,
+        attempt=None if of is None else of.attempt,
+        phase=None if live is None or state is not State.RUNNING else live.phase,
+        phase_s=None,
+        missing=(),
+        members=None,
+        spares=(),
+        step=_step(summary, live),
+        steps=steps,
+        committed=None if summary is None else summary.saved,
+        committed_age_s=None,
+        goodput=None if summary is None else ratio(summary.seconds),
+        as_of=None,
+        restarts=_restarts(run),
+        verdict=None if verdict is None or (state is State.RUNNING) else verdict.to_json(),
+        code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,
+        nodes=(),
+        age_s=max(0.0, now - began),
+        lasted_s=None if ended is None else max(0.0, ended - began),
+        folder=str(run.folder),
+        restart_seconds=summary.restart_seconds[-1].seconds if summary is not None and summary.restart_seconds else {},
+    )
+
+
+def state_of(run: Run) -> State:
+    """How far it is, or how it ended."""
+    summary = run.summary
+    if run.holder is not None:
+        if run.holder.is_stopping:
+            return State.STOPPING
+        if summary is None:
+            return State.STARTING
+        if summary.verdict is not None:
+            return State.RESTARTING
+        return State.RUNNING if summary.of is not None else State.GATHERING
+    code = getattr(verdict_of(run), "code", contract.LOST)
+    return {contract.DONE: State.DONE, contract.PREEMPTED: State.STOPPED}.get(code, State.FAILED)
+
+
+def verdict_of(run: Run) -> Verdict | None:
+    """How it ended; of a run that was killed with its launcher, that it was. None while it goes on."""
+    summary = run.summary
+    if summary is not None and summary.verdict is not None:
+        return summary.verdict
+    if run.holder is not None:
+        return None
+    judged = None if summary is None or summary.of is None else summary.of.judged
+    return judged or of_code(contract.LOST, KILLED, step=None if summary is None else summary.step)
+
+
+def was_killed(run: Run) -> bool:
+    """Whether it ended without a word: with its launcher, or with the machine."""
+    return run.holder is None and (run.summary is None or run.summary.verdict is None)
+
+
+def live(run: Run) -> Live | None:
+    """What the agents of this machine say now, the first MAX_ASKED of them; None where nobody runs in the folder."""
+    if run.holder is None or not run.holder.is_here:
+        return None
+    try:
+        agents = [one for one in run_folder.agents(run.folder) if _is_here(one)]
+    except OSError:
+        agents = []
+    steps, targets, phases = dict[int, float](), dict[int, float](), dict[int, str]()
+    for agent in agents[:MAX_ASKED]:
+        for name, rank, phase, value in _samples(agent.address):
+            if name == "jaxlaunch_rank_step":
+                steps[rank] = value
+            elif name == "jaxlaunch_target_step":
+                targets[rank] = value
+            elif name == "jaxlaunch_phase" and value == 1.0:
+                phases[rank] = phase
+    return Live(len(agents), _least(steps), _least(targets), phases)
+
+
+def _is_here(agent: Listed) -> bool:
+    return agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
+
+
+def _samples(address: str) -> Iterator[tuple[str, int, str, float]]:
+    """Of each finite sample of a rank: its name, the rank, its phase, its value."""
+    text = ""
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or is about to
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
+            text = answer.read().decode(errors="replace")
+    for name, labels, value in _SAMPLE.findall(text):
+        rank, phase = _RANK.search(labels), _PHASE.search(labels)
+        with contextlib.suppress(ValueError):
+            if rank is not None and math.isfinite(float(value)):
+                yield name, int(rank[1]), phase[1] if phase else "", float(value)
+
+
+def _restarts(run: Run) -> Restarts:
+    found = run.summary
+    generation = 0 if found is None or found.of is None else found.of.generation
+    usual = run.numbers.get(CRASHES, 5)
+    return Restarts(generation, generation, usual, None if found is None else dict(found.restarts), None, None)
+
+
+def _step(summary: Summary | None, live: Live | None) -> int | None:
+    """How far it is; while it starts again and has trained no step yet, at the one that is saved."""
+    of_summary, saved = (None, None) if summary is None else (summary.step, summary.saved)
+    reached = furthest(of_summary, live and live.step)
+    return reached or saved or reached
+
+
+def _least(values: Mapping[int, float]) -> int | None:
+    return int(min(values.values())) if values else None

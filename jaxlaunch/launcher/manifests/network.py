@@ -1,0 +1,325 @@
+"""How the hosts of a job reach each other: ports, the fast networks, and who may come in. Pure.
+
+Each network adds exactly what it needs, from launcher/platforms, with its sources there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.job import checks
+from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
+from jaxlaunch.launcher.job.schema import JobSpec, Network, Rdma
+from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, NAME_LABEL
+from jaxlaunch.launcher.manifests.nodes import JobNodes
+from jaxlaunch.launcher.platforms import eks, gke, runtime
+from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
+from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.launcher.wording import either
+
+METRICS_PORT = 9400
+LEADER_PORT = 9401
+# With the host's network, jobs share its ports: below them lie services, above outgoing connections and NodePorts.
+_HOST_PORTS = range(20000, 30000, 2)
+# GKE's TPU runtime: slice builder, transfers between slices, metrics.
+TPU_PORTS: Mapping[str, int] = {"tpu-slice": 8471, "tpu-dcn": 8080, "tpu-metrics": 8431}
+
+DAEMON = "tcpxo-daemon"
+_LIBRARIES = "/usr/local/nvidia"
+_APERTURE = "/dev/aperture_devices"
+
+# GPUDirect's networks of GKE, and the accelerators whose whole hosts they join.
+_WHOLE_HOSTS: Mapping[str, Sequence[str]] = {
+    "gpudirect-tcpxo": ["h100"],
+    "gpudirect-rdma": [kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner],
+    "gpudirect-rdma-dra": [kind for kind, nodes in gke.NODES.items() if nodes.rdma],
+}
+
+
+class Ports(NamedTuple):
+    """The ports of a pod that its gang and Prometheus reach."""
+
+    leader: int
+    metrics: int
+
+
+@dataclasses.dataclass(frozen=True)
+class JobNetwork:
+    """The network between the hosts of a job."""
+
+    job: JobSpec
+    platform: Where
+    chosen: Network
+    ports: Ports
+    tcpxo: Tcpxo | None
+    gib: Gib
+    environment: Mapping[str, str]  # of the libraries that communicate, where the job does not set them
+    prometheus: Prometheus
+    filled: Mapping[KeyPath, KeyPath]  # key of the job → key of the cluster defaults that its value comes from
+
+    @property
+    def pinning(self) -> str | None:
+        """The name of a network whose adapters read and write memory that the program pins; None for any other, and for
+        a single host, which reaches no other."""
+        name = "rdma" if isinstance(self.chosen, Rdma) else self.chosen
+        return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The names of the containers that it adds to a pod."""
+        return (DAEMON,) if self.chosen == "gpudirect-tcpxo" else ()
+
+
+# --- resolve ----------------------------------------------------------------------------------------------------------
+
+
+def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
+    """The job's network; else the cluster's for its accelerator."""
+    chosen, kind = job.network, job.accelerator.type
+    filled: dict[KeyPath, KeyPath] = {}
+    if "network" not in job.model_fields_set and kind in given.network:
+        chosen, filled[("network",)] = given.network[kind], ("network", kind)
+    return JobNetwork(
+        job=job,
+        platform=where,
+        chosen=chosen,
+        ports=_ports(chosen, f"{job.namespace or ''}/{job.name}"),
+        tcpxo=given.tcpxo,
+        gib=given.gib or Gib(),
+        environment=_environment(job, chosen, where, given.tcpxo),
+        prometheus=given.prometheus,
+        filled=filled,
+    )
+
+
+def _ports(chosen: Network, owner: str) -> Ports:
+    """The ports of every pod of a job; with the host's network, where jobs share them, chosen by `owner`."""
+    if chosen != "hostnetwork":
+        return Ports(LEADER_PORT, METRICS_PORT)
+    first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
+    return Ports(first, first + 1)
+
+
+def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
+    """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
+    it, which a program that is no shell cannot."""
+    kind = job.accelerator.type
+    if isinstance(chosen, Rdma):
+        return dict(chosen.env)
+    if chosen in ("efa", "efa-dra") and job.resources.hugepages is None:
+        return dict(eks.WITHOUT_HUGEPAGES.value)
+    if chosen == "gpudirect-tcpxo":
+        return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
+    nodes = gke.NODES.get(kind) if where == "gke" else None
+    if nodes is None or nodes.plugins is None:
+        return {}
+    if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
+        # Without a configuration that is known, without its tuner, which would end the program.
+        tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
+        return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
+    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") and not _brings(job) else {}
+
+
+def _brings(job: JobSpec) -> bool:
+    """Whether a job sets NCCL's plugins up itself: by a variable, or by their folder in its pod or command."""
+    names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
+    return any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names) or any(
+        part in text for part in (gke.GIB_FOLDER.value, "tcpx")
+    )
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
+    """What these nodes do not have of the network."""
+    chosen = network.chosen
+    if (wrong := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
+        yield wrong
+    elif chosen == "efa":
+        yield from _efa_faults(network, nodes)
+    elif isinstance(chosen, str) and chosen in _WHOLE_HOSTS:
+        yield from _gpudirect_faults(network, nodes, chosen)
+
+
+def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterator[Fault]:
+    path: KeyPath = ("network",)
+    kinds = _WHOLE_HOSTS[name]
+    kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
+    gpu = gke.TCPX_GPU.value
+    if kind not in kinds or per_host != KNOWN[kind].per_host:
+        hint = f"it joins whole hosts: {', '.join(f'{one} with {KNOWN[one].per_host}' for one in kinds)} per host."
+        if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
+            hint += (
+                " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink between hosts of " + f"{kind}."
+            )
+        yield Fault(path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint)
+    elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
+        message = f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is not supported."
+        yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
+    if name == "gpudirect-tcpxo" and network.tcpxo is None:
+        message = f"network = {name} needs the receive daemon's image, and the cluster defaults have none."
+        yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
+
+
+def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
+    """Each fault is of the key that the hint changes: the network may be of the cluster defaults."""
+    kind, resources = network.job.accelerator.type, network.job.resources
+    if not nodes.efa_interfaces:
+        message = f"network = efa: how many interfaces nodes of {kind} have is not known."
+        yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:  # any other has one kind of node
+        types = nodes.labels.get(INSTANCE, ())
+        message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
+        yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
+    if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
+        message = (
+            f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."
+        )
+        yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
+
+
+# --- patch ------------------------------------------------------------------------------------------------------------
+
+
+def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
+    """The pod template's part of it, of a job without faults."""
+    match network.chosen:
+        case Rdma(resource=resource, count=number, networks=networks):
+            beside = {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
+            return _main(_resources({resource: number})) | beside
+        case "hostnetwork":
+            return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
+        case "efa":
+            (interfaces,) = nodes.efa_interfaces
+            return _main(_resources({eks.EFA_RESOURCE.value: interfaces}))
+        case "gpudirect-tcpxo" if network.tcpxo is not None:
+            return _tcpxo(network.tcpxo)
+        case "gpudirect-rdma":
+            first = gke.GIB_FIRST_INTERFACE.value
+            return _gib(gke.GIB_FOLDERS.value) | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
+        case "gpudirect-rdma-dra":  # whose interfaces are claims
+            has_plugin = gke.NODES[network.job.accelerator.type].plugins is not None
+            return _gib(gke.GIB_FOLDERS.value if has_plugin else gke.DRIVER_FOLDER.value)
+    return {}
+
+
+def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
+    """The ports of the main container."""
+    of_tpus = TPU_PORTS if network.job.accelerator.platform == "tpu" else {}
+    named = {**network.ports._asdict(), **of_tpus}
+    return [{"name": name, "containerPort": port} for name, port in named.items()]
+
+
+def _tcpxo(given: Tcpxo) -> dict[str, Any]:
+    """The receive daemon beside the program, the host's libraries and devices, and one interface for each GPU."""
+    seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
+    host = {
+        "libraries": "/home/kubernetes/bin/nvidia",
+        "sys": "/sys",
+        "proc-sys": "/proc/sys",
+        "aperture-devices": _APERTURE,
+    }
+    template = _main({"volumeMounts": seen})
+    template["metadata"] = {"annotations": _tcpxo_annotations(given)}
+    template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
+    template["spec"]["initContainers"] = [_tcpxo_daemon(given)]
+    return template
+
+
+def _tcpxo_annotations(given: Tcpxo) -> dict[str, str]:
+    devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
+    devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
+    own = {f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices)}
+    return own | _interfaces(given.networks, first=1)
+
+
+def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
+    """GKE's annotations: eth0 as ever, and interfaces from eth`first` on in these Network objects."""
+    named = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
+    interfaces = [{"interfaceName": name, "network": network} for name, network in named.items()]
+    return {
+        "networking.gke.io/default-interface": "eth0",
+        "networking.gke.io/interfaces": json.dumps(interfaces),
+    }
+
+
+def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
+    """The host's driver and, where the image does not bring it, NCCL's plugin."""
+    names = {path: path.rpartition("/")[2] for path in folders}
+    seen = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
+    template = _main({"volumeMounts": seen})
+    template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
+    return template
+
+
+def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
+    """A native sidecar: an ordinary container that runs for ever would keep the Job from ending."""
+    script = "/fts/entrypoint_rxdm_container.sh"
+    return {
+        "name": DAEMON,
+        "image": given.image,
+        "restartPolicy": "Always",
+        "command": ["/bin/sh", "-c"],
+        "args": [f"set -ex; chmod 755 {script}; exec {script} --num_hops=2"],
+        "env": variables({"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64"}),
+        "securityContext": {
+            "runAsNonRoot": False,
+            "runAsUser": 0,
+            "capabilities": {"add": ["NET_ADMIN", "NET_BIND_SERVICE"]},
+        },
+        "volumeMounts": [
+            {"name": "libraries", "mountPath": _LIBRARIES},
+            {"name": "sys", "mountPath": "/hostsysfs"},
+            {"name": "proc-sys", "mountPath": "/hostprocsysfs"},
+        ],
+    }
+
+
+def _main(container: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": MAIN_CONTAINER, **container}]}}
+
+
+def _resources(extended: Mapping[str, int | str]) -> dict[str, Any]:
+    """Extended resources, which are never overcommitted: limit and request are one."""
+    amounts = {name: str(amount) for name, amount in extended.items()}
+    return {"resources": {"requests": amounts, "limits": amounts}}
+
+
+def variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Environment variables with these very values: the kubelet would expand $(NAME), and take $$ for $."""
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
+
+
+def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The NetworkPolicy: only pods of the job reach each other, and Prometheus their metrics. None where the job wants
+    none, or has the host's network, which no policy reaches."""
+    if not network.job.network_policy or network.chosen == "hostnetwork":
+        return []
+    members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
+    scraped = {"protocol": "TCP", "port": network.ports.metrics}
+    spec = {
+        **members,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [members]}, {"from": [_scraper(network.prometheus)], "ports": [scraped]}],
+    }
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": dict(metadata),
+            "spec": spec,
+        }
+    ]
+
+
+def _scraper(prometheus: Prometheus) -> dict[str, Any]:
+    where = {} if prometheus.namespace is None else {"kubernetes.io/metadata.name": prometheus.namespace}
+    namespaces = {"matchLabels": where} if where else {}
+    return {"namespaceSelector": namespaces, "podSelector": {"matchLabels": dict(prometheus.labels)}}

@@ -1,0 +1,184 @@
+"""What `plan` says beside its numbers: choices that are accepted, and cost time or progress on their platform. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from jaxlaunch.accelerators import KNOWN, OLDEST_CAPABILITY
+from jaxlaunch.launcher.job.schema import Reservation
+from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.platforms import eks, gke, runtime
+from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
+from jaxlaunch.launcher.wording import count
+
+
+def notes(job: ResolvedJob) -> Iterator[str]:
+    """One sentence for each."""
+    if job.nodes.platform == "gke":
+        yield from _spot(job)
+    if job.nodes.platform == "eks":
+        yield from _hugepages(job)
+        yield from _eks(job)
+    for kind in (_slice, _tcp, _render, _arm, _numa, _any_gpu, _cuda, _user):
+        yield from kind(job)
+
+
+def _user(job: ResolvedJob) -> Iterator[str]:
+    """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
+    kind, pinning = job.spec.accelerator.type, job.network.pinning
+    root = f"users: {{{kind}: root}} in the cluster defaults"
+    if job.security.user == 0 and not job.security.is_chosen:
+        yield (
+            "user: the pods run as root without capabilities (Pod Security level baseline): no source says that "
+            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their containerd has "
+            f"{runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} in the cluster defaults."
+        )
+        return
+    if job.security.user == 0:
+        how = ", in a privileged container" if job.security.is_privileged else ""
+        yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."
+        return
+    if job.spec.accelerator.platform == "tpu":
+        yield (
+            f"user: {job.security.user}, who can open {runtime.TPU_DEVICES.value} only where the nodes' containerd has "
+            f"{runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
+        )
+    if pinning is not None:
+        yield (
+            f"user: {job.security.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
+            f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
+        )
+
+
+def _slice(job: ResolvedJob) -> Iterator[str]:
+    """What the loss of a host costs where the others do not wait for another."""
+    if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
+        others = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
+        yield (
+            "restarts: a TPU slice is lost as a whole, so a lost host costs all pods"
+            f"{others}: they are made again together, where those of a GPU job would wait for the one that is lost."
+        )
+
+
+def _spot(job: ResolvedJob) -> Iterator[str]:
+    """A node that is reclaimed may be gone before the job's own time to save is over."""
+    usual, most = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
+    if job.spec.capacity == "spot" and job.spec.grace > usual:
+        yield (
+            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual} s, or at most {most} s "
+            "where its node pool says so: a save that takes longer is lost with it. Save often enough by "
+            "train.checkpoint.every."
+        )
+
+
+def _hugepages(job: ResolvedJob) -> Iterator[str]:
+    """Pods that no node is started for."""
+    if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
+        yield (
+            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
+            "huge pages: they wait until a node that has them is there."
+        )
+
+
+def _eks(job: ResolvedJob) -> Iterator[str]:
+    """What the owner of a node group has to do for a job."""
+    capacity, nodes = job.spec.capacity, job.nodes
+    if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
+        (label,) = nodes.capacity.labels
+        yield (
+            f"capacity: nodes of managed node groups do not say their reservation: label the group that has it "
+            f"{label}={capacity.reservation}, or name its label in the cluster defaults: reservation_label."
+        )
+    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
+        yield (
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it only with "
+            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere network: efa."
+        )
+
+
+def _tcp(job: ResolvedJob) -> Iterator[str]:
+    """Hosts whose GPUs have a fast network of their own, which the job does not use."""
+    known = _GPU_NETWORKS.get(job.nodes.platform)
+    if known is None or job.network.chosen != "default" or job.spec.host_count == 1:
+        return
+    label, factors = known
+    values = job.nodes.labels.get(label, ())
+    if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
+        yield (
+            f"network: the {count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
+            f"{values[0]} for its GPUs have {factor} × its bandwidth: {_way(values[0])}."
+        )
+
+
+_GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
+    # Each interface for EFA is on a network card of its own, and TCP uses the first card.
+    "eks": (INSTANCE, {name: one.efa or 0 for name, one in eks.INSTANCES.items()}),
+}
+
+
+def _way(nodes: str) -> str:
+    """How the hosts would use their fast network."""
+    if nodes in eks.INSTANCES:
+        return "network: efa"
+    if nodes == gke.TCPXO_GPU.value:
+        slow, fast = gke.NCCL_GB_PER_S.value
+        return f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in place of {slow}"
+    if nodes == gke.TCPX_GPU.value:
+        return (
+            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
+        )
+    if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
+        return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
+    return "network: gpudirect-rdma"
+
+
+def _render(job: ResolvedJob) -> Iterator[str]:
+    """AMD's devices, which a user other than root opens by their group alone."""
+    user = job.security.user
+    if job.spec.accelerator.platform == "rocm" and user and "supplementalGroups" not in str(job.spec.pod):
+        yield (
+            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of the pods opens "
+            "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: [NUMBER]}}}, from `getent "
+            "group render` on a node."
+        )
+
+
+def _arm(job: ResolvedJob) -> Iterator[str]:
+    """Images are of one architecture, or of several."""
+    if KNOWN[job.spec.accelerator.type].arm:
+        yield (
+            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
+            "format error`."
+        )
+
+
+def _numa(job: ResolvedJob) -> Iterator[str]:
+    """Chips of several NUMA nodes, which one process drives: Google's and xpk's pods have a container for each."""
+    known, asked = KNOWN[job.spec.accelerator.type], job.spec.accelerator
+    if known.numa_nodes > 1 and asked.per_host > 1:
+        yield (
+            f"host: the {asked.per_host} chips of a {asked.type} host are on {known.numa_nodes} NUMA nodes, and one "
+            "process drives them all; Google's pods and xpk's have a bound container for each node, which jaxlaunch "
+            "does not: what crosses the nodes is slower."
+        )
+
+
+def _any_gpu(job: ResolvedJob) -> Iterator[str]:
+    """Nodes that nothing but the number of their GPUs chooses."""
+    if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
+        hosts = job.spec.host_count
+        whose = "the host may have any GPU" if hosts == 1 else f"the {count(hosts, 'host')} may have different GPUs"
+        yield f"accelerator: gpu names none, and {whose}: choose their nodes by node_selector."
+
+
+def _cuda(job: ResolvedJob) -> Iterator[str]:
+    """GPUs that are older than a version of CUDA, of which the image's name may say that it is not the one."""
+    kind = job.spec.accelerator.type
+    capability, image = KNOWN[kind].capability, job.code.image or ""
+    for cuda, oldest in OLDEST_CAPABILITY.items():
+        if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
+            yield (
+                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not compile for less than "
+                f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
+            )

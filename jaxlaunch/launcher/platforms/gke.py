@@ -1,0 +1,280 @@
+"""Nodes of Google Kubernetes Engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxlaunch.accelerators import Source
+from jaxlaunch.launcher.platforms.facts import (
+    ARM_TAINT,
+    BLOCK,
+    GKE_GPU,
+    GKE_TPU,
+    GPU_TAINT,
+    NAME,
+    PROJECT,
+    SUB_BLOCK,
+    TPU_TAINT,
+    Fact,
+    Nodes,
+    PlatformFacts,
+    tolerate,
+)
+
+_DOCS = "cloud.google.com/kubernetes-engine/docs"
+GPUS = Source("GKE: About GPUs", f"{_DOCS}/concepts/gpus")
+TPUS = Source("GKE: Plan TPUs", f"{_DOCS}/concepts/plan-tpus")
+SPOT = Source("GKE: Spot VMs", f"{_DOCS}/concepts/spot-vms")
+FLEX_START = Source("GKE: About flex-start", f"{_DOCS}/concepts/dws")
+RESERVATIONS = Source("GKE: Consume reserved zonal resources", f"{_DOCS}/how-to/consuming-reservations")
+BLOCKS = Source(
+    "Cluster Toolkit: node selectors of GKE jobs",
+    "github.com/GoogleCloudPlatform/cluster-toolkit, pkg/orchestrator/gke",
+)
+TCPXO = Source("GKE: GPU networking with GPUDirect-TCPXO", f"{_DOCS}/how-to/gpu-bandwidth-gpudirect-tcpx")
+PLUGIN = Source(
+    "GKE's GPU device plugin", "github.com/GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu"
+)
+MACHINES = Source("Compute Engine: GPU machine types", "cloud.google.com/compute/docs/gpus")
+BANDWIDTH = Source(
+    "Compute Engine: networking and GPU machines", "cloud.google.com/compute/docs/gpus/gpu-network-bandwidth"
+)
+MEASURED = Source("NVIDIA: GKE TCPXO networking", "docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking")
+AUTOSCALER = Source(
+    "GKE's cluster autoscaler: labels", "k8s.io/gke-autoscaling/cluster-autoscaler, cloudprovider/gke/labels"
+)
+TCPXO_RELEASE = Source(
+    "GPUDirect-TCPXO: release of 9 January 2026",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpxo/README.md; "
+    "github.com/google/nccl-plugin-gpudirect-tcpxo, tcpxo_scripts/nccl-env-profile.sh",
+)
+GIB_POD = Source(
+    "GPUDirect RDMA: NCCL RDMA installer and test",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-rdma-installer.yaml, "
+    "nccl-test.yaml, nccl-test-a4.yaml",
+)
+GIB_NCCL = Source(
+    "GKE: reinforcement learning with verl and with NeMo RL, NCCL variables",
+    f"{_DOCS}/tutorials/scaling-rl-verl-gke, {_DOCS}/tutorials/nemo-rl-gke",
+)
+GIB_UNUSED = Source(
+    "llm-d: NCCL tuner of gIB on GKE",
+    "llm-d.ai/docs, guides/recipes/modelserver/components/disable-gke-nccl-tuner-patch",
+)
+COMPUTE_DOMAINS = Source(
+    "NVIDIA: ComputeDomains of its DRA driver",
+    "docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-cds.html",
+)
+
+
+GIB_RELEASE = Source(
+    "NCCL/gIB 1.1.2 of May 2026: NCCL versions", "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64"
+)
+DRANET = Source(
+    "GKE: allocate network resources by managed DRANET; its NCCL test",
+    f"{_DOCS}/how-to/allocate-network-resources-dra; "
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-managed-rdma.yaml",
+)
+A4X_MAX = Source(
+    "GPUDirect RDMA on A4X Max: NCCL test as a JobSet, whose image brings gIB",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; "
+    "github.com/GoogleCloudPlatform/cluster-toolkit, examples/gke-a4x-max-bm/nccl-jobset-example.yaml",
+)
+RDMA_CLASS = Fact("mrdma.google.com", DRANET)
+# GPUDirect RDMA by NCCL's plugin gIB.
+GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
+_GIB = Fact("gIB", GIB_POD)
+
+
+def _gpu(
+    *values: str, plugins: Fact[str] | None = None, rdma: Fact[int] | None = None, gib_tuner: str | None = None
+) -> Nodes:
+    tuner = None if gib_tuner is None else Fact(f"{GIB_FOLDER.value}/configs/{gib_tuner}", GIB_NCCL)
+    return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, rdma, tuner)
+
+
+def _tpu(value: str) -> Nodes:
+    return Nodes({GKE_TPU: (value,)}, (TPU_TAINT,), TPUS)
+
+
+NODES: Mapping[str, Nodes] = {
+    "cpu": Nodes(source=GPUS),
+    "gpu": Nodes({}, (GPU_TAINT,), GPUS),
+    "t4": _gpu("nvidia-tesla-t4"),
+    "v100": _gpu("nvidia-tesla-v100"),
+    "rtxpro6000": _gpu("nvidia-rtx-pro-6000"),
+    "l4": _gpu("nvidia-l4"),
+    "a100": _gpu("nvidia-tesla-a100", "nvidia-a100-80gb"),
+    "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
+    "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"),
+    "b200": _gpu("nvidia-b200", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
+    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB, Fact(4, DRANET)),
+    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS, rdma=Fact(8, A4X_MAX)),
+    "v4": _tpu("tpu-v4-podslice"),
+    "v5e": _tpu("tpu-v5-lite-podslice"),
+    "v5p": _tpu("tpu-v5p-slice"),
+    "v6e": _tpu("tpu-v6e-slice"),
+    "7x": _tpu("tpu7x"),
+    "tpu7x": _tpu("tpu7x"),
+    "tpu7": Nodes({GKE_TPU: ("tpu7",)}, (TPU_TAINT,), AUTOSCALER),
+}
+
+# GB of the makes of an accelerator that comes in several, where a label tells them apart.
+MEMORY_GB: Mapping[str, Fact[float]] = {
+    "nvidia-tesla-v100": Fact(16, MACHINES),
+    "nvidia-tesla-a100": Fact(40, MACHINES),
+    "nvidia-a100-80gb": Fact(80, MACHINES),
+    "nvidia-h100-80gb": Fact(80, MACHINES),
+    "nvidia-h100-mega-80gb": Fact(80, MACHINES),
+}
+
+# GPUs of the largest machine.
+LARGEST: Mapping[str, Fact[int]] = {
+    "nvidia-tesla-t4": Fact(4, MACHINES),
+    "nvidia-tesla-v100": Fact(8, MACHINES),
+    "nvidia-rtx-pro-6000": Fact(8, MACHINES),
+    "nvidia-l4": Fact(8, MACHINES),
+    "nvidia-tesla-a100": Fact(16, MACHINES),
+    "nvidia-a100-80gb": Fact(8, MACHINES),
+    "nvidia-h100-80gb": Fact(8, MACHINES),
+    "nvidia-h100-mega-80gb": Fact(8, MACHINES),
+    "nvidia-h200-141gb": Fact(8, MACHINES),
+    "nvidia-b200": Fact(8, MACHINES),
+    "nvidia-gb200": Fact(4, MACHINES),
+    "nvidia-gb300": Fact(4, MACHINES),
+}
+
+CAPACITY: Mapping[str, Nodes] = {
+    "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (tolerate("cloud.google.com/gke-spot"),), SPOT),
+    # Queued provisioning taints its nodes; a pool without it has the other taint where its owner wants one.
+    "flex-start": Nodes(
+        {"cloud.google.com/gke-flex-start": ("true",)},
+        (tolerate("cloud.google.com/gke-queued"), tolerate("cloud.google.com/gke-flex-start")),
+        AUTOSCALER,
+    ),
+    "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
+}
+# What a job adds that names more of a reservation than its name.
+IN_RESERVATION: Mapping[str, Nodes] = {
+    "project": Nodes(
+        {
+            "cloud.google.com/reservation-project": (PROJECT,),
+            "cloud.google.com/reservation-affinity": ("specific",),
+        },
+        (),
+        RESERVATIONS,
+    ),
+    "block": Nodes({"cloud.google.com/reservation-blocks": (BLOCK,)}, (), BLOCKS),
+    "sub_block": Nodes({"cloud.google.com/reservation-subblocks": (SUB_BLOCK,)}, (), BLOCKS),
+}
+
+# The label that nodes of one TPU slice share.
+SLICE_LABEL = Fact("cloud.google.com/gke-nodepool", TPUS)
+
+# The chips of a TPU node: a 2x4 slice is one host of eight or two of four, under one topology.
+CHIPS_LABEL = Fact("cloud.google.com/gke-accelerator-count", AUTOSCALER)
+
+# The driver is mounted here, and nothing adds it to the search paths of a container.
+DRIVER: Fact[Mapping[str, str]] = Fact(
+    {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, PLUGIN
+)
+
+LONGEST_FLEX_START_S = Fact(7 * 86_400, FLEX_START)
+SPOT_GRACE_S = Fact(15, SPOT)  # for pods that are no system's, where the node pool says nothing else
+LARGEST_SPOT_GRACE_S = Fact(120, SPOT)
+
+# GPUDirect-TCPXO exists on a3-megagpu-8g alone: 8 GPUs, and an interface for each beside eth0.
+TCPXO_GPU = Fact("nvidia-h100-mega-80gb", TCPXO)
+TCPXO_GPUS = Fact(8, TCPXO)
+TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
+    {
+        "NCCL_FASTRAK_CTRL_DEV": "eth0",
+        "NCCL_FASTRAK_IFNAME": "eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_CROSS_NIC": "0",
+        "NCCL_PROTO": "Simple,LL128",
+        "NCCL_MIN_NCHANNELS": "4",
+        "NCCL_NVLSTREE_MAX_CHUNKSIZE": "131072",
+        "NCCL_P2P_NET_CHUNKSIZE": "524288",
+        "NCCL_P2P_PCI_CHUNKSIZE": "524288",
+        "NCCL_P2P_NVL_CHUNKSIZE": "1048576",
+        "NCCL_FASTRAK_NUM_FLOWS": "2",
+        "NCCL_FASTRAK_ENABLE_CONTROL_CHANNEL": "0",
+        "NCCL_BUFFSIZE": "8388608",
+        "NCCL_FASTRAK_USE_SNAP": "1",
+        "NCCL_FASTRAK_USE_LLCM": "1",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        "NCCL_FASTRAK_ENABLE_HOTPATH_LOGGING": "0",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
+        "NCCL_TUNER_CONFIG_PATH": "/usr/local/nvidia/lib64/a3plus_tuner_config.textproto",
+        "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE": "/usr/local/nvidia/lib64/a3plus_guest_config.textproto",
+        "NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS": "600000",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,COLL,GRAPH",
+        "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
+        "NCCL_NVLS_ENABLE": "1",
+        # JAX loads the image's NCCL by its path; the one that is loaded before is the one that is found.
+        "LD_PRELOAD": "/usr/local/nvidia/lib64/libnccl.so.2",
+    },
+    TCPXO_RELEASE,
+)
+# GPUDirect-TCPX of a3-highgpu-8g is not built.
+TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
+
+# gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
+GIB_GPUS = Fact(8, GIB_POD)
+GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
+GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
+    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER.value}, GIB_POD
+)
+DRIVER_FOLDER: Fact[Mapping[str, str]] = Fact({"/home/kubernetes/bin/nvidia": "/usr/local/nvidia"}, A4X_MAX)
+GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
+    {
+        "NCCL_NET": "gIB",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_CROSS_NIC": "0",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        "NCCL_P2P_NET_CHUNKSIZE": "131072",
+        "NCCL_NVLS_CHUNKSIZE": "524288",
+        "NCCL_IB_ADAPTIVE_ROUTING": "1",
+        "NCCL_IB_QPS_PER_CONNECTION": "4",
+        "NCCL_IB_TC": "52",
+        "NCCL_IB_FIFO_TC": "84",
+    },
+    GIB_NCCL,
+)
+# A tuner that an installer puts there ends a job that does not configure it.
+WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
+# Beginnings of variables by which a job sets the plugins up itself.
+OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
+# The NCCL that TCPXO is qualified with, which its installer brings, and the oldest that gIB works with.
+TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
+GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
+
+# A4X and A4X Max also join their hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
+COMPUTE_DOMAIN_GPUS: Fact[Sequence[str]] = Fact(("nvidia-gb200", "nvidia-gb300"), COMPUTE_DOMAINS)
+
+# Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
+# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g,
+# 4 × 800 of a4x-maxgpu-4g-metal.
+GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
+    "nvidia-h100-80gb": Fact(4, BANDWIDTH),
+    "nvidia-h100-mega-80gb": Fact(8, BANDWIDTH),
+    "nvidia-h200-141gb": Fact(16, BANDWIDTH),
+    "nvidia-b200": Fact(16, BANDWIDTH),
+    "nvidia-gb200": Fact(8, BANDWIDTH),
+    "nvidia-gb300": Fact(16, BANDWIDTH),
+}
+# GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
+NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
+
+PLATFORM = PlatformFacts(
+    NODES,
+    CAPACITY,
+    networks=("gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"),
+    largest=LARGEST,
+    memory_gb=MEMORY_GB,
+    slice_label=SLICE_LABEL,
+    search_paths={"cuda": DRIVER},
+)

@@ -1,0 +1,194 @@
+"""docs/platforms.md from the data: `python -m jaxlaunch.launcher.platforms.reference > docs/platforms.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from jaxlaunch.accelerators import KNOWN, Accelerator, Source
+from jaxlaunch.launcher.platforms import runtime, table
+from jaxlaunch.launcher.platforms.facts import Access, Fact, Instance, Nodes, PlatformFacts
+
+_Known = Nodes | Instance | Access | Fact[Any]
+
+_INTRODUCTION = """\
+# Platforms
+
+This page lists what a rendered job requires of the nodes on each `platform`, and the source of each fact. It is
+generated from `launcher/platforms` (`python -m jaxlaunch.launcher.platforms.reference` prints it).
+If the nodes of your cluster have other labels, set them under `nodes` and `capacity` of its [defaults](kubernetes.md).
+
+**Nothing on this page has been tried on these clouds**: a real API server with the webhooks of JobSet and Kueue accepts
+what is rendered, but that it runs there rests on the sources alone. A label with several values becomes an affinity; a
+job of several hosts must choose one value with `node_selector`, because its hosts would otherwise differ in memory or
+network.
+
+GPUDirect-TCPX (a3-highgpu-8g) is not supported. Such hosts communicate over TCP; `launcher plan` shows what that costs.
+AMD GPUs run your own programs (`command:`); the built-in trainer does not support ROCm.
+"""
+
+_ACCELERATORS = """\
+## Accelerators
+
+This table comes from `jaxlaunch/accelerators.py` and applies to every platform. The memory is that of one JAX device.
+The peak is that of dense bf16, on which MFU is based; a type that covers several devices may have several peaks.
+
+`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses the nodes. Nothing
+else is known about it, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
+
+| `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
+|---|---|---|---|---|---|---|"""
+# Names of a platform's file whose facts have tables of their own.
+_TABLES = ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES", "PLATFORM")
+
+
+def module(where: str) -> ModuleType:
+    """The file of a platform's facts, which has its name."""
+    return import_module(f"jaxlaunch.launcher.platforms.{where}")
+
+
+def sources(module: ModuleType) -> list[Source]:
+    """Every source of a platform's facts, in the order of its file."""
+    return [value for value in vars(module).values() if isinstance(value, Source)]
+
+
+def facts(value: Any) -> Iterator[_Known]:
+    """Every fact in a value, however deep in its mappings and sequences."""
+    if isinstance(value, Nodes | Instance | Access | Fact):
+        yield value
+        if isinstance(value, Nodes):
+            yield from facts((value.plugins, value.gib_tuner))
+    elif isinstance(value, PlatformFacts):
+        yield from facts(vars(value))
+    elif isinstance(value, Mapping | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from facts(one)
+
+
+def markdown() -> str:
+    """The page."""
+    parts = [_INTRODUCTION, "\n".join(_accelerators())]
+    for where, row in table.PLATFORMS.items():
+        file = module(where)
+        numbers = {source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)}
+        parts.append(f"## {where}\n\n" + "\n".join(_platform(row, file, numbers)))
+    numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
+    parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
+    return "\n".join(parts)
+
+
+def _accelerators() -> Iterator[str]:
+    """The table of accelerators, and the sources of its rows."""
+    numbers = {source: number for number, source in enumerate(_read_for(KNOWN.values()), 1)}
+    yield _ACCELERATORS
+    for name, one in KNOWN.items():
+        devices = "by the topology" if one.dimensions else str(one.per_host)
+        devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
+        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or ("its host's" if name == "cpu" else "not known")
+        known = [make.peak_flops / 1e12 for make in one.makes if make.peak_flops is not None]
+        peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
+        read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
+        yield f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | {one.capability or 'none'} | {read} |"
+    yield ""
+    yield from _sources(numbers)
+
+
+def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:
+    yield from dict.fromkeys(source for one in rows for source in one.sources)
+
+
+def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield "On every platform, by `user` and `users` of the [defaults](kubernetes.md#the-pods-user).\n"
+    yield "| job | user | Pod Security level | the nodes must have | source |"
+    yield "|---|---|---|---|---|"
+    for one in runtime.ACCESS:
+        yield f"| {one.job} | {one.user} | {one.level} | {one.needs} | {_number(one, numbers)} |"
+    yield ""
+    yield from _others(runtime, numbers)
+    yield from _sources(numbers)
+
+
+def _platform(row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield from _table("accelerator", row.nodes, numbers)
+    for provisioner, known in row.provisioners.items():
+        yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
+    if row.capacity:
+        parts = vars(module).get("IN_RESERVATION", {})
+        yield from _table("capacity", {**row.capacity, **_parts(parts)}, numbers)
+    if row.instances:
+        yield from _instances(row.instances, numbers)
+    yield from _others(module, numbers)
+    yield from _sources(numbers)
+
+
+def _sources(numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield "Sources:\n"
+    for source, number in numbers.items():
+        yield f"{number}. {source.title}: `{source.where}`, read {source.read}"
+    yield ""
+
+
+def _parts(parts: Mapping[str, Nodes]) -> dict[str, Nodes]:
+    return {f"reservation, {name}": nodes for name, nodes in parts.items()}
+
+
+def _table(title: str, known: Mapping[str, Nodes], numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield f"| {title} | labels of its nodes | taints tolerated | source |"
+    yield "|---|---|---|---|"
+    for name, nodes in known.items():
+        labels = "<br>".join(f"`{key}: {' or '.join(values)}`" for key, values in nodes.labels.items()) or "any"
+        taints = "<br>".join(f"`{one['key']}`" for one in nodes.tolerations) or "none"
+        yield f"| `{name}` | {labels} | {taints} | {_number(nodes, numbers)} |"
+    yield ""
+
+
+def _instances(instances: Mapping[str, Instance], numbers: Mapping[Source, int]) -> Iterator[str]:
+    yield "| instance type | GPUs | GB of each | EFA interfaces | source |"
+    yield "|---|---|---|---|---|"
+    for name, one in instances.items():
+        efa = "not known" if one.efa is None else one.efa or "none"
+        yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {efa} | {_number(one, numbers)} |"
+    yield ""
+
+
+def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    """Single facts, by the name that they have in the data."""
+    rows: list[tuple[str, Fact[Any]]] = []
+    for name, value in vars(module).items():
+        if name not in _TABLES and not name.startswith("_"):
+            rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
+    for kind, nodes in vars(module).get("NODES", {}).items():
+        rows += [(f"plugins of NCCL of `{kind}`", nodes.plugins)] if nodes.plugins else []
+        rows += [(f"gib tuner of `{kind}`", nodes.gib_tuner)] if nodes.gib_tuner else []
+    rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
+    yield "| fact | value | source |"
+    yield "|---|---|---|"
+    for name, fact in rows:
+        yield f"| {name} | {_written(fact.value)} | {_number(fact, numbers)} |"
+    yield ""
+
+
+def _named(value: Any) -> Iterator[tuple[str, Fact[Any]]]:
+    """A single fact; those of a mapping, each of what it is of."""
+    if isinstance(value, Fact):
+        yield "", value
+    elif isinstance(value, Mapping):
+        yield from ((f" of `{key}`", fact) for key, fact in value.items() if isinstance(fact, Fact))
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "<br>".join(f"`{key}: {one}`" for key, one in value.items())
+    return " ".join(f"`{one}`" for one in value) if isinstance(value, tuple) else f"`{value}`"
+
+
+def _number(fact: _Known, numbers: Mapping[Source, int]) -> str:
+    (source,) = (value for field in dataclasses.fields(fact) if isinstance(value := getattr(fact, field.name), Source))
+    return str(numbers[source])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

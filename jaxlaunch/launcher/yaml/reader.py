@@ -1,0 +1,390 @@
+"""YAML text as plain data with the line of every value. Knows YAML; knows nothing of jobs.
+
+Accepts a strict subset of YAML 1.2: one document, plain data, no anchors, aliases, custom tags or duplicate keys. It
+reports all faults at once, each with the path of the value that it makes unusable, so that no later check repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+import select
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from yaml.reader import ReaderError
+
+from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, overlap
+from jaxlaunch.launcher.wording import cut, dotted
+from jaxlaunch.launcher.yaml import scalars
+from jaxlaunch.launcher.yaml.scalars import Scalar
+
+Opener = Callable[[str, int], int]  # as `open` takes it
+MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
+MAX_DEPTH = 64
+MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
+AFTER_THE_FILE = 10**9  # the line by which faults of overrides sort
+_BY_OVERRIDE = " (override)"
+
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # a PyYAML built without libyaml is correct, and ten times slower
+_REFERENCE = (
+    "uses an anchor, an alias or a merge key (&, * or <<).",
+    "write the value out in each place, or quote it.",
+)
+_CORE = "tag:yaml.org,2002:"
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    f"{_CORE}str": str,
+    f"{_CORE}int": int,
+    f"{_CORE}float": (int, float),
+    f"{_CORE}bool": bool,
+    f"{_CORE}null": type(None),
+    f"{_CORE}map": dict,
+    f"{_CORE}seq": list,
+}
+
+
+@dataclasses.dataclass
+class Document:
+    """Plain data with, for each path, its line, its text if it is a plain scalar, and what was wrong with it."""
+
+    name: str  # in messages: the file's path
+    data: Any = None
+    lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
+    texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
+    overrides: dict[KeyPath, str] = dataclasses.field(
+        default_factory=dict
+    )  # path set on the command line -> the argument
+    faults: list[Fault] = dataclasses.field(default_factory=list)
+
+    def locate(self, fault: Fault) -> Fault:
+        """The fault with its place: the line of its path or of the nearest block above, or the override that set it.
+
+        A fault of several keys, one of which an override set, is that override's: what is in the file was written for
+        the value that it replaced.
+        """
+        found = self._at(fault)
+        others = [shown for path, shown in self.overrides.items() if any(overlap(path, key) for key in fault.of)]
+        if not others or found.where.endswith(_BY_OVERRIDE):
+            return found
+        where = f"{', '.join(others)}{_BY_OVERRIDE} with {found.where}"
+        return dataclasses.replace(found, where=where, line=AFTER_THE_FILE)
+
+    def _at(self, fault: Fault) -> Fault:
+        """The fault with the place of its own path."""
+        if fault.where:
+            return fault
+        for end in range(len(fault.path), 0, -1):
+            path = fault.path[:end]
+            if path in self.overrides:
+                where = f"{self.overrides[path]}{_BY_OVERRIDE}"
+                return dataclasses.replace(fault, where=where, line=AFTER_THE_FILE)
+            if path in self.lines:
+                line = self.lines[path]
+                return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
+            made = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
+            if made is not None:  # a block that the file does not have
+                return dataclasses.replace(fault, where=f"{made}{_BY_OVERRIDE}", line=AFTER_THE_FILE)
+        return dataclasses.replace(fault, where=self.name)
+
+    def move(self, old: KeyPath, new: KeyPath) -> None:
+        """Gives a value and all below it another path, whose blocks are made where they are missing."""
+        block = self.data
+        for key in old[:-1]:
+            block = block[key]
+        value, block = block.pop(old[-1]), self.data
+        for key in new[:-1]:
+            block = block.setdefault(key, {})
+        block[new[-1]] = value
+        every: tuple[dict[KeyPath, Any], ...] = (self.lines, self.texts, self.overrides)
+        for known in every:
+            for path in [path for path in known if path[: len(old)] == old]:
+                known[new + path[len(old) :]] = known.pop(path)
+
+    def forget(self, path: KeyPath) -> None:
+        """Drops the lines and texts of a value and of all below it, because an override replaced it."""
+        known: dict[KeyPath, Any]
+        for known in (self.lines, self.texts, self.overrides):
+            for old in [old for old in known if old[: len(path)] == path]:
+                del known[old]
+
+
+def read(path: Path, opener: Opener | None = None) -> Document:
+    """The document in a file. Raises UserError when the file cannot be read, is too large or not UTF-8."""
+    try:
+        with open(path, "rb", opener=opener or _opened) as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than 1 MiB.", "a job is a page of text; keep data in other files.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x}).", "save the file as UTF-8."
+        ) from None
+    return parse(text, str(path))
+
+
+def _opened(path: str, flags: int) -> int:
+    """For `open`: a descriptor, of `<(command)` too. Raises OSError for a pipe that nothing writes to."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], 0)[0]:
+        with contextlib.suppress(BlockingIOError):  # its writer has not written yet
+            os.read(descriptor, 1)
+            os.close(descriptor)
+            raise OSError(errno.EPIPE, "is a pipe that nothing writes to")
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def parse(text: str, name: str, at: KeyPath = ()) -> Document:
+    """The document in `text`, with its faults; of text that is not YAML the data is None.
+
+    Of a text that is a part of another document, `at` is its path there: its own paths begin with that.
+    """
+    reader = _Reader(name, at)
+    try:
+        reader.read(yaml.parse(text, Loader=_LOADER))
+    except _Abort:
+        pass
+    except yaml.MarkedYAMLError as error:
+        reader.refuse_syntax(error, text)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        reader.refuse((), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape.")
+    return reader.document
+
+
+class _Abort(Exception):
+    """Ends the reading; its cause is in the list of faults."""
+
+
+class _Reader:
+    """Builds the data of one document from the parser's events, which nest no deeper than MAX_DEPTH here."""
+
+    def __init__(self, name: str, at: KeyPath) -> None:
+        self.document = Document(name)
+        self._at = at
+        self._events: Iterator[Event] = iter(())
+        self._values = 0
+        self._seen: set[tuple[int, str]] = set()
+
+    def refuse(self, path: KeyPath, line: int, message: str, hint: str | None = None) -> None:
+        """Adds a fault, once for each line: a thousand aliases in a line are one thing to fix."""
+        if (line, message) not in self._seen:
+            self._seen.add((line, message))
+            where = f"{self.document.name}:{line}"
+            self.document.faults.append(Fault(path, message, hint, where=where, line=line))
+
+    def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
+        """Adds the fault of text that is not YAML. Its line is not shown, because it may contain a secret."""
+        self.document.data = None
+        mark = error.problem_mark
+        if (column := _tab(error, text)) is not None:
+            return self.refuse((), _line(mark), f"is not YAML: a tab in column {column}.", "use spaces instead.")
+        message, hint = _syntax(
+            error, "" if mark is None else text[mark.index : mark.index + 1], _is_deeper(mark, text)
+        )
+        self.refuse((), _line(mark), message, hint)
+
+    def read(self, events: Iterator[Event]) -> None:
+        """Reads the first document; a second one is a fault."""
+        self._events = events
+        for event in events:
+            if isinstance(event, NodeEvent):
+                self.document.data = self._node(event, self._at, 0)
+                break
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                hint = "keep one job in a file; remove the `---`."
+                self.refuse((), _line(event.start_mark), "starts a second document.", hint)
+                raise _Abort
+
+    def _node(self, event: Event, path: KeyPath, depth: int) -> Any:
+        line = _line(event.start_mark)
+        if depth > MAX_DEPTH:
+            self.refuse(
+                (),
+                line,
+                f"is nested deeper than {MAX_DEPTH} levels.",
+                "no part of a job is; look for a bracket that is never closed.",
+            )
+            raise _Abort
+        self._values += 1
+        if self._values > MAX_VALUES:
+            self.refuse(
+                (),
+                line,
+                f"contains more than {MAX_VALUES} values.",
+                "a job is a page of text; keep data in other files.",
+            )
+            raise _Abort
+        self.document.lines.setdefault(path, line)
+        if getattr(event, "anchor", None) is not None:
+            self.refuse(path, line, *_REFERENCE)
+        if isinstance(event, AliasEvent):
+            return None
+        if isinstance(event, ScalarEvent):
+            value: Any = self._scalar(event, path, line)
+        elif isinstance(event, SequenceStartEvent):
+            value = self._sequence(path, depth)
+        else:
+            value = self._mapping(path, depth)
+        self._check_tag(event, value, path, line)
+        return value
+
+    def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
+        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or tagged as text
+            return str(event.value)
+        self.document.texts[path] = event.value
+        try:
+            return scalars.resolve(event.value)
+        except ValueError as error:
+            what = f"{dotted(path)} = {cut(event.value)}" if scalars.is_not_finite(event.value) else dotted(path)
+            self.refuse(path, line, f"{what} {error}.", "quote it if it is text.")
+            return None
+
+    def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items)), depth + 1))
+        return items
+
+    def _mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
+        block: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            line = _line(event.start_mark)
+            if not isinstance(event, ScalarEvent):
+                self.refuse(path, line, "has a key that is not text.", "quote braces and brackets that are text.")
+                self._skip(event, path, depth)
+                self._skip(next(self._events), path, depth)
+                continue
+            key = event.value
+            if key == "<<" or getattr(event, "anchor", None) is not None:
+                self.refuse(path, line, *_REFERENCE)
+            if key in block:
+                first = self.document.lines[(*path, key)]
+                self.refuse(path, line, f'duplicate key "{cut(key)}", first in line {first}.', "keep one of them.")
+                self._skip(next(self._events), path, depth)
+                continue
+            self.document.lines[(*path, key)] = line
+            block[key] = self._node(next(self._events), (*path, key), depth + 1)
+        return block
+
+    def _skip(self, event: Event, path: KeyPath, depth: int) -> None:
+        """Reads a node for its faults only; its data and its lines are dropped."""
+        document, self.document = self.document, Document(self.document.name)
+        try:
+            self._node(event, path, depth + 1)
+        finally:
+            document.faults += self.document.faults
+            self.document = document
+
+    def _check_tag(self, event: Event, value: Any, path: KeyPath, line: int) -> None:
+        tag = getattr(event, "tag", None)
+        if tag is None:
+            return
+        wanted = _TYPES.get(tag)
+        if wanted is None:
+            self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
+        elif not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            self.refuse(path, line, f"is tagged !!{tag.removeprefix(_CORE)} and is not one.", "delete the tag.")
+
+
+def _line(mark: Any) -> int:
+    """The line of a parser's mark, from 1; the marks of libyaml and of the pure parser have different types."""
+    return 1 if mark is None else int(mark.line) + 1
+
+
+# The parser's problem -> what is wrong, and a hint. libyaml and the pure parser word some of them differently.
+_SYNTAX: tuple[tuple[str, str, str], ...] = (
+    (
+        "mapping values are not allowed",
+        "a `: ` where none is allowed",
+        "quote a value that contains `: `, or end the key above with one.",
+    ),
+    ("unexpected end of stream", "a quote that is never closed", "close it."),
+    ("expected ',' or", "a bracket that is never closed, or a missing comma", "check the line where it was opened."),
+    ("node content", "a bracket that is never closed", "close it."),
+    (
+        "expected key|<block end>|'-' indicator",
+        "an indentation that matches no block",
+        "indent all keys of a block alike.",
+    ),
+    ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
+    ("alphabetic or numeric", "a value that begins with `*` or `&`", "quote it."),
+    ("escape character", "an unknown escape in double quotes", "use single quotes, or double the backslash."),
+    ("tag handle", "a YAML tag (!…)", "delete the tag; a job is plain data."),
+)
+
+
+def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
+    """The column, from 1, of the tab that the parser stopped at; None where it is something else.
+
+    A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space. Inside
+    brackets a line may be indented with tabs: what is wrong there is the bracket.
+    """
+    mark, lines = error.problem_mark, text.split("\n")
+    if re.search("expected ',' or|node content", error.problem or ""):
+        return None
+    if (
+        mark is not None
+        and "cannot start any token" in (error.problem or "")
+        and text[mark.index : mark.index + 1] == "\t"
+    ):
+        return int(mark.column) + 1
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    found = re.match(r"[ -]*\t", line)
+    if found is None and "mapping values are not allowed" in (error.problem or ""):
+        found = re.match(r"[^'\"#]*?:\t", line)
+    return None if found is None else found.end()
+
+
+def _is_deeper(mark: Any, text: str) -> bool:
+    """Whether the line of a mark is indented deeper than the one above, which has a value and thus nothing below it."""
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return False
+    above = next(
+        (line for line in reversed(lines[: mark.line]) if line.strip() and not line.strip().startswith("#")), ""
+    )
+    deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(above.lstrip())
+    return deeper and ":" in above and not above.rstrip().endswith(":")
+
+
+def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[str, str]:
+    """The message and the hint for text that is not YAML; `sign` is the character where the parser stopped."""
+    if is_deeper and "mapping values are not allowed" in (error.problem or ""):
+        hint = "look at this line's indentation: keys of one block begin in one column."
+        return "is not YAML: it is indented deeper than the line above, which has a value.", hint
+    began = _line(error.context_mark or error.problem_mark)
+    since = f", in a block that begins in line {began}" if began != _line(error.problem_mark) else ""
+    if "cannot start any token" in (error.problem or ""):
+        return f"is not YAML: a value that begins with `{sign}`.", "quote it."
+    for pattern, what, hint in _SYNTAX:
+        if re.search(pattern, error.problem or ""):
+            return f"is not YAML: {what}{since}.", hint
+    return f"is not YAML{since}.", "check the indentation, the quotes and the brackets."

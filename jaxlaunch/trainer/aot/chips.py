@@ -1,0 +1,138 @@
+"""Devices that are not here: the topology that a TPU or GPU compiler takes in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from jaxlaunch import installation
+from jaxlaunch.accelerators import KNOWN, sides_of
+from jaxlaunch.trainer.aot import gpu_targets
+from jaxlaunch.trainer.errors import SpecError
+
+# libtpu otherwise asks a cloud's metadata server who it is, writes logs, and refuses to be loaded twice on a machine.
+_LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_LOG_DIR": "disabled",
+}
+_CUDA = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+# libtpu's name of a generation, where it is not ours; and how its chips' cores are used. Source: MaxText's
+# accelerator_to_spec_map.py, read 2026-11, and libtpu 0.0.42.1, which refuses other names.
+_NAMES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
+_MEGACORE = ("v4", "v5p")  # the two cores of a chip are one device
+
+
+@dataclasses.dataclass(frozen=True)
+class Chips:
+    """The devices of a job, as the launcher passes them to the planner."""
+
+    type: str  # a name in KNOWN
+    hosts: int
+    per_host: int  # chips
+    slices: int = 1
+    topology: str | None = None  # of a TPU slice
+
+    @classmethod
+    def parse(cls, text: str) -> Chips:
+        """The chips of such a JSON object."""
+        return cls(**json.loads(text))
+
+    def __str__(self) -> str:
+        """For people: `2 slices of v5e 4x4`, `16 × h100`."""
+        if self.topology is None:
+            return f"{self.hosts * self.per_host} × {self.type}"
+        return (f"{self.slices} slices of " if self.slices > 1 else "") + f"{self.type} {self.topology}"
+
+    @property
+    def compiler(self) -> str:
+        """The package that compiles for them, with its version."""
+        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(KNOWN[self.type].platform, _plugin().replace("_", "-"))
+        return f"{name} {metadata.version(name)}"
+
+    def devices(self) -> list[jax.Device]:
+        """The devices to compile for; but for CPUs none of them can hold an array.
+
+        Raises SpecError where their compiler is not installed, or does not know them.
+        """
+        platform = KNOWN[self.type].platform
+        if platform == "cpu":
+            return jax.devices()
+        if platform == "tpu":
+            return self._tpus()
+        if platform == "cuda":
+            return self._gpus()
+        raise SpecError(f"no compiler for {self.type} works without the device")
+
+    def _tpus(self) -> list[jax.Device]:
+        if importlib.util.find_spec("libtpu") is None:
+            raise SpecError(
+                f"the compiler of TPUs, libtpu, is not installed here: {installation.hint('train', 'plan-tpu')}"
+            )
+        assert self.topology is not None, "the schema requires it of TPUs"
+        os.environ.update(_LIBTPU)
+        sides = sides_of(self.topology) or ()
+        options: dict[str, Any] = {"chips_per_host_bounds": _host(sides, self.per_host), "num_slices": self.slices}
+        options["wrap"] = tuple(_wraps(side, len(sides)) for side in (*sides, 1)[:3])
+        if self.type in _MEGACORE:
+            options["chip_config_name"] = "megacore"
+        name = f"{_NAMES.get(self.type, self.type)}:{self.topology}"
+        found = self._described("tpu", topology_name=name, **options)
+        expected = math.prod(sides) * self.slices * KNOWN[self.type].devices_per_chip
+        if len(found) != expected:
+            raise SpecError(f"libtpu makes {len(found)} devices of {self}, which has {expected}")
+        return found
+
+    def _gpus(self) -> list[jax.Device]:
+        plugin = _plugin()
+        if self.type not in gpu_targets.KNOWN:
+            known = ", ".join(gpu_targets.KNOWN)
+            raise SpecError(
+                f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, only of {known}"
+            )
+        if not plugin:
+            raise SpecError(
+                f"the compiler of CUDA devices is not installed here: {installation.hint('train', 'plan-cuda')}"
+            )
+        os.environ.update(_CUDA)
+        shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
+        return self._described("cuda", target_config=gpu_targets.text(self.type), topology=shape)
+
+    def _described(self, platform: str, **options: Any) -> list[jax.Device]:
+        try:
+            return list(topologies.get_topology_desc(platform=platform, **options).devices)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            why = str(error).splitlines()[0]
+            raise SpecError(f"{self.compiler} does not compile for {self} with jax {jax.__version__}: {why}") from None
+
+
+def _plugin() -> str:
+    """The module of the CUDA plugin that is installed; empty if none is."""
+    return next((name for name in _PLUGINS if importlib.util.find_spec(name) is not None), "")
+
+
+def _host(sides: tuple[int, ...], per_host: int) -> tuple[int, int, int]:
+    """The chips of one host along the axes of a slice: 2 × 2, but for a machine that is a slice of its own."""
+    if per_host == math.prod(sides):
+        x, y, z = (*sides, 1)[:3]
+        return x, y, z
+    return 2, 2, 1
+
+
+def _wraps(side: int, dimensions: int) -> bool:
+    """Whether an axis is a ring: those of whole cubes are, and those of 16 chips of a flat slice."""
+    return side == 16 if dimensions == 2 else side % 4 == 0

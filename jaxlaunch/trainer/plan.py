@@ -1,0 +1,229 @@
+"""Memory and sharding of a training before it runs, on virtual devices: `python -m jaxlaunch.trainer.plan`.
+
+A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, one JSON object on
+stdout. Exits with 64 or 65 where the spec or the data is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.aot import watch
+from jaxlaunch.trainer.aot.chips import Chips
+from jaxlaunch.trainer.aot.compile import AheadOfTime
+from jaxlaunch.trainer.attention import availability
+from jaxlaunch.trainer.attention.availability import Accelerator
+from jaxlaunch.trainer.data.examples import NARROW, Examples
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate import samples
+from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.numerics import flops, memory
+from jaxlaunch.trainer.numerics.memory import Range
+from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT
+from jaxlaunch.trainer.start.process import print_result, read_spec
+from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.task import Task, checked_source
+from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
+
+ENDLESS = 10**9  # steps
+IMAGE = 224  # pixels of a side, where a model takes any size and the data is not here
+
+
+def main() -> int:
+    """Prints the plan of TRAIN_SPEC as JSON; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
+    parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
+    parser.add_argument("--compile", metavar="JSON", type=Chips.parse, help="the chips to compile the steps for")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="of the job's devices; default: not known")
+    parser.add_argument("--capability", metavar="8.0", help="the compute capability of CUDA devices")
+    options = parser.parse_args()
+    on = options.platform and Accelerator(options.platform, availability.capability(options.capability))
+
+    def find() -> dict[str, Any]:
+        spec, task = read_job()
+        found = Plan(spec, task, on).to_dict(sharding=options.sharding)
+        if options.compile is not None:
+            with watch.bounded():
+                found["compiled"] = ahead(spec, task, options.compile)
+        return found
+
+    return print_result(find)
+
+
+def read_job() -> tuple[TrainSpec, Task]:
+    """The training of TRAIN_SPEC, which runs elsewhere: with shapes for its data, and nothing of its own kept here."""
+    spec, task = read_spec(os.environ)
+    spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
+    jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
+    return with_synthetic_data(spec, task), task
+
+
+def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
+    """The same training on synthetic examples, where the model alone determines their shapes: the data is not here."""
+    match spec.model:
+        case Decoder() | GPT2() if isinstance(task, NextToken):
+            synthetic = Synthetic(source="synthetic")
+        case ViT() as model if isinstance(task, Classify):
+            synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
+        case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
+            side = getattr(spec.data, "size", None) or IMAGE
+            synthetic = Synthetic(source="synthetic", shape=[side, side, model.channels])
+        case _:
+            return spec
+    steps = ENDLESS if spec.epochs else spec.steps  # the steps of an epoch are unknown without the data
+    return spec.model_copy(update={"data": synthetic, "epochs": None, "steps": steps})
+
+
+class Plan:
+    """The train step on the mesh of its spec, only traced, as it will be `on` the job's devices.
+
+    Raises what the trainer raises before its first step.
+    """
+
+    def __init__(self, spec: TrainSpec, task: Task, on: Accelerator | None = None) -> None:
+        self.spec, self.task = availability.for_plan(spec, on), task
+        self.mesh = mesh.build(spec.mesh)
+        source = _source(spec, task)
+        self.total = spec.total_steps(len(source))
+        self.example = _example(task, source)
+        self.step = self._step(spec.remat)
+
+    def to_dict(self, *, sharding: bool) -> dict[str, Any]:
+        """The plan as JSON: bytes on a device by purpose; on request each parameter's sharding."""
+        batch, state = self._batch(self.spec.batch), self.step.abstract
+        forward = self.step.forward(batch)
+        found: dict[str, Any] = {
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.trained(state.params))),
+            "arrays": len(state.params),
+            "checkpoint": memory.total_bytes(self.step.named(state)),
+            "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
+            "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
+            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // self._shards()},
+            "activations": self._activations(),
+            "samples": self._samples(),
+        }
+        if sharding:
+            found["sharding"] = [_placed(name, self.step) for name in state.params]
+        return found
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of state and gradients on a device; with micro-batches gradients count twice, as sum and summand."""
+        state = self.step.abstract
+        trained = self.step.trained(state.params)
+        summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
+        fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
+        return {
+            "parameters": memory.bytes_per_device(state.params),
+            "gradients": summed + fresh,
+            "optimizer": memory.bytes_per_device(state.opt),
+            "average": memory.bytes_per_device(state.ema),
+            "other": memory.bytes_per_device((state.rest, state.scale, state.step)),
+        }
+
+    def _samples(self) -> int:
+        """Bytes on a device while samples of an evaluation are made, when there are no activations."""
+        asked = self.spec.eval.samples
+        return 0 if asked is None else samples.bytes_per_device(self.spec, asked, self.mesh)
+
+    def _activations(self) -> dict[str, Range]:
+        """Residuals on a device: as the spec rematerializes, without rematerialization, and with `full`.
+
+        A layer that is rematerialized is computed again, so one of them is held whole.
+        """
+        whole, least, remat = self._residuals("none"), self._residuals("full"), self.spec.remat
+        asked = whole if remat == "none" else least if remat == "full" else self._residuals(remat)
+        layers = getattr(self.spec.model, "layers", 1)
+
+        def peak(kept: Range) -> Range:
+            again = (max(0, most - part) // layers for most, part in zip(whole, kept, strict=True))
+            return Range(*(part + more for part, more in zip(kept, again, strict=True)))
+
+        return {"asked": peak(asked), "none": whole, "full": peak(least)}
+
+    def flops(self) -> float | None:
+        """Of a train step, on all devices together; None when they depend on the data."""
+        return self.step.flops(self._batch(self.spec.batch))
+
+    def residuals(self, remat: Remat) -> tuple[int, int]:
+        """Bytes that the backward pass of a micro-batch reads, and of one of twice the rows; on all devices."""
+        step, rows = self._step(remat), self.spec.batch // self.spec.accumulate
+        return step.residual_bytes(self._batch(rows)), step.residual_bytes(self._batch(2 * rows))
+
+    def _residuals(self, remat: Remat) -> Range:
+        of_batch, of_twice = self.residuals(remat)
+        return memory.residuals_per_device(
+            of_batch, of_twice, self._shards(), self.mesh.shape["fsdp"], self.mesh.shape["mp"]
+        )
+
+    def _step(self, remat: Remat) -> Step:
+        return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
+
+    def _shards(self) -> int:
+        return mesh.shards(self.mesh)
+
+    def _batch(self, rows: int) -> Batch:
+        return _batch(self.example, rows)
+
+
+def ahead(spec: TrainSpec, task: Task, chips: Chips) -> dict[str, Any]:
+    """What the compiler of these chips says of the steps, none of which need be here. Raises SpecError."""
+    return ahead_of_time(spec, task, chips).to_dict()
+
+
+def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTime:
+    """The training, to be compiled for these chips. Raises SpecError."""
+    source = _source(spec, task)
+    batch = _batch(_example(task, source), spec.batch)
+    return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source)))
+
+
+def _source(spec: TrainSpec, task: Task) -> Source:
+    source = checked_source(spec, task.source(spec, "train"))
+    if source is None:
+        raise SpecError(f"{spec.task} has no training data")
+    return source
+
+
+def _batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
+    """The shapes and dtypes of a global batch of this many rows."""
+    weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
+    return {key: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for key, each in example.items()} | weight
+
+
+def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of one example as the pipeline makes it."""
+    forms = Examples(source, task.example).forms
+    return {key: jax.ShapeDtypeStruct(each.shape, NARROW.get(each.dtype, each.dtype)) for key, each in forms.items()}
+
+
+def _placed(name: str, step: Step) -> dict[str, Any]:
+    """One parameter: the names of its dimensions, and the mesh axes that split each."""
+    leaf, axes = step.abstract.params[name], step.axes[name]
+    spec: PartitionSpec = leaf.sharding.spec
+    split = [*spec, *[None] * (leaf.ndim - len(spec))]
+    front = ["layers"] * (leaf.ndim - len(axes)) if axes else [None] * leaf.ndim
+    return {
+        "name": name,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+        "axes": [*front, *(axes or ())],
+        "split": [[] if entry is None else [entry] if isinstance(entry, str) else list(entry) for entry in split],
+        "bytes": memory.bytes_per_device(leaf),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

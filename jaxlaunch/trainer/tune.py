@@ -1,0 +1,172 @@
+"""Finds the fastest settings of a training that fit its devices: `python -m jaxlaunch.trainer.tune`.
+
+A process of its own like trainer/plan: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, a JSON object a line on stdout: one for
+each candidate that was tried, then one with all that were not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from jaxlaunch import contract
+from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.trainer.aot import candidates, watch
+from jaxlaunch.trainer.aot.candidates import CHOICES, Candidate, Choice
+from jaxlaunch.trainer.aot.chips import Chips
+from jaxlaunch.trainer.aot.compile import GIB, TooLarge
+from jaxlaunch.trainer.aot.forecast import Forecast, Traced
+from jaxlaunch.trainer.attention import availability
+from jaxlaunch.trainer.attention.availability import Accelerator
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.numerics import memory
+from jaxlaunch.trainer.plan import Plan, ahead_of_time, read_job
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.start.process import exit_code, print_error
+from jaxlaunch.trainer.task import Task
+
+DOUBT = 0.5  # standard deviations by which a candidate may be better than expected, where another is chosen
+
+
+def main() -> int:
+    """Prints what was found of TRAIN_SPEC; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.tune", description=__doc__)
+    parser.add_argument("--chips", metavar="JSON", type=Chips.parse, required=True, help="the chips to compile for")
+    parser.add_argument("--over", nargs="+", choices=CHOICES, required=True, help="what may change")
+    parser.add_argument("--most", type=int, required=True, help="how many candidates are compiled")
+    parser.add_argument("--measure", action="store_true", help="time what was compiled on the devices that are here")
+    options = parser.parse_args()
+    results = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
+        try:
+            for found in _found(options.chips, options.over, options.most, is_measured=options.measure):
+                print(json.dumps(found), file=results, flush=True)
+        except (Exception, SystemExit) as error:
+            code = exit_code(error, has_stepped=False)
+            print_error(error, code)
+            return code
+    return contract.DONE
+
+
+def _found(chips: Chips, over: Sequence[Choice], most: int, *, is_measured: bool) -> Iterator[dict[str, Any]]:
+    spec, task = read_job()
+    search = Search(spec, task, chips, over, is_measured=is_measured)
+    for _ in range(most):
+        if (tried := search.next()) is None:
+            break
+        yield tried
+    yield {"left": search.left()}
+
+
+class Search:
+    """Compiles one candidate after the other, each time the one that is expected to be the fastest."""
+
+    def __init__(self, spec: TrainSpec, task: Task, chips: Chips, over: Sequence[Choice], *, is_measured: bool) -> None:
+        self._spec, self._ahead, self._measured = spec, ahead_of_time(spec, task, chips), is_measured
+        self._devices, self._room = len(self._ahead.devices), _room(chips.type)
+        self._open = list(candidates.every(spec, self._devices, over))
+        self._own = candidates.of(spec, self._devices)
+        self.traced = _traced(spec, task, chips, self._open)
+        self._forecast = Forecast(self.traced)
+
+    def next(self) -> dict[str, Any] | None:
+        """What the compiler says of the next candidate, first of the job itself, which shows what the others gain;
+        None where none is left that may fit.
+        """
+        fit = [each for each in self._open if self._fits(each)]
+        if not fit:
+            return None
+        each = min(fit, key=lambda each: (each != self._own, self._forecast.seconds(each, DOUBT)))
+        self._open.remove(each)
+        said: dict[str, Any] = self._described(each)
+        try:
+            with watch.bounded():
+                of = self._ahead.compiled(each.applied(self._spec), is_measured=self._measured)
+        except (TooLarge, SpecError) as error:
+            return {**said, "refused": str(error)}
+        except JaxRuntimeError as error:  # the compiler's own failure, such as libtpu's "INTERNAL: RET_CHECK failure"
+            if each == self._own:
+                raise
+            return {**said, "refused": f"the compiler fails: {str(error).splitlines()[0]}"}
+        seconds = _seconds(of)
+        self._forecast.after(each, seconds)
+        return {**said, "seconds": seconds, "modelled": _modelled(of), "peak": of["peak"], "compiled": of}
+
+    def left(self) -> list[dict[str, Any]]:
+        """The candidates that were not compiled, those first that are expected to be fast; and why not."""
+        return [
+            self._described(each) | ({} if self._fits(each) else {"refused": self._too_large(each)})
+            for each in sorted(self._open, key=lambda each: (not self._fits(each), self._forecast.seconds(each)))
+        ]
+
+    def _described(self, each: Candidate) -> dict[str, Any]:
+        return {
+            "candidate": dataclasses.asdict(each),
+            "keys": each.keys(),
+            "changes": each.changes(self._spec, self._devices),
+            "expected": self._forecast.seconds(each),
+        }
+
+    def _fits(self, each: Candidate) -> bool:
+        """Whether it may fit. Of the job itself the compiler is asked in any case."""
+        return each == self._own or self._room is None or self.traced.bytes(each) <= self._room
+
+    def _too_large(self, each: Candidate) -> str:
+        room = 0.0 if self._room is None else self._room / GIB
+        return f"by the shapes of its arrays it needs at least {self.traced.bytes(each) / GIB:.2f} of {room:g} GiB"
+
+
+def _room(kind: str) -> float | None:
+    """The most bytes that a device of this kind has."""
+    sizes = KNOWN[kind].memory_gib
+    return max(sizes) * GIB if sizes else None
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    """Of a step: as measured, or the middle of what is modelled."""
+    if "measured" in found:
+        return float(found["measured"])
+    if (seconds := _modelled(found)) is None:
+        raise SpecError("the compiler cannot print its program, so nothing tells how long a step takes")
+    return seconds
+
+
+def _modelled(found: dict[str, Any]) -> float | None:
+    """Seconds of a step by its compiled program: the middle of their range. None where no model tells."""
+    if found.get("modelled") is None:
+        return None
+    low, high = found["modelled"]["seconds"]
+    return float(low + high) / 2
+
+
+def _traced(spec: TrainSpec, task: Task, chips: Chips, every: Sequence[Candidate]) -> Traced:
+    """The shapes of a training whose batch is whole, which those of each candidate are parts of."""
+    known = KNOWN[chips.type]
+    on = Accelerator(known.platform, availability.capability(known.capability))
+    plan = Plan(spec.model_copy(update={"accumulate": 1}), task, on)
+    state = plan.step.abstract
+    remats = {each.remat: each.keys()["remat"] for each in every}
+    model = spec.model
+    return Traced(
+        type=chips.type,
+        slices=chips.slices,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        state=memory.total_bytes((state.params, state.opt, state.ema, state.rest)),
+        flops=plan.flops() or 0.0,
+        residuals={key: plan.residuals(remat) for key, remat in remats.items()},
+        layers=getattr(model, "layers", 1),
+        rows=spec.batch * (getattr(model, "length", None) or 1),
+        width=getattr(model, "width", 0),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

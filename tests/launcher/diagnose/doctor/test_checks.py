@@ -1,0 +1,616 @@
+"""What each check concludes from the objects that it reads."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
+from jaxlaunch.launcher.cli.doctor import lines, summary
+from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, queues, references, server
+from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding
+from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.errors import ApiError, UserError
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
+from jaxlaunch.launcher.kubernetes import kinds
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def levels(found: Any) -> list[str]:
+    return [each.level for each in ([found] if isinstance(found, Finding) else found)]
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ([], 0),
+        ([finding.ok("a"), finding.warn("b", "", ""), finding.unknown("c", "")], 0),
+        ([finding.fail("a", "", "")], 2),
+        ([finding.fail("a", "", ""), finding.fail_admin("b", "", "")], 3),
+    ],
+)
+def test_the_exit_code_says_who_must_fix_what_fails(found: list[Finding], code: int) -> None:
+    assert finding.exit_code(found) == code
+
+
+def test_a_check_is_named_once_and_reasons_stand_below() -> None:
+    found = [
+        Finding("ok", "it is up", check="server"),
+        Finding("fail", "it is off", "nothing works.", "turn it on.", check="queue"),
+        Finding("unknown", "who knows", "you may not look.", check="queue"),
+    ]
+    assert list(lines(found)) == [
+        "ok       server           it is up",
+        "fail     queue            it is off",
+        "                          why: nothing works.",
+        "                          fix: turn it on.",
+        "                          see: launcher help troubleshooting#queues",
+        "unknown                   who knows",
+        "                          why: you may not look.",
+    ]
+    assert summary(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+
+
+def test_every_check_is_documented_in_its_order() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
+    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("off_s", "level", "why"),
+    [
+        (0, "ok", ""),
+        (29, "ok", ""),
+        (-30, "ok", ""),
+        (60, "warn", "events"),
+        (-60, "warn", "events"),
+        (400, "warn", "token"),
+    ],
+)
+def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) -> None:
+    found = server.clock(NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300))
+    assert found.level == level and why in found.why
+
+
+def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
+    assert finding.exit_code([server.ready("v1.35.4", "https://a", False)]) == 3
+
+
+# --- controllers ------------------------------------------------------------------------------------------------------
+
+
+def crd(**rule: Any) -> dict[str, Any]:
+    rules = {"items": {"properties": {"name": {}, **rule}}}
+    schema = {"properties": {"spec": {"properties": {"failurePolicy": {"properties": {"rules": rules}}}}}}
+    return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
+
+
+def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> None:
+    assert levels(controllers.crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == ["ok"]
+    assert levels(controllers.crd(crd())) == ["fail"]
+    assert levels(controllers.crd(None)) == []
+
+
+def test_versions_that_are_served_are_compared_with_ours() -> None:
+    assert controllers.served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
+    assert "not as v1alpha2" in controllers.served(kinds.JOBSETS, "JobSet", ["v1"]).what
+    assert controllers.served(kinds.JOBSETS, "JobSet", []).what == "JobSet is not installed"
+    assert controllers.kueue([], None).level == "ok" and controllers.kueue([], "research").level == "fail"
+
+
+def deployment(available: int, *args: str) -> dict[str, Any]:
+    container = {"image": "registry.example/jobset:v0.12.0", "args": list(args)}
+    status = {"availableReplicas": available} if available else {}
+    return {"spec": {"template": {"spec": {"containers": [container]}}}, "status": status}
+
+
+def test_a_controller_is_named_with_its_image_and_gates() -> None:
+    up = controllers.controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
+    assert up.level == "ok" and up.what.endswith("jobset:v0.12.0, gates A=true,B=false")
+    down = controllers.controller("JobSet", deployment(0), controllers.JOBSET)
+    assert down.level == "fail" and "default gates" in down.what
+    assert controllers.controller("JobSet", None, controllers.JOBSET).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("project", "gates", "config", "expected"),
+    [
+        ("JobSet", "", "{", "RestartJob is off and ElasticJobSet is off; launcher needs neither"),
+        ("JobSet", "ElasticJobSet=true,RestartJob=false", "", "RestartJob is off and ElasticJobSet is on;"),
+        ("JobSet", "AllAlpha=true", "", "RestartJob is on and ElasticJobSet is on;"),
+        ("JobSet", "", "featureGates: {RestartJob: true}", "RestartJob is on and ElasticJobSet is off;"),
+        ("Kueue", "", "", "PartialAdmission is on and ElasticJobsViaWorkloadSlices is off; neither is for JobSets"),
+        ("Kueue", "PartialAdmission=false", "", "PartialAdmission is off and ElasticJobsViaWorkloadSlices is off;"),
+    ],
+)
+def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
+    project: str, gates: str, config: str, expected: str
+) -> None:
+    of = deployment(1, *([f"--feature-gates={gates}"] if gates else []))
+    (found,) = controllers.features(project, of, [config])
+    assert found.level == "ok" and found.what.startswith(f"{project}'s {expected}")
+    assert not list(controllers.features(project, None, [config]))
+
+
+@pytest.mark.parametrize(
+    ("config", "queue", "expected"),
+    [
+        ("manageJobsWithoutQueueName: true", None, ["fail: the job names no queue, and Kueue requires one"]),
+        ("manageJobsWithoutQueueName: true", "research", []),
+        ("integrations: {frameworks: [batch/job]}", "research", ["fail: Kueue does not manage JobSets"]),
+        ("integrations: {frameworks: [batch/job, jobset.x-k8s.io/jobset]}", "research", []),
+        ("integrations: {frameworks: [batch/job]}", None, []),
+        (
+            "featureGates: {TopologyAwareScheduling: false}",
+            None,
+            ["ok: Kueue's feature gates: TopologyAwareScheduling=f"],
+        ),
+        ("{", None, []),
+        ("text", None, []),
+    ],
+)
+def test_kueues_own_configuration_says_what_becomes_of_a_job(
+    config: str, queue: str | None, expected: list[str]
+) -> None:
+    found = [f"{each.level}: {each.what}" for each in controllers.kueue_config(config, queue)]
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+
+
+def hook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "resources": [resource], "operations": ["CREATE"]}
+    service = {"service": {"namespace": "system", "name": name}}
+    return {"name": name, "rules": [rule], "clientConfig": service, **more}
+
+
+def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
+    elsewhere = {"namespaceSelector": {"matchLabels": {"team": "b"}}}
+    configuration = {
+        "webhooks": [
+            hook("jobs", "jobs", "batch"),
+            hook("all", "*", "*"),
+            hook("scale", "pods/status", ""),
+            hook("deployments", "deployments", "apps"),
+            hook("ignored", "pods", "", failurePolicy="Ignore"),
+            hook("elsewhere", "pods", "", **elsewhere),
+            {**hook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
+        ]
+    }
+    found = controllers.hooks([configuration], {"team": "a"})
+    assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
+    assert [each.name for each in controllers.hooks([configuration], None)][-2:] == ["elsewhere", "url"]
+    down = list(controllers.endpoints(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
+    assert [each.what for each in down] == ["webhook all: service system/all has no ready endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_taken"),
+    [
+        ({}, True),
+        ({"matchLabels": {"team": "a"}}, True),
+        ({"matchLabels": {"team": "b"}}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "other", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+    ],
+)
+def test_a_label_selector_takes_what_kubernetes_would(selector: dict[str, Any], is_taken: bool) -> None:
+    assert controllers.matches(selector, {"team": "a"}) is is_taken
+
+
+def test_an_endpoint_that_does_not_say_is_ready() -> None:
+    conditions: list[dict[str, Any]] = [{}, {"conditions": {"ready": True}}, {"conditions": {"ready": False}}]
+    assert controllers.ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "level", "whose", "expected"),
+    [
+        (500, 'Internal error occurred: failed calling webhook "v.kb.io": connection refused', "fail", "cluster",
+         "webhook v.kb.io does not answer"),
+        (403, 'pods is forbidden: User "u" cannot create resource "pods" in', "unknown", "yours", "not known"),
+        (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": hostNetwork', "fail", "yours",
+         "Pod Security rejects"),
+        (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster",
+         "a ResourceQuota rejects"),
+        (403, 'pods "a" is forbidden: failed quota: strict: must specify limits.cpu', "fail", "cluster",
+         "a ResourceQuota rejects"),
+        (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster",
+         "the API server does not know a field"),
+        (422, 'admission webhook "p" denied the request: no', "fail", "yours", "the API server rejects"),
+    ],
+)  # fmt: skip
+def test_a_rejection_is_read_for_who_must_fix_it(
+    status: int, message: str, level: str, whose: str, expected: str
+) -> None:
+    found = controllers.dry_run(ApiError(message, None, status), "the JobSet")
+    assert (found.level, found.whose) == (level, whose)
+    assert expected in found.what and message in found.why
+
+
+def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
+    told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
+    message = f"jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {told}"
+    found = controllers.dry_run(ApiError(message, None, 422), "the JobSet")
+    assert (found.level, found.what) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
+    assert found.why == told
+
+
+def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
+    assert controllers.dry_run(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
+    flavors = [{"resources": [{"name": name, "nominalQuota": much} for name, much in each.items()]} for each in quotas]
+    group = {"coveredResources": list(quotas[0]), "flavors": flavors}
+    return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
+
+
+REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
+        (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
+        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover memory, of which the job requests 16Gi"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too small: the job requests 8 of cpu (q"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}, cohortName="all"), ["warn: whole is too small"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too small: the job r"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole does not", "ok: whole"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi"}, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
+        (None, ["fail: whole does not exist"]),
+    ],
+)  # fmt: skip
+def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
+    judged = [
+        f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
+        for each in queues.cluster_queue("whole", found, {}, REQUESTED, 2)
+    ]
+    assert len(judged) == len(expected), judged
+    assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
+
+
+def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
+    assert queues.local("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
+    condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
+    idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
+    assert "Can't submit new workloads" in queues.local("q", "team-a", idle, []).why
+
+
+# --- the namespace ----------------------------------------------------------------------------------------------------
+
+CONTAINER = {"name": "main", "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}}}
+TEMPLATE: dict[str, Any] = {"spec": {"containers": [CONTAINER]}}
+JOBSET: dict[str, Any] = {
+    "spec": {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 3, "template": TEMPLATE}}}]}
+}
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "expected"),
+    [
+        ({"pods": "6", "cpu": "12", "memory": "6Gi"}, {}, "ok"),
+        ({"pods": "5"}, {}, "ResourceQuota q allows pods 5, and the job requests 6"),
+        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "of which 11 is left, and the job requests 12"),
+        ({"limits.memory": "5Gi"}, {}, "ResourceQuota q allows limits.memory 5Gi, and the job requests 6Gi"),
+        ({"limits.memory": "1e12"}, {"limits.memory": "1E3"}, "ok"),
+        ({"limits.memory": "5e9"}, {}, "ResourceQuota q allows limits.memory 5e9, and the job requests 6Gi"),
+        ({"count/jobs.batch": "1"}, {}, "ResourceQuota q allows count/jobs.batch 1, and the job requests 2"),
+        ({"count/jobsets.jobset.x-k8s.io": "1"}, {"count/jobsets.jobset.x-k8s.io": "1"}, "of which 0 is left"),
+        ({"services": "0"}, {}, "ResourceQuota q allows services 0, and the job requests 1"),
+        ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
+    ],
+)
+def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict[str, str], expected: str) -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
+    (found,) = namespace.quotas([quota], JOBSET)
+    assert found.level == "ok" if expected == "ok" else expected in found.what
+
+
+@pytest.mark.parametrize(
+    ("labels", "level", "expected"),
+    [
+        ({}, "ok", "no Pod Security level of its own"),
+        ({"pod-security.kubernetes.io/enforce": "baseline"}, "ok", "enforces Pod Security level baseline"),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, "fail", "and the pods meet only baseline"),
+        ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
+    ],
+)
+def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
+    labels: dict[str, str], level: str, expected: str
+) -> None:
+    found = namespace.pod_security("team-a", labels, TEMPLATE)
+    assert found.level == level and expected in found.what
+
+
+def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
+    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    assert levels(namespace.rights(granted, [namespace.COMMANDS])) == ["ok"]
+    less = {**granted, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}  # type: ignore[attr-defined]
+    missing = {each.why: (each.level, each.what) for each in namespace.rights(less, [namespace.COMMANDS])}
+    assert missing == {
+        "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
+        "needed by launcher stop.": ("warn", "missing RBAC permissions: patch jobsets.jobset.x-k8s.io"),
+    }
+
+
+def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alone() -> None:
+    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    assert not any(right.kind is kinds.SECRETS for right in granted)
+    tables = [namespace.COMMANDS, namespace.WITH_A_GANG_SECRET]
+    (found,) = namespace.rights({**granted, namespace.Right("create", kinds.SECRETS): False}, tables)  # type: ignore[attr-defined]
+    assert (found.level, found.what) == ("fail", "missing RBAC permissions: create secrets")
+    assert found.why == "needed by launcher submit."
+
+
+def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
+    assert namespace.exists("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
+    taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
+    named = {key.replace("_", "/"): value for key, value in labels.items()}
+    return {"metadata": {"labels": named}, "spec": {"taints": taints}, "status": {"allocatable": allocatable}}
+
+
+def gpu_pod(*products: str) -> dict[str, Any]:
+    term = {"key": "gpu/product", "operator": "In", "values": list(products)}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
+    requests = {"requests": {"cpu": "4", "nvidia.com/gpu": "8"}}
+    return {"affinity": {"nodeAffinity": affinity}, "containers": [{"name": "main", "resources": requests}]}
+
+
+BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
+
+
+@pytest.mark.parametrize(
+    ("all_nodes", "pods", "level", "expected"),
+    [
+        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 pods on 2 nodes"),
+        ([node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
+        ([node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
+        ([], 1, "fail", "none of 0 nodes"),
+        ([node(BIG, "busy", gpu_product="A")], 1, "fail", "untolerated taints: busy:NoSchedule"),
+        ([node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
+         "a pod requests nvidia.com/gpu 8, the largest node has 4"),
+    ],
+)  # fmt: skip
+def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
+    all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
+) -> None:
+    found = nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=False)
+    assert found.level == level and expected in found.what
+    if level == "fail":
+        assert nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
+
+
+def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
+    product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
+    found = nodes.accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
+    assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
+    amd = node({"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"})
+    assert nodes.accelerators([amd]).what == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
+
+
+def driver(major: str, product: str = "A") -> dict[str, Any]:
+    return node(BIG, gpu_product=product, **{"nvidia.com_cuda.driver.major": major})
+
+
+@pytest.mark.parametrize(
+    ("all_nodes", "image", "level", "expected"),
+    [
+        ([driver("550"), driver("580")], "r.example/train:1.2.3-cuda13", "warn",
+         "drivers 550 (1 node), 580 (1 node): 550 is too old for CUDA 13 of image train:1.2.3-cuda13, which needs 580"),
+        ([driver("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
+        ([driver("550")], "train:1-cuda12", "ok", "drivers 550 (1 node); an image needs at least 525 for CUDA 12"),
+        ([driver("550", product="C"), driver("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
+        ([driver("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
+    all_nodes: list[dict[str, Any]], image: str, level: str, expected: str
+) -> None:
+    spec = gpu_pod("A", "B")
+    spec["containers"][0]["image"] = image
+    (found,) = nodes.drivers(all_nodes, spec)
+    assert found.level == level and expected in found.what
+    if level == "warn":
+        assert ("EXTRA=cuda12" in found.fix) == (image.endswith("cuda13"))
+
+
+def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
+    spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
+    made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
+    return dict(template(made)["spec"])
+
+
+V5E = "accelerator: {type: v5e, topology: 2x4}"
+RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: rdma/ib}"
+
+
+@pytest.mark.parametrize(
+    ("more", "users", "what", "fix"),
+    [
+        (V5E, {"v5e": 1000}, "whether user 1000 of the pods may open /dev/vfio/0 on the", "or users: {v5e: root} in"),
+        (V5E, {"v5e": "privileged"}, None, ""),
+        (RDMA, {"h100": 2000}, "how much memory user 2000 of the pods may pin on the nodes for network rdma", "infin"),
+        (RDMA, {"h100": "root"}, None, ""),
+        (RDMA + "\npod: {spec: {securityContext: {runAsUser: 0}}}", {}, "how much memory user 0 of the pods", "root"),
+    ],
+)
+def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_said(
+    more: str, users: dict[Any, Any], what: str | None, fix: str
+) -> None:
+    found = list(nodes.access(pod_of(more, users)))
+    assert [one.level for one in found] == ([] if what is None else ["unknown"])
+    for one in found:
+        assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
+
+
+def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
+    for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
+        (found,) = nodes.access(pod_of(V5E, users))
+        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.what
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    refused = namespace.pod_security("team", labels, {"spec": pod_of(V5E, {})})
+    assert refused.level == "fail" and "pods on TPUs are root" in refused.fix and "users: {v5e: 1000}" in refused.fix
+    assert namespace.pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "words"),
+    [
+        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo", "ok", "NCCL 2.28.7 of the nodes' GPUDirect-TCPXO"),
+        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo\nenv: {LD_PRELOAD: /a.so}", "warn", "2.32.3 in one of"),
+        ("{type: h200}\nhosts: 2\nnetwork: gpudirect-rdma", "ok", "gIB works with NCCL 2.25 or newer"),
+        ("{type: h100}\nhosts: 2", None, ""),
+    ],
+)
+def test_the_nccl_of_a_network_s_plugins_is_compared_with_the_one_that_is_loaded(
+    more: str, level: str | None, words: str
+) -> None:
+    found = list(nodes.nccl(pod_of(f"accelerator: {more}", {})))
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert all(words in one.what for one in found)
+
+
+def test_the_nccl_of_the_images_is_the_one_that_is_pinned() -> None:
+    for cuda in OLDEST_DRIVER:
+        text = (Path(__file__).parents[4] / "requirements" / f"cuda{cuda}.txt").read_text()
+        assert f"nvidia-nccl-cu{cuda}=={PINNED_NCCL} " in text
+
+
+def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_its_extra() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "kubernetes.md").read_text()
+    rows = re.findall(r"^\| `cuda(\d+)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert {(int(extra), int(cuda)): int(oldest) for extra, cuda, oldest in rows} == {
+        (cuda, cuda): oldest for cuda, oldest in OLDEST_DRIVER.items()
+    }
+
+
+def test_of_drivers_that_no_label_tells_and_of_pods_without_gpus_nothing_is_said() -> None:
+    assert levels(nodes.drivers([node(BIG, gpu_product="A")], gpu_pod("A"))) == []
+    assert levels(nodes.drivers([driver("470")], {"containers": [{"name": "main"}]})) == []
+
+
+def test_dns_is_judged_by_its_endpoints() -> None:
+    service = [{"metadata": {"name": "kube-dns"}}]
+    assert levels(nodes.dns([], 0)) == ["unknown"]
+    assert levels(nodes.dns(service, 0)) == ["fail"] and levels(nodes.dns(service, 2)) == ["ok"]
+
+
+# --- what pods name ---------------------------------------------------------------------------------------------------
+
+
+def claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
+    return {"spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("found", "hosts", "is_read", "level"),
+    [
+        (claim("ReadWriteMany"), 4, False, "ok"),
+        (claim("ReadWriteOnce"), 4, False, "fail"),
+        (claim("ReadWriteOnce"), 1, False, "ok"),
+        (claim("ReadOnlyMany"), 4, True, "ok"),
+        (claim("ReadOnlyMany"), 4, False, "fail"),
+        (claim("ReadWriteMany", "Pending"), 4, False, "warn"),
+        (claim("ReadWriteMany", "Lost"), 4, False, "fail"),
+        (None, 1, False, "fail"),
+    ],
+)
+def test_a_claim_must_be_bound_and_shared_by_as_many_hosts_as_mount_it(
+    found: Any, hosts: int, is_read: bool, level: str
+) -> None:
+    assert references.claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
+
+
+def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
+    capacity = {} if size is None else {"capacity": {"storage": size}}
+    return {"spec": {"resources": {"requests": {"storage": asked}}}, "status": capacity}
+
+
+@pytest.mark.parametrize(
+    ("found", "levels", "words"),
+    [
+        (sized("20Gi"), ["ok"], "of 20Gi has room for 12.0 GiB of checkpoints, 3 kept and one being written"),
+        (sized("12Gi"), ["ok"], "12Gi has room"),
+        (sized("11Gi", asked="20Gi"), ["warn"], "of 11Gi has no room for 12.0 GiB of checkpoints"),
+        (sized(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
+        (sized(None), ["warn"], "of 10Gi has no room"),
+        ({"spec": {}}, [], ""),
+        (None, [], ""),
+    ],
+)
+def test_a_claim_must_have_room_for_the_checkpoints(found: Any, levels: list[str], words: str) -> None:
+    told = list(references.room(Checkpoints("ckpt", kept=3, bytes=12 * 1024**3), found))
+    assert [one.level for one in told] == levels
+    assert all(words in one.what for one in told)
+    assert all("; if its storage enforces that, " in one.why for one in told if one.level == "warn")
+
+
+def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> None:
+    def refuses() -> Checkpoints | None:
+        raise UserError("trainer: importing mine failed")
+
+    jobset = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]}}
+    told = list(CHECKS["volumes"](Target(cast(Cluster, None), "team", [jobset], refuses)))
+    assert [(one.level, one.why) for one in told] == [("unknown", "trainer: importing mine failed")]
+
+
+def test_what_pods_name_is_found_wherever_they_name_it() -> None:
+    key = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}
+    optional = {"valueFrom": {"secretKeyRef": {"name": "o", "key": "k", "optional": True}}}
+    spec = {
+        "imagePullSecrets": [{"name": "pull"}],
+        "volumes": [
+            {"name": "a", "persistentVolumeClaim": {"claimName": "ckpt"}},
+            {"name": "b", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+            {"name": "c", "secret": {"secretName": "files", "items": [{"key": "cert", "path": "c"}]}},
+            {"name": "d", "configMap": {"name": "settings"}},
+        ],
+        "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "all"}}]}],
+        "containers": [{"name": "m", "env": [{"name": "A", **key}, {"name": "B", **optional}, {"name": "C"}]}],
+    }
+    assert references.claims(spec) == {"ckpt": False, "data": True}
+    assert references.pull_secrets(spec) == ["pull"]
+    assert dict(references.secrets(spec)) == {"files": ("cert",), "all": (), "s": ("token",)}
+    assert dict(references.config_maps(spec)) == {"settings": ()}
+
+
+def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
+    found = references.keys("Secret", references.Keys("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}})
+    assert found.level == "fail" and "it has password" in found.fix and "aHVudGVyMg" not in str(found)
+
+
+def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:
+    assert references.pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
+    assert references.pull_secret("p", {"type": "Opaque"}).level == "fail"
+    assert references.pull_secret("p", None).level == "fail"

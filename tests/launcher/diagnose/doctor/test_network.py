@@ -1,0 +1,116 @@
+"""Whether NetworkPolicies let the hosts of a job reach each other, as `launcher doctor` sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.diagnose.doctor import network
+from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding
+from jaxlaunch.launcher.diagnose.doctor.target import Target
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.job.defaults import ClusterDefaults
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, NETWORK_POLICIES
+from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.requests import together
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
+from tests.launcher import apiserver
+from tests.launcher.apiserver import Server
+
+LABELS = {"jobset.sigs.k8s.io/jobset-name": "lm", "team": "a"}
+DENIES = {"podSelector": {}, "policyTypes": ["Ingress"]}  # as the chart's
+LM, OTHER = ({"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": name}}} for name in ("lm", "other"))
+
+
+def policy(name: str = "p", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"podSelector": {}, **spec}}
+
+
+def ingress(*peers: Any, **rule: Any) -> dict[str, Any]:
+    return policy(ingress=[{"from": list(peers), **rule}])
+
+
+DENY = policy("deny", policyTypes=["Ingress"])
+EGRESS = policy("out", policyTypes=["Egress"])
+
+
+@pytest.mark.parametrize(
+    ("policies", "levels"),
+    [
+        ([], ["ok"]),
+        ([DENY], ["fail"]),
+        ([DENY, ingress(LM)], ["ok"]),
+        ([DENY, ingress(OTHER)], ["fail"]),
+        ([DENY, ingress()], ["ok"]),
+        ([DENY, ingress({"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "b"}}})], ["fail"]),
+        ([DENY, ingress({"namespaceSelector": {"matchLabels": {"name": "a"}}})], ["ok"]),
+        ([DENY, ingress({"ipBlock": {"cidr": "10.0.0.0/8"}})], ["ok"]),
+        ([DENY, ingress(LM, ports=[{"port": 9401}])], ["unknown"]),
+        ([policy("others", podSelector={"matchLabels": {"team": "b"}}, policyTypes=["Ingress"])], ["ok"]),
+        ([EGRESS], ["fail"]),
+        ([EGRESS, policy(egress=[{"to": [LM]}], policyTypes=["Egress"])], ["ok"]),
+        ([policy(egress=[{"to": [OTHER]}])], ["fail", "fail"]),
+    ],
+)
+def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(policies: Any, levels: list[str]) -> None:
+    assert [one.level for one in network.gang(policies, LABELS, {"name": "a"}, has_own=True)] == levels
+
+
+def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> list[Finding]:
+    """What doctor says of a job in a namespace with the chart's default deny."""
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(folder, server.url, "team")))
+    server.put(NAMESPACES.path(None, "team"), {})
+    server.put(NETWORK_POLICIES.path("team", "default-deny"), {"spec": DENIES})
+    job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "agent": "image", **keys}
+    manifests = render(resolve(load.parse(json.dumps(job)), ClusterDefaults()))
+    return list(CHECKS["network"](Target(Cluster.connect(), "team", manifests)))
+
+
+def test_a_job_without_its_policy_under_a_default_deny_is_told_before_it_waits_for_ever(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = findings(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
+    assert found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.what
+    assert "`network_policy: false`" in found.fix
+    (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
+    assert found.level == "ok"
+
+
+@pytest.mark.parametrize("keys", [{"hosts": 1}, {"hosts": 2, "network": "hostnetwork"}])
+def test_policies_do_not_matter_to_one_host_nor_to_the_host_s_network(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    assert findings(server, tmp_path, monkeypatch, network_policy=False, **keys) == []
+
+
+def test_a_check_of_policies_that_may_not_be_listed_names_the_right(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.on("GET", "networkpolicies", apiserver.refuse(403))
+    (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
+    assert found.level == "unknown"
+    assert "you have no permission to list networkpolicies.networking.k8s.io: " in found.why
+
+
+def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    scheduling = {"nodeSelector": {"kata": "yes"}}
+    overhead = {"podFixed": {"memory": "2Gi", "cpu": "250m"}}
+    server.put("/apis/node.k8s.io/v1/runtimeclasses/kata", {"overhead": overhead, "scheduling": scheduling})
+    job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "hosts": 2}
+    pod = {"spec": {"runtimeClassName": "kata"}}
+    read = load.parse(json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}}))
+    target = Target(Cluster.connect(), "team", render(resolve(read, ClusterDefaults())))
+    assert {name: str(each) for name, each in together(target.admitted).items()} == {
+        "cpu": "2.500",
+        "memory": str(64 * 1024**3),
+    }
+    assert template(target.admitted)["spec"]["nodeSelector"] == {"kata": "yes"}

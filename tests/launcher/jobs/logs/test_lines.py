@@ -1,0 +1,215 @@
+import json
+import re
+
+import pytest
+
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.jobs.logs import previous
+from jaxlaunch.launcher.jobs.logs.follow import Notices, Shown
+from jaxlaunch.launcher.jobs.logs.lines import Line, exist, merged, parse, select, stamped
+from jaxlaunch.launcher.jobs.logs.pods import source
+from jaxlaunch.launcher.jobs.status.hosts import Host, newest
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.lines import CONTINUED, Lines
+from jaxlaunch.records.log_lines import Past, Tail, Termination
+from jaxlaunch.records.members import Members
+from jaxlaunch.records.verdict import of_code
+from tests.launcher import objects
+
+
+def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
+    assert parse(1, "[3] step 2") == Line(1, 3, "step 2")
+    assert parse(1, "[3]") == Line(1, 3, "")
+    assert parse(1, "agent 1: waiting for host 2") == Line(1, None, "agent 1: waiting for host 2")
+    assert parse(1, "[x] y").rank is None
+
+
+def test_a_prefix_survives_the_way_there_and_back() -> None:
+    assert parse(0, Line(0, 12, "[not a rank] text").prefixed()) == Line(0, 12, "[not a rank] text")
+
+
+def test_lines_are_whole_however_the_bytes_come() -> None:
+    lines = Lines()
+    text = "one\ntwo ünd\n\nlast".encode()
+    found = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.end()
+    assert [line.decode() for line in found] == ["one", "two ünd", "", "last"]
+    assert lines.end() == []
+
+
+def test_a_line_that_is_too_long_comes_in_marked_pieces_that_cut_no_character() -> None:
+    text = ("ab" + "é" * 14 + "\nshort\n" + "x" * 10 + "\n").encode()
+    for size in (1, 3, len(text)):
+        lines = Lines(limit=10)
+        fed = [lines.feed(text[at : at + size]) for at in range(0, len(text), size)]
+        assert [piece.decode() for found in fed for piece in found] == [
+            "abéééé",
+            f"{CONTINUED}ééééé",
+            f"{CONTINUED}ééééé",
+            "short",
+            "x" * 10,
+        ]
+
+
+def test_a_line_that_never_ends_takes_bounded_memory() -> None:
+    lines = Lines(limit=10)
+    assert lines.feed(b"\x80" * 25) == [b"\x80" * 10, CONTINUED.encode() + b"\x80" * 10]
+    assert lines.end() == [CONTINUED.encode() + b"\x80" * 5]
+
+
+def at(second: int, text: str) -> str:
+    return f"2026-01-02T03:04:{second:02d}.000000000Z {text}"
+
+
+def jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
+    """A JobSet as the API gives it."""
+    variables = [
+        {"name": "JAXLAUNCH_JOB", "value": json.dumps({"name": "t", "processes_per_host": 1} | job)},
+        {"name": "JAXLAUNCH_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    ]
+    template = {"spec": {"containers": [{"name": "main", "env": variables}]}}
+    one = {"parallelism": hosts_per_slice, "template": template}
+    return {"spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": one}}]}}
+
+
+def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Host:
+    """One of its hosts, by the pod that the API gives."""
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "w",
+        "jobset.sigs.k8s.io/job-index": str(number // 2),
+        "batch.kubernetes.io/job-completion-index": str(number % 2),
+        "jobset.sigs.k8s.io/restart-attempt": str(generation),
+    }
+    statuses = [] if state is None else [{"name": "main", "state": state}]
+    pod = {
+        "metadata": {"name": f"t-w-{number}", "labels": labels},
+        "spec": {},
+        "status": {"phase": "Pending", "containerStatuses": statuses},
+    }
+    (found,) = newest(jobset(), [pod])
+    return found
+
+
+def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
+    """The state of a container whose agent left a verdict."""
+    verdict = of_code(code, text, rank=rank, host=rank)
+    message = log_lines.termination_message(Termination(verdict, host, generation, 1))
+    return {"terminated": {"exitCode": code, "message": message}}
+
+
+def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
+    assert stamped(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
+    assert stamped(0, 0, at(5, "")).text == ""
+    assert stamped(0, 0, "no time") == Line(0, None, "no time")
+
+
+def test_a_further_piece_of_a_line_has_the_time_and_the_rank_of_the_first() -> None:
+    first = stamped(0, 1, at(5, "[3] begin"))
+    assert stamped(0, 1, "… 2026-01-02Tthe rest", first) == Line(0, 3, "… 2026-01-02Tthe rest", first.at, 1)
+
+
+def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
+    before = stamped(0, 1, at(5, "[3] begin"))
+    assert stamped(0, 1, "failed to watch file: no such file", before) == Line(
+        0, None, "failed to watch file: no such file", "", 1
+    )
+
+
+@pytest.mark.parametrize("words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"])
+def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
+    """It answers so, with 200, when a container's log is gone."""
+    streams = [[stamped(0, 0, at(1, "[0] a"))], [stamped(1, 0, words)]]
+    assert list(merged(map(iter, streams)))[0].host == 1
+
+
+def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
+    shown = Shown()
+    first = [stamped(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
+    assert all(map(shown.is_new, first))
+    shown.begin_again()
+    again = [stamped(0, 0, at(second, text)) for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))]
+    assert [line.text for line in again if shown.is_new(line)] == ["d", "e"]
+
+
+def test_lines_of_many_pods_come_in_order_of_time() -> None:
+    streams = [[stamped(host, 0, at(second, f"[{host}] {second}")) for second in (host, host + 4)] for host in range(4)]
+    assert [line.text for line in merged(map(iter, streams))] == [str(second) for second in range(8)]
+
+
+def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
+    early, late = (stamped(0, 0, f"2026-01-02T{time} x") for time in ("09:00:00.5+02:00", "08:00:00.1Z"))
+    assert list(merged([iter([late]), iter([early])])) == [early, late]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, {0, 1, 2, 3}), ("all", {0, 1, 2, 3}), ("2", {2}), ("0,2-3", {0, 2, 3}), ("7", set())],
+)
+def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
+    chosen = select(text, None)
+    assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
+
+
+def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
+    assert select("5", None).wants(Line(1, None, "agent 1: talk"), range(4, 8))
+    assert not select("5", None).wants(Line(0, None, "agent 0: talk"), range(4))
+
+
+def test_a_pattern_is_searched_for_in_the_text() -> None:
+    assert select(None, r"loss [0-9.]+").wants(Line(0, 0, "step 2 loss 0.5"), range(1))
+    assert not select(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
+
+
+@pytest.mark.parametrize(("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
+def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        select(rank, pattern)
+
+
+def test_a_source_knows_the_ranks_of_its_host() -> None:
+    found = source(jobset(processes_per_host=4), host(3, generation=2))
+    assert (found.pod, found.host, found.ranks, found.generation) == ("t-w-3", 3, range(12, 16), 2)
+    assert source(objects.foreign(), host(3)).ranks == range(3, 4)
+
+
+def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
+    ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
+    tails = [Tail(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
+    found = list(previous.lines([*tails, Past(attempt=1)], Members(range(2), 2)))
+    assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
+    assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
+
+
+def test_the_end_of_a_log_is_of_the_host_that_held_the_rank_then() -> None:
+    """Host 3 holds the rank now, whose last attempt was on host 1."""
+    tails = [Tail(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
+    (line,) = previous.lines(tails, Members([0, 3], 1))
+    assert line.host == 1
+
+
+def test_each_generation_s_begin_and_end_is_shown_once() -> None:
+    notices = Notices()
+    found = [
+        host(0, 0, {"running": {}}),
+        host(1, 0, ended("rank 1 raised", rank=1)),
+        host(0, 0, ended("rank 1 raised", rank=1)),
+        host(0, 1),
+        host(1, 1, {"running": {}}),
+    ]
+    assert [text for one in found for text in notices.of_host(one)] == [
+        "generation 0 ended: rank 1 raised",
+        "generation 1 begins",
+    ]
+
+
+def test_a_suspension_is_shown_when_it_begins() -> None:
+    notices = Notices()
+    shown = [list(notices.of_jobset({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
+    assert [len(texts) for texts in shown] == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
+def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(processes: int, known: str) -> None:
+    exist(select("0", None), processes)
+    exist(select(None, None), processes)
+    with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):
+        exist(select("0,7-9", None), processes)

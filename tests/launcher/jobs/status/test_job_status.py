@@ -1,0 +1,413 @@
+"""One state and the numbers beside it, over objects as the API gives them; and what list and status print of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.cli.status import screen
+from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status.job_status import State, status_of
+from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.kubernetes.node_fit import fit
+from jaxlaunch.launcher.kubernetes.objects import age
+from jaxlaunch.launcher.kubernetes.objects import condition as read_condition
+from tests.launcher import objects
+from tests.launcher.objects import (
+    beat,
+    condition,
+    farewell,
+    jobset,
+    judged,
+    node,
+    over,
+    past,
+    pending,
+    pod,
+    snapshot,
+    waiting,
+    workload,
+)
+
+QUEUED = {"queue": "research", "suspend": True}
+
+STATES: dict[str, tuple[Snapshot, State]] = {
+    "held by its queue": (snapshot(jobset(2, **QUEUED), workload=workload()), State.QUEUED),
+    "held by its queue, ending": (snapshot(jobset(1, **QUEUED), pod(0), workload=workload()), State.QUEUED),
+    "stopped": (snapshot(jobset(2, suspend=True)), State.STOPPED),
+    "stopping": (snapshot(jobset(2, suspend=True), pod(0), over(1, 80)), State.STOPPING),
+    "stopped in its queue": (snapshot(jobset(2, **QUEUED), workload=workload(active=False)), State.STOPPED),
+    "about to be stopped in its queue": (
+        snapshot(jobset(1, queue="research"), pod(0), workload=workload(active=False)),
+        State.STOPPING,
+    ),
+    "without pods": (snapshot(jobset(2)), State.CREATING),
+    "with half its pods": (snapshot(jobset(2), pod(0)), State.CREATING),
+    "without nodes": (snapshot(jobset(2), pod(0), pending(1)), State.PENDING),
+    "without images": (snapshot(jobset(2), pod(0), waiting(1, "ErrImagePull")), State.STARTING),
+    "gathering": (snapshot(jobset(1), pod(0), records=(beat(stage="gather", missing=[1]),)), State.GATHERING),
+    "running": (snapshot(jobset(1), pod(0), records=(beat(),)), State.RUNNING),
+    "of another tool": (
+        snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))),
+        State.RUNNING,
+    ),
+    "between generations": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83)), State.RESTARTING),
+    "between generations, all pods gone": (snapshot(jobset(1, status={"restarts": 1})), State.RESTARTING),
+    "with a pod that ended, before JobSet saw it": (snapshot(jobset(1), over(0, 83)), State.RESTARTING),
+    "with one of two pods failed, before JobSet saw it": (
+        snapshot(jobset(2, restarts={"in_place": 0}), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        State.RESTARTING,
+    ),
+    "with one of two pods lost, which is replaced alone": (
+        snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        State.GATHERING,
+    ),
+    "with one of two pods lost, after a verdict of the whole gang": (
+        snapshot(jobset(2), pod(0), over(1, 83), records=(beat(phase="compile"),)),
+        State.RESTARTING,
+    ),
+    "with one of two pods drained, which left alone": (
+        snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped", attempt=1)), records=(beat(),)),
+        State.GATHERING,
+    ),
+    "with the pod of the leader lost": (snapshot(jobset(2), pod(1), records=()), State.GATHERING),
+    "with a spare in the place of a lost host": (
+        snapshot(jobset(2, spares=1), pod(0), pod(2), records=(beat(attempt=2, members="0,2"),)),
+        State.RUNNING,
+    ),
+    "with all hosts done but one that was lost": (
+        snapshot(jobset(2, spares=1), over(0, 0), over(1, 143), over(2, 0), records=(beat(attempt=2, members="0,2"),)),
+        State.RUNNING,
+    ),
+    "with the pod of the leader that left, and its log with it": (
+        snapshot(jobset(2), over(0, 143, message=farewell(80, "stopped")), pod(1)),
+        State.GATHERING,
+    ),
+    "with one of two hosts done, whose Job deletes the other": (
+        snapshot(jobset(2), over(0, 0), records=(beat(),)),
+        State.RUNNING,
+    ),
+    "with pods that all did well, before JobSet saw it": (snapshot(jobset(1), over(0, 0)), State.RUNNING),
+    "again": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)), State.RUNNING),
+    "done": (snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)), State.DONE),
+    "failed": (snapshot(jobset(1, status=objects.ended("Failed")), over(0, 64)), State.FAILED),
+    "deleted while it ran": (
+        snapshot(
+            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": objects.ago(seconds=1)}}, pod(0)
+        ),
+        State.DELETING,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_job_is_in_one_state(case: str) -> None:
+    job, state = STATES[case]
+    assert status_of(job).state is state
+
+
+def everything() -> Snapshot:
+    """A job that has been through a lot."""
+    return snapshot(
+        jobset(2, status={"restarts": 2, "restartsCountTowardsMax": 1}, queue="research"),
+        pod(0, generation=2),
+        pod(1, generation=2, node="node-2"),
+        records=(
+            past(82, "rank 1 in data", attempt=2, generation=1),
+            beat(
+                attempt=3,
+                generation=2,
+                step=130,
+                committed=120,
+                committed_at=objects.NOW.timestamp() - 30,
+                restarts={"preempted": 1, "hang": 1},
+                preempted=1,
+                seconds={"step": 300.0, "lost_work": 60.0, "compile": 40.0},
+            ),
+        ),
+    )
+
+
+def test_the_status_holds_everything_that_is_known() -> None:
+    status = status_of(everything())
+    assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
+    assert (status.phase, status.step, status.committed, status.committed_age_s) == ("step", 130, 120, 30.0)
+    assert status.goodput == 0.75
+    assert (status.restarts.total, status.restarts.charged, status.restarts.limit) == (2, 1, 5)
+    assert status.restarts.by_cause == {"preempted": 1, "hang": 1}
+    assert status.verdict is not None and status.verdict["cause"] == "hang"
+    assert (status.queue, status.nodes, status.age_s) == ("research", ("node-1", "node-2"), 600.0)
+
+
+def test_the_screen_begins_with_the_verdict() -> None:
+    assert list(screen(status_of(everything()), everything())) == [
+        "hang (82): rank 1 in data",
+        "lm: Running (generation 2, attempt 3)",
+        "  hosts      2 of 2 ready, queue research",
+        "  phase      step 130",
+        "  restarts   2, of which 1 counts against the limit of 5; attempts ended by hang 1, preempted 1; "
+        "1 of 20 preemptions in a row without a newly saved step",
+        "  checkpoint step 120, 30s ago",
+        "  goodput    75.0%",
+        "  age        10m",
+    ]
+
+
+def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
+    job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
+    assert (
+        "  why        waits: its host cannot pull image registry.example/train:1: that is not a valid image name"
+        in list(screen(status_of(job), job))
+    )
+
+
+def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> None:
+    job = snapshot(
+        jobset(2, status=objects.ended("Failed")),
+        over(0, 81, message=farewell(81, "host 1 is gone")),
+        over(1, 137, "OOMKilled"),
+    )
+    first, _, why, *_ = screen(status_of(job), job)
+    assert first == "lost (81): host 1 is gone"
+    assert why.startswith("  why        failed: host 1 was OOMKilled")
+
+
+def test_the_table_is_laid_out_as_kubectl_does() -> None:
+    jobs = [
+        status_of(everything()),
+        status_of(
+            snapshot(
+                jobset(
+                    2,
+                )
+            )
+        ),
+    ]
+    rows = [(job.name, [job]) for job in jobs]
+    assert table(rows, with_namespace=False, is_wide=False) == [
+        "NAME   STATE      HOSTS   STEP   RESTARTS   AGE",
+        "lm     Running    2/2     130    2          10m",
+        "lm     Creating   0/2     -      0          10m",
+    ]
+    wide = table(rows, with_namespace=True, is_wide=True)
+    assert wide[1].split() == [
+        "team",
+        "lm",
+        "Running",
+        "2/2",
+        "130",
+        "2",
+        "10m",
+        "step",
+        "120",
+        "75.0%",
+        "research",
+        "node-1,node-2",
+    ]
+
+
+def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
+    train = {"task": "classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
+    job = snapshot(
+        jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), records=(beat(),)
+    )
+    assert status_of(job).steps == 9
+
+
+LOSSES: dict[str, Snapshot] = {
+    "a verdict that is newer than the heartbeat": snapshot(
+        jobset(2), pod(0), pod(1), records=(beat(phase="compile"), judged(81, "host 1 was lost"))
+    ),
+    "a pod that failed": snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+    "a pod that is deleted": snapshot(jobset(2), pod(0), pod(1, is_leaving=True), records=(beat(phase="compile"),)),
+    "a pod that is evicted": snapshot(
+        jobset(2),
+        pod(0),
+        pod(1, conditions=[condition("Ready"), condition("DisruptionTarget", reason="EvictionByEvictionAPI")]),
+        records=(beat(phase="compile"),),
+    ),
+    "a node that does not answer": snapshot(
+        jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
+    seen = LOSSES[loss]
+    status = status_of(seen)
+    assert (status.phase, status.phase_s) == (None, None)
+    assert not any("compile" in line for line in screen(status, seen))
+
+
+def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
+    records = judged(81, "host 1 was lost"), beat(attempt=2, phase="compile")
+    assert status_of(snapshot(jobset(1), pod(0), records=records)).phase == "compile"
+    gathering = past(81, "host 1 was lost"), beat(attempt=1, generation=0, stage="gather")
+    assert status_of(snapshot(jobset(1), pod(0), records=gathering)).phase == "rendezvous"
+
+
+def test_json_has_every_field_and_no_object_of_ours() -> None:
+    found = json.loads(json.dumps(status_of(everything()).to_json()))
+    assert found["state"] == "Running"
+    assert found["restarts"] == {"total": 2, "charged": 1, "limit": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
+        "preempted": 1,
+        "preempted_limit": 20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("pods", "code"),
+    [
+        ((over(0, 64, message=farewell(64)),), 64),
+        ((over(0, 42),), 42),
+        ((), 1),
+        ((over(0, 81, message=farewell(81)), over(1, 83, message=farewell(83))), 83),
+        ((over(0, 0, message=farewell(0), beside=[{"name": "proxy", "state": {"terminated": {"exitCode": 7}}}]),), 7),
+    ],
+)
+def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(pods: tuple[Any, ...], code: int) -> None:
+    assert status_of(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
+
+
+def test_a_job_that_is_done_has_code_0_and_one_that_runs_none() -> None:
+    assert status_of(snapshot(jobset(1, status=objects.ended("Completed")))).code == 0
+    assert status_of(snapshot(jobset(1), pod(0))).code is None
+
+
+def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it() -> None:
+    end = dataclasses.replace(judged(80, "stopped", step=130), committed=130)
+    job = snapshot(
+        jobset(1, suspend=True),
+        over(0, 80, message=farewell(80)),
+        records=(beat(committed=100), end),
+    )
+    assert status_of(job).committed == 130
+
+
+def test_restarts_of_unknown_cause_are_counted() -> None:
+    status = status_of(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
+    assert (status.restarts.total, status.restarts.by_cause) == (2, None)
+
+
+def test_hosts_are_numbered_over_slices() -> None:
+    made = jobset(2, slices=3)
+    pods = [pod(host, slice=part) for part in range(3) for host in range(2)]
+    assert hosts.expected(made) == 6
+    assert [host.number for host in hosts.newest(made, pods)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
+    old, new = pod(0), pod(0)
+    new["metadata"] |= {"name": "lm-w-0-0-newer", "creationTimestamp": objects.ago(seconds=1)}
+    assert [host.pod for host in hosts.newest(jobset(1), [new, old])] == ["lm-w-0-0-newer"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "[" * 9_000, '{"steps": "x"}', '{"steps": -1}', '{"processes_per_host": []}', "x"]
+)
+def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None:
+    made = jobset(1)
+    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].setdefault(
+        "env", []
+    )
+    env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
+    assert status_of(snapshot(made)).steps is None
+    assert hosts.table(made).each == 1
+
+
+@pytest.mark.parametrize("label", ["restart-attempt", "job-index"])
+def test_a_pod_that_a_stranger_gave_the_job_s_label_is_none_of_its_hosts(label: str) -> None:
+    stranger = pod(1)
+    stranger["metadata"]["labels"][f"jobset.sigs.k8s.io/{label}"] = "x"
+    seen = snapshot(jobset(1), pod(0), stranger)
+    assert [host.number for host in seen.hosts] == [0]
+    assert status_of(seen).ready == 1
+
+
+def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
+    init = [{"name": "fetch", "ready": False, "state": {"running": {}}}]
+    (host,) = hosts.newest(
+        jobset(1), [pod(0, state={"waiting": {"reason": "PodInitializing"}}, initContainerStatuses=init)]
+    )
+    assert (host.container, host.is_init, host.has_started) == ("fetch", True, False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (200, "3m20s"),
+        (660, "11m"),
+        (10_799, "179m"),
+        (10_800, "3h"),
+        (18_600, "5h10m"),
+        (200_000, "2d"),
+    ],
+)
+def test_ages_are_written_as_kubectl_does(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
+    spec = {
+        "nodeSelector": {"pool": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}, {"key": "team", "value": "me", "effect": "NoSchedule"}],
+        "containers": [{"resources": {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": "2"}}}],
+        "initContainers": [{"resources": {"requests": {"cpu": "6"}}}],
+    }
+    labels = {"pool": "a"}
+    found = fit(
+        spec,
+        [
+            node("other", labels={"pool": "b"}),
+            node("barred", labels=labels, taints=("team=you:NoSchedule",)),
+            node("small", labels=labels, taints=("gpu=yes:NoSchedule",), cpu="5", nvidia_com__gpu="8"),
+            node(
+                "good",
+                labels=labels,
+                taints=("team=me:NoSchedule", "hint:PreferNoSchedule"),
+                cpu="6",
+                nvidia_com__gpu="2",
+            ),
+        ],
+    )
+    assert (found.total, found.selected, found.tolerated, found.large) == (4, 3, 2, 1)
+    assert found.taints == {"team=you:NoSchedule": 1}
+
+
+def test_a_condition_that_was_never_set_is_empty() -> None:
+    assert read_condition({"status": {"conditions": [condition("Ready")]}}, "Done") == {}
+
+
+def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -> None:
+    sidecar = [{"name": "proxy", "ready": False, "state": {"running": {}}}]
+    (host,) = hosts.newest(jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)])
+    assert host.termination_report is not None and host.termination_report.verdict.code == 83
+
+
+@pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 137}}])
+def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, Any]) -> None:
+    sidecar = [{"name": "proxy", "ready": False, "state": state}]
+    (host,) = hosts.newest(jobset(1), [over(0, 83, initContainerStatuses=sidecar)])
+    assert not host.is_init and host.has_started and host.ended["exitCode"] == 83
+
+
+@pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
+def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, expected: str) -> None:
+    seen = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
+    assert f"  hosts      {expected}" in screen(status_of(seen), seen)
+
+
+@pytest.mark.parametrize("status", ["Completed", "Failed"])
+def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
+    job = status_of(snapshot(jobset(2, status=objects.ended(status))))
+    _, row = table([(job.name, [job])], False, False)
+    assert row.split()[2] == "2"

@@ -1,0 +1,199 @@
+"""`status` and `logs --from-volume` as a person calls them, against an API server that runs the reading pod at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.agent.io.output import RankLog, start_folder
+from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.jobs import reader
+from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
+from jaxlaunch.launcher.manifests.jobset import render
+from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import of_code
+from tests.launcher import apiserver
+from tests.launcher.apiserver import Handler, Server, refuse
+from tests.launcher.invoke import Left, launcher
+
+SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
+AT = JOBSETS.path("team", "lm")
+Call = Callable[..., Left]
+
+
+def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
+    """A stopped job of two hosts, without pods."""
+    document = {"name": "lm", "namespace": "team", "image": "i", "hosts": 2, "accelerator": {"type": "cpu"}}
+    spec = JobSpec.model_validate({**document, "command": ["a"], **keys})
+    made = render(resolve(spec, ClusterDefaults(defaults)))[0]
+    made["spec"]["suspend"] = True
+    return made
+
+
+@pytest.fixture
+def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setattr(reader, "START_S", 1.0)
+    server.put(AT, jobset())
+    return lambda verb, *options: launcher(capsys, monkeypatch, verb, "lm", "--from-volume", *options)
+
+
+@pytest.fixture
+def folder(server: Server, tmp_path: Path) -> Path:
+    """What the job's run folder holds, which a kubelet of sorts reads for each new JobSet."""
+    found = tmp_path / "run"
+
+    def runs(handler: Handler) -> bool:
+        """The program in the manifest, with the folder as it is here."""
+        sent = handler.body
+        (container,) = sent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+        asked = json.loads(container["command"][-1]) | {"folder": str(found)}
+        argv = [sys.executable, *container["command"][1:-1], json.dumps(asked)]
+        text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        pod = PODS.path("team", "reader")
+        state = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        labels = {NAME_LABEL: sent["metadata"]["name"]}
+        server.put(pod, {"metadata": {"labels": labels}, "status": {"containerStatuses": [state]}})
+        server.put(f"{pod}/log", {"text": text})
+        return False
+
+    server.on("POST", "jobsets", runs)
+    return found
+
+
+def fill(folder: Path, uid: str) -> None:
+    keeper = RunFolder(folder, pytest.fail)
+    verdict = of_code(83, "rank 1 raised: X", rank=1)
+    keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
+    of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
+    seconds = {"step": 3.0, "init": 1.0}
+    Starts(keeper, uid).write(Summary(of_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of))
+    for rank in range(2):
+        log = RankLog(start_folder(folder, 1), rank, 1 << 20, pytest.fail)
+        for number in range(3):
+            log.line(f"line {number}".encode())
+        assert log._file is not None
+        log._file.close()
+
+
+def test_the_status_of_a_job_without_pods_is_read_from_its_volume(server: Server, call: Call, folder: Path) -> None:
+    fill(folder, server.objects[AT]["metadata"]["uid"])
+    left = call("status")
+    assert left.code == 0, left.err
+    assert left.out.splitlines()[:2] == ["preempted (80): saved at step 40", "lm: Stopped (generation 0, attempt 2)"]
+    assert "step 40" in left.out and "75.0%" in left.out and "by the files on its volume" in left.out
+    assert server.stored("jobsets") == [AT]
+
+
+def test_the_logs_of_a_job_without_pods_are_read_from_its_volume(server: Server, call: Call, folder: Path) -> None:
+    fill(folder, server.objects[AT]["metadata"]["uid"])
+    left = call("logs", "--previous")
+    assert left.out.splitlines() == [f"[{rank}] line {number}" for rank in range(2) for number in range(3)]
+    assert "launcher: attempt 1 of generation 0: crash (83): rank 1 raised: X" in left.err.splitlines()
+    assert server.stored("jobsets") == [AT]
+
+
+def test_lines_on_the_volume_are_chosen_by_rank_text_and_number(server: Server, call: Call, folder: Path) -> None:
+    fill(folder, server.objects[AT]["metadata"]["uid"])
+    assert call("logs", "--rank", "1", "--grep", "[01]$", "--tail", "1").out == "line 1\n"
+
+
+def test_files_of_an_earlier_job_of_that_name_are_not_its_own(call: Call, folder: Path) -> None:
+    fill(folder, "5678")
+    left = call("status")
+    assert "its run folder has no summary of this job" in left.err
+    assert "step 40" not in left.out
+
+
+def test_what_reads_the_volume_is_gone_however_it_ended(
+    server: Server, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = call("status")  # nobody starts its pod
+    assert left.code == 3 and "has not started after 1 s: read-lm-" in left.err
+    assert server.stored("jobsets") == [AT]
+
+    def pressed(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reader, "_started", pressed)
+    assert call("logs").code == 130
+    assert server.stored("jobsets") == [AT] and server.count("DELETE", "jobsets") == 2
+
+
+def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(server: Server, call: Call) -> None:
+    server.on("POST", "jobsets", refuse(403))
+    left = call("status")
+    assert left.code == 3 and "reading a volume takes the right to create jobsets" in left.err
+
+
+def test_what_kueue_reads_of_a_gang_s_pods_is_not_asked_for_the_one_pod() -> None:
+    made = jobset(
+        slices=2, queue="q", placement={"required": "rack"}, pod={"metadata": {"annotations": {"a.b/c": "d"}}}
+    )
+    made["metadata"]["uid"] = "1234"
+    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"]["annotations"]
+    assert "kueue.x-k8s.io/podset-slice-size" in own
+    found = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert found["metadata"]["annotations"] == {"a.b/c": "d"}
+
+
+def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_more() -> None:
+    keys = {"service_account": "trainer", "env": {"WORD": "x"}, "volumes": [{"secret": "s", "path": "/secret"}]}
+    made = jobset(**keys, node_selector={"kubernetes.io/arch": "arm64", "pool": "gpu"})
+    made["metadata"]["uid"] = "1234"
+    found = reader.manifest(made, {"ranks": None})
+    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec, own = job["template"]["spec"], made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,), (volume,) = spec["containers"], spec["volumes"]
+    assert spec["securityContext"] == own["securityContext"] and spec["automountServiceAccountToken"] is False
+    assert container["securityContext"] == own["containers"][0]["securityContext"]
+    assert container["image"] == "i" and "env" not in container
+    assert volume["persistentVolumeClaim"] == {"claimName": "checkpoints"}
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/checkpoints", "readOnly": True}]
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "1234" and found["spec"]["ttlSecondsAfterFinished"]
+    assert "jaxlaunch.io/job" not in found["metadata"]["labels"], "it is no job of its own"
+
+
+@pytest.mark.parametrize("chosen", ["root", "privileged"])
+def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
+    made = jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
+    made["metadata"]["uid"] = "1234"
+    pod = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert pod["spec"]["securityContext"]["runAsUser"] == pod["spec"]["securityContext"]["runAsGroup"] == DEFAULT_USER
+    assert pod_security.level(pod) == "restricted"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        (Defaults(), "has no run folder on a volume"),
+        (Defaults.model_validate({"checkpoint": {"url": "gs://bucket/x"}}), "is in a bucket"),
+    ],
+    ids=["none", "bucket"],
+)
+def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_created(
+    defaults: Defaults, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        reader.manifest(jobset(defaults), {})
+
+
+@pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])
+def test_options_that_the_volume_cannot_serve_are_refused(call: Call, options: tuple[str, ...]) -> None:
+    left = call("logs", *options)
+    assert left.code == 2 and "cannot be combined" in left.err

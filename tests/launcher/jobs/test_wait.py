@@ -1,0 +1,240 @@
+"""`submit --wait` and `--follow` over a server that is away for minutes; the minutes are made short."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.jobs.logs.follow import DRAIN_S
+from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.jobs.wait import Timeout, wait
+from jaxlaunch.launcher.kubernetes import transport
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
+from jaxlaunch.launcher.kubernetes.labels import JOB_UID
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.progress_annotation import Recorded
+from tests.launcher import apiserver, objects
+from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
+from tests.launcher.invoke import Left, launcher
+from tests.launcher.relay import Relay
+
+JOB = "name: lm\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\nresources: {cpu: 1, memory: 1Gi}\n"
+AT = JOBSETS.path("team", "lm")
+FIRST, LAST = (
+    f"2026-11-21T12:00:0{second}.000000000Z [0] {what}\n" for second, what in enumerate(("before", "meanwhile"))
+)
+
+SCALE = 40  # the launcher's minutes are so much shorter
+WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "kubernetes.outage", "jobs.wait", "jobs.logs.follow")
+
+Submit = Callable[..., Left]
+
+
+class Clock:
+    """In place of the module time: it goes faster, and every limit and pause is as in the product."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() * SCALE
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds / SCALE)
+
+
+@pytest.fixture
+def relay(server: Server) -> Iterator[Relay]:
+    relay = Relay("127.0.0.1", server.server_port)
+    yield relay
+    relay.refuse()
+
+
+@pytest.fixture
+def submit(
+    relay: Relay, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Submit:
+    config = apiserver.kubeconfig(tmp_path, f"http://127.0.0.1:{relay.port}", "team")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    (tmp_path / "job.yaml").write_text(JOB)
+    server.put(NAMESPACES.path(None, "team"), {})
+    for module in WITH_TIME:
+        monkeypatch.setattr(f"jaxlaunch.launcher.{module}.time", Clock)
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.kubernetes.transport.READ_S", transport.READ_S * SCALE
+    )  # an answer takes its real time
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.LASTS_S", 1)  # by the server's clock
+    return lambda *arguments: launcher(capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments)
+
+
+def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
+    """Once all is written, the server fails so long, by Clock, and when it is back the job is over with code 83."""
+    back_at = math.inf
+
+    def fails(handler: Handler) -> bool:
+        is_submitting = "configmaps" in handler.at  # which a slow machine still asks about
+        return not is_submitting and Clock.monotonic() < back_at and fault(handler)
+
+    def begins(handler: Handler) -> bool:
+        server.put(AT, apiserver.merged(server.objects[AT], {"status": status}))
+        pod = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
+        server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+        server.put(PODS.path("team", pod["metadata"]["name"], "log"), {"text": ""})
+        nonlocal back_at
+        back_at = Clock.monotonic() + seconds
+        server.on("GET", "", *[fails] * 10_000)
+        return False
+
+    server.on("GET", "")
+    server.on("POST", "configmaps", begins)
+
+
+@pytest.mark.parametrize("fault", [drop, refuse(503), refuse(429, Retry_After="0")], ids=["refused", "503", "429"])
+@pytest.mark.parametrize("options", [("--wait",), ("--follow",)])
+def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
+    server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
+) -> None:
+    away(server, fault, 100.0, {"terminalState": "Failed"})
+    left = submit(*options)
+    assert left.code == 83, left.err
+    assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
+    assert "VPN" not in left.err
+    known = json.loads(server.objects[AT]["metadata"]["annotations"]["jaxlaunch.io/progress"])
+    assert (known["when"], known["verdict"]["code"]) == ("ended", 83)
+
+
+def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
+    server: Server, relay: Relay, submit: Submit
+) -> None:
+    """It goes while the log is followed, and the job ends meanwhile."""
+    pod = objects.pod(0)
+    at = PODS.path("team", pod["metadata"]["name"])
+
+    def begins(handler: Handler) -> bool:
+        server.put(at, pod)
+        return False
+
+    def outage() -> None:
+        relay.refuse()
+        over = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
+        server.put(f"{at}/log", {"text": f"{FIRST}{LAST}"})
+        server.put(at, over)
+        server.put(AT, apiserver.merged(server.objects[AT], {"status": {"terminalState": "Failed"}}))
+        Clock.sleep(300)
+        relay.accept()
+
+    def followed(handler: Handler) -> bool:
+        handler.begin_stream()
+        handler.raw_chunk(FIRST.encode())
+        threading.Thread(target=outage).start()
+        handler.server.closing.wait()
+        return True
+
+    server.on("POST", "configmaps", begins)
+    server.on("GET", "/log", followed)
+    left = submit("--follow", "--wait")
+    assert left.code == 83, left.err
+    assert left.out.endswith("[0] before\n[0] meanwhile\n")
+    assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
+    assert "launcher: the server answers again\n" in left.err
+    assert "VPN" not in left.err
+
+
+def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, submit: Submit) -> None:
+    away(server, drop, math.inf, {})
+    left = submit("--wait", "--timeout", "1s")
+    assert left.code == 124
+    assert "lm has not ended and keeps running" in left.err
+
+
+def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
+    server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.outage.PATIENCE_S", 60.0)
+    away(server, drop, math.inf, {})
+    left = submit("--wait")
+    assert left.code == 3
+    assert "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in left.err and "VPN" not in left.err
+
+
+def chatty(handler: Handler) -> bool:
+    """The log of a pod that prints all the time."""
+    if not handler.query.get("follow"):
+        return False
+    handler.begin_stream()
+    for number in range(2_000):
+        handler.raw_chunk(f"2026-11-21T12:00:00.{number:09d}Z [0] line {number}\n".encode())
+        if handler.server.closing.wait(0.01):
+            break
+    handler.raw_chunk(b"2026-11-21T12:00:01.000000000Z [0] the last line\n")
+    handler.end_stream()
+    return True
+
+
+def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
+    server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.jobs.logs.follow.DRAIN_S", DRAIN_S * SCALE
+    )  # the list of pods takes its real time
+
+    def begins(handler: Handler) -> bool:
+        pod = objects.pod(0)
+        server.put(PODS.path("team", pod["metadata"]["name"]), pod)
+        return False
+
+    server.on("POST", "configmaps", begins)
+    server.on("GET", "/log", *[chatty] * 9)
+    left = submit("--wait", "--follow", "--timeout", "100s")
+    assert left.code == 124
+    assert "line 0" in left.out and "the last line" not in left.out
+    assert "lm has not ended and keeps running" in left.err and "not read to the end" not in left.err
+
+
+def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.wait._SETTLES_S", 0.1)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.wait._LOOK_AGAIN_S", 1.0)
+    made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
+    workload = objects.workload()
+    workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]
+    server.put(WORKLOADS.path("team", "jobset-lm"), workload)
+    name = objects.pod(0)["metadata"]["name"]
+    server.put(PODS.path("team", name), objects.pod(0))
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
+    done = {"status": {"terminalState": "Completed"}}
+
+    def admitted(handler: Handler) -> bool:
+        threading.Timer(0.2, lambda: server.put(AT, apiserver.merged(server.objects[AT], done))).start()
+        return False
+
+    server.on("PATCH", "jobsets", admitted)
+    assert wait(Cluster.connect(), made, 60.0).state is State.DONE
+    first = next(body for body in server.bodies if body and ANNOTATION in str(body))
+    known = Recorded.from_json(first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"])
+    assert known is not None and (known.when, known.step) == ("queued", 40)
+
+
+def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    made = server.put(AT, objects.jobset(1))
+    name = objects.pod(0)["metadata"]["name"]
+    server.put(PODS.path("team", name), objects.pod(0))
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
+    with pytest.raises(Timeout):
+        wait(Cluster.connect(), made, 0.5)
+    known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
+    assert (known["when"], known["step"]) == ("running", 40)

@@ -1,0 +1,129 @@
+"""The Pod Security level of what render makes, and each rule by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.job import defaults
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes.merge import merge
+from jaxlaunch.launcher.kubernetes.pod_security import level, violations
+from jaxlaunch.launcher.manifests import jobset
+from jaxlaunch.launcher.manifests.resolve import resolve
+
+JOB = """
+name: one
+image: registry.example/train:1.4
+hosts: 2
+accelerator: {type: h100, per_host: 8}
+volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}, {configmap: m, path: /m}]
+command: [python, train.py]
+agent: image
+"""
+
+
+def template(more: str = "", cluster: str = "") -> dict[str, Any]:
+    manifest = jobset.render(resolve(jobs.parse(JOB + more), defaults.parse(cluster or "{}")))[0]
+    found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "cluster", "met", "reasons"),
+    [
+        ("", "", "restricted", set()),
+        ("init: [{name: fetch, command: [true]}]", "", "restricted", set()),
+        ("network: efa\nresources: {cpu: 8}\nnode_selector: {node.kubernetes.io/instance-type: p5.48xlarge}",
+         "platform: eks", "restricted", set()),
+        ("network: hostnetwork", "", "privileged", {"host namespaces", "hostPort"}),
+        ("network: {profile: rdma, resource: rdma/ib}", "", "restricted", set()),
+        ("network: {profile: rdma, resource: rdma/ib}", "users: {h100: root}", "privileged",
+         {"non-default capabilities"}),
+        ("", "users: {h100: root}", "baseline",
+         {"runAsNonRoot != true", "runAsUser=0", "unrestricted capabilities"}),
+        ("", "users: {h100: privileged}", "privileged", {"privileged"}),
+        ("", "users: {h100: 2000, cpu: root}", "restricted", set()),
+        ("network: gpudirect-tcpxo", "platform: gke\ntcpxo: {image: daemon:1}", "privileged",
+         {"non-default capabilities", "hostPath volumes"}),
+        ("pod: {spec: {containers: [{name: main, securityContext: {readOnlyRootFilesystem: false}}]}}", "",
+         "restricted", set()),
+        ("pod: {spec: {volumes: [{name: n, nfs: {server: a, path: /b}}]}}", "", "baseline",
+         {"restricted volume types"}),
+        ("pod: {spec: {securityContext: {runAsNonRoot: false, runAsUser: 0}}}", "", "baseline",
+         {"runAsNonRoot != true", "runAsUser=0"}),
+        ("pod: {spec: {containers: [{name: side, image: i}]}}", "", "baseline",
+         {"allowPrivilegeEscalation != false", "unrestricted capabilities"}),
+    ],
+)  # fmt: skip
+def test_a_job_meets_the_level_that_its_network_and_pod_leave_it(
+    more: str, cluster: str, met: pod_security.Level, reasons: set[str]
+) -> None:
+    found = template(more, cluster)
+    assert level(found) == met
+    refusing = pod_security.stricter(met) or "restricted"
+    assert {violation.reason for violation in violations(found, refusing)} == reasons
+
+
+MAIN = {"name": "main", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+CLEAN: dict[str, Any] = {
+    "spec": {
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [MAIN],
+    }
+}
+
+
+def container(**security: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "main", "securityContext": security}]}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "met", "said"),
+    [
+        ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
+        (container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
+        (container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities (container "main" adds CH'),
+        (container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
+        ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "privileged", 'volumes (volume "v")'),
+        ({"spec": {"volumes": [{"name": "v"}]}}, "restricted", ""),
+        ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 80}]}]}}, "privileged", '"main" uses 80'),
+        ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 0}]}]}}, "restricted", ""),
+        ({"spec": {"containers": [{"name": "main", "livenessProbe": {"httpGet": {"host": "a.b"}}}]}}, "privileged",
+         'probe or lifecycle host (container "main" names the host a.b)'),
+        (container(appArmorProfile={"type": "Unconfined"}), "privileged", "forbidden AppArmor profile"),
+        ({"metadata": {"annotations": {"container.apparmor.security.beta.kubernetes.io/main": "unconfined"}}},
+         "privileged", "forbidden AppArmor profile"),
+        (container(seLinuxOptions={"type": "spc_t"}), "privileged", "seLinuxOptions"),
+        (container(procMount="Unmasked"), "privileged", "procMount"),
+        ({"spec": {"hostUsers": False, **container(procMount="Unmasked")["spec"]}}, "baseline", "procMount"),
+        (container(seccompProfile={"type": "Unconfined"}), "privileged", "seccompProfile"),
+        ({"spec": {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}}, "privileged",
+         "forbidden sysctls (kernel.msgmax)"),
+        ({"spec": {"securityContext": {"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "1"}]}}}, "restricted", ""),
+        (container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation != false"),
+        (container(capabilities={"drop": ["NET_RAW"]}), "baseline", "must drop ALL"),
+        (container(runAsUser=0), "baseline", 'runAsUser=0 (container "main" has runAsUser=0)'),
+        (container(runAsNonRoot=False), "baseline", "runAsNonRoot != true"),
+        ({"spec": {"hostUsers": False, **container(runAsUser=0, runAsNonRoot=False)["spec"]}}, "restricted", ""),
+        ({"spec": {"securityContext": {"seccompProfile": None}}}, "baseline", "seccompProfile"),
+    ],
+)  # fmt: skip
+def test_each_rule_names_what_breaks_it(patch: dict[str, Any], met: pod_security.Level, said: str) -> None:
+    found = merge(CLEAN, patch)
+    assert level(found) == met
+    enforced = pod_security.stricter(met)
+    told = [str(violation) for violation in violations(found, enforced)] if enforced else []
+    assert len(told) == bool(enforced) and said in "".join(told)
+
+
+def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
+    found = merge(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
+    assert [violation.reason for violation in violations(found, "restricted")] == ["restricted volume types"]
+
+
+def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
+    assert pod_security.admits("baseline", "restricted") and pod_security.admits("privileged", "privileged")
+    assert not pod_security.admits("restricted", "baseline")

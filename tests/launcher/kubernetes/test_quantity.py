@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from jaxlaunch.launcher.kubernetes.quantity import amount
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("8", 8),
+        ("500m", Decimal("0.5")),
+        ("32Gi", 34359738368),
+        ("1.5T", 1500000000000),
+        ("2k", 2000),
+        ("1Ei", 2**60),
+        ("1e12", 10**12),
+        ("1E3", 1000),
+        ("1E", 10**18),
+        ("12.5e-1", Decimal("1.25")),
+        (".5", Decimal("0.5")),
+        ("-1", -1),
+    ],
+)
+def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) -> None:
+    assert amount(written) == number
+
+
+@pytest.mark.parametrize(
+    "written", ["", "8GB", "Gi", "0x10", "8mi", "all", "NaN", "inf", "1_000", "1e999999", " 5", "٣", "."]
+)
+def test_what_is_no_quantity_is_refused(written: str) -> None:
+    with pytest.raises(ValueError):
+        amount(written)

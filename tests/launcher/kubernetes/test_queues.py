@@ -1,0 +1,43 @@
+"""What a LocalQueue and a ClusterQueue report of themselves, as doctor, submit and explain read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.kubernetes.queues import Inactive, Quota, cluster_queue_of, covered, inactive, quotas
+from tests.launcher.objects import cluster_queue, condition, local_queue
+
+
+@pytest.mark.parametrize(
+    ("queue", "expected"),
+    [
+        (local_queue(), None),
+        ({"spec": {}}, None),
+        (local_queue(stopPolicy="Hold"), Inactive("Hold", "", "")),  # Kueue has not seen it yet: Active is still True
+        (cluster_queue(active=False, message="m", stopPolicy="Hold"), Inactive("Hold", "FlavorNotFound", "m")),
+        (local_queue(active=False, reason="Broken"), Inactive(None, "Broken", "")),
+        (cluster_queue(active=False, message="no flavor"), Inactive(None, "FlavorNotFound", "no flavor")),
+        ({"status": {"conditions": [condition("Active", "False")]}}, Inactive(None, "", "")),
+    ],
+)
+def test_a_queue_is_inactive_when_it_is_stopped_or_says_so(queue: dict[str, Any], expected: Inactive | None) -> None:
+    assert inactive(queue) == expected
+
+
+def test_a_local_queue_names_its_cluster_queue() -> None:
+    assert cluster_queue_of(local_queue()) == "shared"
+    assert cluster_queue_of({}) is None and cluster_queue_of(None) is None
+
+
+def test_quota_is_read_by_flavor_with_what_is_reserved_of_it() -> None:
+    assert list(quotas(cluster_queue("8", "6"))) == [Quota("h100", "cpu", "8", "6")]
+    unused = cluster_queue("8") | {"status": {}}
+    assert list(quotas(unused)) == [Quota("h100", "cpu", "8", "0")]
+    assert list(quotas({})) == []
+
+
+def test_a_covered_resource_without_quota_is_covered() -> None:
+    queue = {"spec": {"resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": []}]}}
+    assert covered(queue) == ["cpu", "memory"]

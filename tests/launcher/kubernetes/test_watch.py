@@ -1,0 +1,107 @@
+"""A watch over connections that end as they do in the field; the connections are plain generators."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.kubernetes import watch
+from jaxlaunch.launcher.kubernetes.watch import Watch
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_PAUSES_S", (0,))
+
+
+def one(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}}
+
+
+def line(event: str, obj: Mapping[str, Any]) -> bytes:
+    return json.dumps({"type": event, "object": obj}).encode() + b"\n"
+
+
+class Server:
+    """Answers each list and each watch request with the next of what a test wrote down."""
+
+    def __init__(self, lists: Iterable[tuple[list[dict[str, Any]], str]], streams: Iterable[Iterable[Any]]) -> None:
+        self._lists, self._streams = iter(lists), iter(streams)
+        self.since: list[str] = []
+
+    def listed(self) -> tuple[list[dict[str, Any]], str]:
+        return next(self._lists)
+
+    def streamed(self, query: Mapping[str, str], silence_s: float) -> Iterator[bytes]:
+        self.since.append(query["resourceVersion"])
+        for part in next(self._streams):
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    def told(self, number: int, since: str = "") -> list[tuple[str, str, str]]:
+        """The first events of a watch: what happened to whom, and the version it then had."""
+        events = itertools.islice(Watch(self.listed, self.streamed, since).events(), number)
+        return [(kind, found["metadata"]["name"], found["metadata"]["resourceVersion"]) for kind, found in events]
+
+
+@pytest.mark.parametrize(
+    "end", [[], [Unreachable("silent", sent=True)], [ApiError("", None, 500)], [b'{"type": "MODIFIED", "obj']]
+)
+def test_a_watch_that_ends_goes_on_from_the_last_version(end: list[Any]) -> None:
+    server = Server(
+        [([one("a", 1)], "5")],
+        [
+            [line("MODIFIED", one("a", 6)), *end],
+            end,
+            [line("BOOKMARK", one("", 9)), *end],
+            [line("ADDED", one("b", 11))],
+        ],
+    )
+    assert server.told(3) == [("ADDED", "a", "1"), ("MODIFIED", "a", "6"), ("ADDED", "b", "11")]
+    assert server.since == ["5", "6", "6", "9"]
+
+
+@pytest.mark.parametrize(
+    "gone", [line("ERROR", {"code": 410, "reason": "Expired"}), ApiError("too old", None, 410, "Expired")]
+)
+def test_after_a_forgotten_version_only_what_changed_is_told(gone: Any) -> None:
+    server = Server(
+        [([one("a", 1), one("b", 2), one("c", 3)], "5"), ([one("a", 1), one("b", 7), one("d", 8)], "9")],
+        [[line("MODIFIED", one("c", 6)), gone], [line("ADDED", one("e", 10))]],
+    )
+    assert server.told(8)[3:] == [
+        ("MODIFIED", "c", "6"),
+        ("MODIFIED", "b", "7"),
+        ("ADDED", "d", "8"),
+        ("DELETED", "c", "6"),
+        ("ADDED", "e", "10"),
+    ]
+    assert server.since == ["5", "9"]
+
+
+def test_a_watch_from_a_version_lists_nothing() -> None:
+    server = Server([], [[line("DELETED", one("a", 6))]])
+    assert server.told(1, since="5") == [("DELETED", "a", "6")]
+
+
+def test_events_that_arrive_in_pieces_are_put_together() -> None:
+    data = line("ADDED", one("a", 1)) + line("ADDED", one("b", 2))
+    server = Server([([], "0")], [[data[:10], data[10:60], data[60:]]])
+    assert server.told(2) == [("ADDED", "a", "1"), ("ADDED", "b", "2")]
+
+
+def test_a_server_that_forbids_is_not_asked_again() -> None:
+    with pytest.raises(ApiError, match="forbidden"):
+        Server([([], "1")], [[ApiError("forbidden", None, 403)]]).told(1)
+
+
+def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.0)
+    with pytest.raises(Unreachable, match="gone"):
+        Server([([], "1")], itertools.repeat([Unreachable("gone")])).told(1)

@@ -1,0 +1,32 @@
+"""What `launcher status` says of a run on this machine, by its summary and by what its agents say now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.local import status
+from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.lock import Holder
+from jaxlaunch.launcher.local.status import Live
+from jaxlaunch.records.summary import Summary
+
+
+@pytest.mark.parametrize(
+    ("reached", "saved", "live", "step"),
+    [
+        (0, 20, Live(2, 0), 20),
+        (0, 20, None, 20),
+        (None, 20, Live(2, None), 20),
+        (0, 20, Live(2, 21), 21),
+        (25, 20, Live(2, 24), 25),
+        (0, None, Live(2, 0), 0),
+        (None, None, None, None),
+    ],
+)
+def test_a_run_that_starts_again_is_at_the_step_that_is_saved_until_it_trains_one(
+    tmp_path: Path, reached: int | None, saved: int | None, live: Live | None, step: int | None
+) -> None:
+    summary = Summary(None, reached, {}, {}, saved)
+    assert status.status_of(Run("mine", tmp_path, summary, Holder(1, False)), live).step == step

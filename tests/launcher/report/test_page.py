@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxlaunch.launcher.report import classes, page, rows
+from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch.records.verdict import of_code
+from tests.launcher.invoke import launcher
+from tests.launcher.report import made_runs
+
+NASTY = "<script>alert(1)</script>\u202e../../etc/passwd\n\u2028</script>&\x00\x1b]52;c;aGk=\x07\ud800"
+
+
+def data_of(text: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found[1])
+
+
+def test_a_report_is_one_file_that_names_nothing_elsewhere(tmp_path: Path, capsys, monkeypatch) -> None:
+    made_runs.run(tmp_path / "runs" / "digits")
+    monkeypatch.chdir(tmp_path)
+
+    left = launcher(capsys, monkeypatch, "report", "digits", "-o", "page.html")
+
+    assert left.code == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "default-src 'none'" in text and len(text) < 500_000
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
+    assert data_of(text)["sentence"]["text"] == "Run digits is done at step 1000: every process finished"
+    assert "not-to-be-shown" not in text  # of the job's environment
+
+
+def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    made_runs.failed(folder, of_code(83, NASTY, rank=0))
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 2000, NASTY[:60]: 1.0, "loss": 1.0}) + "\n")
+    (folder / "reported").mkdir()
+    (folder / "reported" / "7.json").write_text(json.dumps({"step": 7, "samples": [{"name": NASTY, "text": NASTY}]}))
+    (folder / "reported" / "8.json").write_text("{" * 9)
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n")
+
+    text = page.of("run", folder.name, Followed(folder).read().to_json())
+
+    assert text.count("<script") == 2 and text.count("</script>") == 2
+    assert "<img" not in text
+    assert not re.search("[\x00-\x08\x1b\u202e\u2028]", text)
+    assert "alert(1)" in data_of(text)["sentence"]["text"]
+    assert [row["step"] for row in data_of(text)["samples"]] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 5, "loss": NaN, "x": Infinity, "y": 1e308, "z": -1e999}',
+        '{"step": 5, "loss": "' + "x" * 10_000_000 + '"}',
+        '{"step": 5, "' + "n" * 1_000_000 + '": 1.0}',
+        '{"step": -1, "loss": 1}',
+        '{"step": true, "loss": 1}',
+        '{"step": 1' + "0" * 5000 + "}",
+        '{"step": 5, "loss": true, "time": "soon"}',
+        '{"step": 5, "loss": 1, "time": 1e300, "wall_s": 1e300}',
+        "[" * 100_000,
+        "null",
+        '"step"',
+        "\x00\xff",
+        '{"step": 5, "loss": 1',
+    ],
+    ids=lambda line: line[:24],
+)
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "eval.jsonl", "attempts.jsonl", "summary.json", "samples.jsonl", "job.yaml"]
+)
+def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -> None:
+    made_runs.run(tmp_path / "run", codes=(0,), points=5)
+    with open(tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1") as file:
+        file.write(line + "\n")
+
+    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+
+    assert len(text) < 1_000_000
+
+
+@pytest.mark.parametrize("count", [3, 50, 1000])
+def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: int) -> None:
+    made_runs.run(tmp_path / "run", codes=(0,), points=5)
+    made = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
+
+    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+
+    shown = data_of(text)["classes"]
+    assert text.count("<script") == 2 and len(text) < 1_000_000
+    assert shown["per_class"][1] == {"label": "1", "examples": 9, "precision": 0.8889, "recall": 0.8889, "f1": 0.8889}
+    assert shown["confusion"] == made.get("confusion")
+    assert [one["predicted"] for one in shown["confused"]] == ([] if count <= 50 else ["1"])
+    assert [one["loss"] for one in shown["worst"]] == [None, 3.5] and shown["worst"][0]["where"] == "example 3"
+
+
+def _spoiled(found: Any) -> Iterator[Any]:
+    """What was found, each time with another value of it replaced by each of another kind, or left out."""
+    for key in found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ():
+        for other in (None, -1, 1e999, math.nan, "x", [[]], {"a": 1}, True):
+            yield _with(found, key, other)
+        for inner in _spoiled(found[key]):
+            yield _with(found, key, inner)
+
+
+def _with(found: Any, key: Any, value: Any) -> Any:
+    made = copy.copy(found)
+    made[key] = value
+    return made
+
+
+def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / classes.FILE
+    found = made_runs.classification(tmp_path / "run", ["a", "b"])
+    kept = 0
+    for spoiled in [*_spoiled(found), {**found, "per_class": found["per_class"] * 2000}, [found], None]:
+        path.write_text(json.dumps(spoiled))
+        shown = classes.of(tmp_path / "run")
+        page.written(shown)
+        kept += shown is not None
+    assert kept < 80  # what may be absent, and what the page does not read
+    whole = json.dumps(found)
+    for text in ("[" * 100_000, whole[:-1], whole.replace("1000", "9" * 5000, 1), whole + " " * (4 << 20)):
+        path.write_text(text)
+        assert classes.of(tmp_path / "run") is None, text[:60]
+    path.unlink()
+    os.mkfifo(path)
+    assert classes.of(tmp_path / "run") is None
+
+
+def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -> None:
+    curve = rows.Curve()
+    for at in range(100_000):
+        curve.add((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
+
+    values = [value for _, _, value in curve.points]
+
+    assert len(values) <= 2 * rows.MOST_POINTS
+    assert (max(values), min(values)) == (100.0, -100.0)
+    assert (curve.points[0][0], curve.points[-1][0]) == (0, 99_999)
+
+
+def test_a_file_that_grows_is_read_on_and_one_begun_anew_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+    read = rows.Rows(path)
+    read.read()
+    with open(path, "a") as file:
+        file.write('ss": 3.0}\n')
+    read.read()
+    assert [point[2] for point in read.curves["loss"].points] == [1.0, 2.0, 3.0]
+
+    (tmp_path / "new").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 9.0}\n')
+    (tmp_path / "new").replace(path)
+    assert read.read()
+    assert [point[2] for point in read.curves["loss"].points] == [1.0, 9.0]

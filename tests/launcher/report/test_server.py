@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.report.server import Runs, Server
+from tests.launcher.report import made_runs
+from tests.launcher.report.serving import serving
+from tests.launcher.report.test_page import NASTY, data_of
+
+SECRET = "nobody else's business"
+
+
+def _jobs() -> tuple[list[dict], list[str]]:
+    row = {"id": "", "page": "", "name": "lm", "state": "queued", "why": "lm waits for its queue", "step": None}
+    more = {"steps": None, "goodput": None, "restarts": 0, "age_s": 60.0, "owner": "research", "where": "namespace a"}
+    return [{**row, **more}], ["the pods of namespace a cannot be read"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    for name in ("first", "second", "<script>alert(1)<", "..\u202e"):
+        made_runs.run(tmp_path / "runs" / name, points=40)
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path)
+    (tmp_path / "runs" / "no-run").mkdir()
+    with serving(Server(Runs(tmp_path / "runs", _jobs))) as made:
+        yield made
+
+
+def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        client.putrequest("GET", path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            client.putheader(name.replace("_", "-"), value)
+        client.endheaders()
+        answer = client.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        client.close()
+
+
+def rows_of(server: Server) -> dict[str, dict]:
+    return {run["name"]: run for run in data_of(get(server, f"/{server.token}/")[1])["runs"]}
+
+
+def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_to_their_pages(server: Server) -> None:
+    runs = rows_of(server)
+
+    assert set(runs) == {"first", "second", "<script>alert(1)<", "..\\u202e", "lm"}
+    assert (runs["first"]["state"], runs["first"]["step"], runs["lm"]["page"]) == ("done", 1000, "")
+    status, text = get(server, runs["<script>alert(1)<"]["page"])
+    assert status == 200 and text.count("<script") == 2
+    both = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
+    assert [run["name"] for run in data_of(get(server, f"/{server.token}/compare?{both}")[1])["runs"]] == [
+        "first",
+        "second",
+    ]
+
+
+def test_who_has_not_the_token_or_comes_from_another_site_sees_nothing(server: Server) -> None:
+    ours = f"/{server.token}/"
+    port = server.server_address[1]
+    assert get(server, ours)[0] == 200
+    assert get(server, ours, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    refused = [
+        get(server, "/"),
+        get(server, "/wrong/"),
+        get(server, f"/{server.token[:-1]}/"),
+        get(server, ours, Host="evil.example"),
+        get(server, ours, Host=f"evil.example:{port}"),
+        get(server, ours, Origin="http://evil.example"),
+        get(server, ours, Origin="null"),
+        get(server, ours, Sec_Fetch_Site="cross-site"),
+        get(server, f"/{server.token}/events", Origin="http://evil.example"),
+    ]
+    assert {status for status, _ in refused} == {403}
+    assert not any("first" in text for _, text in refused)
+
+
+def test_no_path_leads_out_of_the_folder(server: Server) -> None:
+    odd = [
+        "..",
+        "../secret",
+        "%2e%2e/secret",
+        "link",
+        "no-run",
+        "first",
+        "....//secret",
+        "%00",
+        "a" * 5000,
+        "%ff%fe",
+        "?",
+        "x\\..\\y",
+    ]
+    odd += [part.replace("/", "%2f") for part in odd] + [
+        "%3Cscript%3E",
+        NASTY[:8].replace("<", "%3C").replace(">", "%3E"),
+    ]
+    for name in odd:
+        for path in (
+            f"/{server.token}/run/{name}",
+            f"/{server.token}/{name}",
+            f"/{server.token}/run/{name}/events",
+            f"/{server.token}/compare?run={name}&run={name}",
+        ):
+            status, text = get(server, path)
+            assert status in (200, 404), path
+            assert SECRET not in text and (status == 404 or data_of(text)["kind"] == "runs"), path
+
+
+def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "7.json").write_text(json.dumps({"samples": [{"text": SECRET}]}))
+    (tmp_path / "rows").write_text(json.dumps({"step": 1, "samples": [SECRET], SECRET: 1.0, "loss": 1.0}) + "\n")
+    (tmp_path / "job").write_text(f"name: {SECRET}\n")
+    run = tmp_path / "runs" / "second"
+    (run / "starts" / "1" / "logs").mkdir(parents=True)
+    (run / "starts" / "1" / "logs" / "rank-0.log").symlink_to(tmp_path / "secret")
+    (tmp_path / "steps" / "7").mkdir(parents=True)
+    (tmp_path / "steps" / "7" / contract.MANIFEST).write_text(json.dumps({"manifest": {"files": {"a": [5, ""]}}}))
+    links = {
+        "checkpoints": "steps",
+        "reported": "words",
+        "samples.jsonl": "rows",
+        "metrics.jsonl": "rows",
+        "job.yaml": "job",
+    }
+    for name, other in links.items():
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(tmp_path / other)
+
+    status, text = get(server, rows_of(server)["second"]["page"])
+
+    assert status == 200 and SECRET not in text and data_of(text)["sentence"]["state"] == "done"
+    assert data_of(text)["checkpoints"] == []
+    (run / "checkpoints").unlink()
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "7").symlink_to(tmp_path / "steps" / "7")
+    (step,) = data_of(get(server, rows_of(server)["second"]["page"])[1])["checkpoints"]
+    assert step["bytes"] is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "GET http://[::1/{token}/ HTTP/1.1",
+        "GET //[ HTTP/1.1",
+        "GET /{token}/",
+        "GET /{token}/ HTTP/0.9",
+        "GET /{token}/ HTTP/x.1",
+        "GET",
+        "POST /{token}/",
+        "\x16\x03\x01",
+        "GET /" + 70_000 * "a" + " HTTP/1.1",
+        "GET / HTTP/1.1\r\nX: " + 70_000 * "a",
+    ],
+    ids=lambda line: line[:30],
+)
+def test_every_request_is_answered_with_a_status_line(server: Server, request_: str) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=30) as client:
+        client.sendall(f"{request_.format(token=server.token)}\r\nHost: there\r\n\r\n".encode())
+        client.shutdown(socket.SHUT_WR)
+        answer = client.makefile("rb").readline()
+    assert re.fullmatch(rb"HTTP/1.1 [45]\d\d .+\r\n", answer), answer
+
+
+def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) -> None:
+    runs = rows_of(server)
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    client.request("GET", f"{runs['first']['page']}/events")
+    answer = client.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+
+    assert [answer.readline()[:6] for _ in range(3)] == [b"event:", b"data: ", b"\n"]  # how it stands
+    with open(tmp_path / "runs" / "first" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 1001, "loss": 0.125, "time": made_runs.BEGAN + 60}) + "\n")
+
+    assert answer.readline() == b"event: run\n"
+    found = json.loads(re.sub("^data: ", "", answer.readline().decode()))
+    assert [axis[-1] for axis in found["curves"]["loss"]][::2] == [1001, 0.125]
+    answer.close()
+    client.close()
+
+
+def test_a_fault_of_ours_is_printed_and_a_client_that_leaves_is_not(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=30) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves with a reset
+        client.sendall(f"GET /{server.token}/ HTTP/1.1\r\n".encode())
+    assert get(server, f"/{server.token}/")[0] == 200
+    assert capsys.readouterr().err == ""
+
+    (row,), _ = _jobs()
+    monkeypatch.setattr(server.runs, "_jobs", lambda: ([row | {"step": {1}}], []))  # a row that is no JSON
+    monkeypatch.setattr(server.runs, "_listed", None)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(server, f"/{server.token}/")
+    assert "TypeError: Object of type set is not JSON serializable" in capsys.readouterr().err

@@ -1,0 +1,327 @@
+"""The dashboard of a cluster: who sees what through it, by which request, and what is kept of a token: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.kubernetes import in_pod
+from jaxlaunch.launcher.report.serving import answers, sign_in, tokens, viewers
+from tests.launcher.invoke import launcher
+from tests.launcher.report.serving import serving
+from tests.launcher.report.test_page import data_of
+
+ALICE, BOB, EVE, NOBODY = (f"eyJhbGciOi.{name}-_." + "x" * 900 for name in ("alice", "bob", "eve", "nobody"))
+MAY: Mapping[str, tuple[str, ...]] = {ALICE: ("team-a",), BOB: ("team-a", "team-b"), EVE: ()}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+class Api:
+    """An API server's answer by token and namespace, and which tokens it was asked with."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self.ended: set[str] = set()  # tokens that have expired
+        self.is_silent = False
+
+    def __call__(self, token: str, namespace: str) -> tuple[list[dict[str, Any]], list[str]]:
+        self.asked.add(token)
+        if self.is_silent:
+            raise Unreachable("The API server cannot be reached.")
+        if token not in MAY or token in self.ended:
+            raise ApiError("Unauthorized", None, 401)
+        if namespace not in MAY[token]:
+            raise ApiError(f'jobsets is forbidden in the namespace "{namespace}"', None, 403)
+        row = {"id": "", "page": "", "name": f"job-of-{namespace}", "state": "running", "why": "", "step": 1}
+        more = {"steps": 2, "goodput": None, "restarts": 0, "age_s": 60.0, "owner": "", "where": namespace}
+        return [{**row, **more}], []
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+    headers: http.client.HTTPMessage
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def server(api: Api) -> Iterator[viewers.Server]:
+    yield from served(api)
+
+
+def served(api: Api) -> Iterator[viewers.Server]:
+    with serving(viewers.Server(api, ["team-a", "team-b"], ["Jobs.example.org"])) as made:
+        yield made
+
+
+def ask(server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str) -> Answer:
+    """The answer to a GET, or to a POST of a body, of a stream its first line; `headers` may have `_` for `-`."""
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        client.request("GET" if body is None else "POST", path, body, (FORM if body is not None else {}) | sent)
+        answer = client.getresponse()
+        is_stream = answer.headers["Content-Type"] == "text/event-stream"
+        return Answer(answer.status, (answer.readline() if is_stream else answer.read()).decode(), answer.headers)
+    finally:
+        client.close()
+
+
+def signed_in(server: viewers.Server, token: str, **headers: str) -> Answer:
+    return ask(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode(), **headers)
+
+
+def cookie_of(answer: Answer) -> str:
+    return str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+
+def names(answer: Answer) -> list[str]:
+    assert answer.status == 200
+    return [run["name"] for run in data_of(answer.text)["runs"]]
+
+
+def test_a_viewer_signs_in_and_sees_what_the_token_may_see_beside_another_who_sees_more(
+    server: viewers.Server, api: Api
+) -> None:
+    first = ask(server)
+    assert (first.status, first.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert "Sign in to see your jobs." in first.text and '<input type="password" name="token"' in first.text
+
+    alice, bob = signed_in(server, f"\n{ALICE} \r\n"), signed_in(server, BOB)
+
+    assert (alice.status, alice.headers["Location"]) == (303, "/")
+    attributes = str(alice.headers["Set-Cookie"]).split("; ")[1:]
+    assert attributes == ["Path=/", "HttpOnly", "SameSite=Strict"]
+    assert "eyJ" not in str(alice.headers["Set-Cookie"]) and ALICE not in cookie_of(alice)
+    shown = ask(server, Cookie=cookie_of(alice))
+    assert names(shown) == ["job-of-team-a"]
+    (left_out,) = data_of(shown.text)["unread"]
+    assert left_out == "1 of 2 namespaces are left out: you may not list jobs there." and "team-b" not in shown.text
+    assert names(ask(server, Cookie=f"a=b; {cookie_of(bob)}")) == ["job-of-team-a", "job-of-team-b"]
+    assert names(ask(server, Authorization=f"bearer {BOB}", Cookie=cookie_of(alice))) == [
+        "job-of-team-a",
+        "job-of-team-b",
+    ]
+    assert names(ask(server, Cookie=cookie_of(alice))) == ["job-of-team-a"]
+    assert api.asked == {ALICE, BOB}
+
+
+def test_a_token_that_is_missing_wrong_or_without_rights_gets_a_sentence_and_nothing_of_a_job(
+    server: viewers.Server, api: Api
+) -> None:
+    eve, nobody, none = signed_in(server, EVE), signed_in(server, NOBODY), signed_in(server, "  ")
+    assert [eve.status, nobody.status, none.status] == [403, 401, 401]
+    assert sign_in.NO_RIGHTS in eve.text and sign_in.NOT_ACCEPTED in nobody.text
+    sent = [ask(server, path, Authorization=f"Bearer {token}") for path in ("/", "/events") for token in (EVE, NOBODY)]
+    assert [each.status for each in sent] == [403, 401, 403, 401]
+    answers = [eve, nobody, none, *sent, ask(server, "/events"), ask(server, "/runs"), ask(server, "/?token=" + BOB)]
+    for each in answers:
+        assert each.status in (401, 403, 404)
+        assert "job-of" not in each.text and "team-" not in each.text and "eyJ" not in each.text
+    assert "Set-Cookie" not in eve.headers and "<form" not in sent[0].text  # a form does not change a proxy's token
+
+    kept = cookie_of(signed_in(server, BOB))
+    api.ended.add(BOB)
+    over = ask(server, Cookie=kept)
+    assert over.status == 401 and "job-of" not in over.text
+    assert [text.rpartition("; ")[2] for text in over.headers.get_all("Set-Cookie", [])] == ["Max-Age=0"] * 2
+    api.is_silent = True
+    assert ask(server, Cookie=kept).status == 503
+
+
+def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
+    server: viewers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seen in ({"X_Forwarded_Proto": "https"}, {"Origin": "https://jobs.example.org", "Host": "jobs.example.org"}):
+        kept = str(signed_in(server, ALICE, **seen).headers["Set-Cookie"])
+        assert kept.startswith("__Host-jaxlaunch=") and kept.endswith("; Path=/; HttpOnly; SameSite=Strict; Secure")
+    kept = kept.partition(";")[0]
+    assert names(ask(server, Cookie=kept)) == ["job-of-team-a"]
+
+    for other in (f"jaxlaunch={ALICE}", f"{kept[:-9]}AAAAAAAAA", "jaxlaunch=\u00fc", "jaxlaunch="):
+        assert ask(server, Cookie=other).status == 401
+    ended = ask(server, "/sign-out", Cookie=kept)
+    assert ended.status == 200 and len(ended.headers.get_all("Set-Cookie", [])) == 2
+    monkeypatch.setattr(tokens, "SIGNED_IN_S", -1)
+    assert "You are no longer signed in" in ask(server, Cookie=kept).text
+
+
+def test_only_our_own_pages_under_a_configured_name_are_answered(server: viewers.Server, api: Api) -> None:
+    kept, port = cookie_of(signed_in(server, ALICE)), server.server_address[1]
+    led = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    for right in ("localhost", f"127.0.0.1:{port}", "[::1]:8080", "jobs.example.org", "JOBS.example.org.:8443"):
+        assert names(ask(server, Host=right, Origin=f"http://{right}", Cookie=kept)) == ["job-of-team-a"]
+    linked = ask(server, **led)
+    assert linked.status == 401 and "if you have signed in already" in linked.text
+    assert "Set-Cookie" not in linked.headers  # which would end a sign-in that the browser did not send along
+    assert names(ask(server, Authorization=f"Bearer {ALICE}", **led)) == ["job-of-team-a"]
+    hosts = ("evil.example", "localhost.evil.example", "evil@localhost", "localhost:x", "a b", "", "10.0.0.7:8080")
+    wrong: list[dict[str, str]] = [
+        *({"Host": each} for each in hosts),
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": f"http://localhost:{port + 1}"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        led | {"Sec_Fetch_Dest": "iframe"},
+    ]
+    before = set(api.asked)
+    api.asked.clear()
+    refused = [ask(server, Cookie=kept, **each) for each in wrong]
+    refused += [ask(server, "/events", Cookie=kept, **each) for each in [*wrong, led]]
+    refused += [signed_in(server, BOB, **each) for each in [*wrong, led]]
+    refused.append(ask(server, "/sign-out", **led))
+    assert {each.status for each in refused} == {403} and not api.asked and before == {ALICE}
+    assert not [each for each in refused if "job-of" in each.text or "Set-Cookie" in each.headers]
+    assert ask(server, "/healthz", Host="10.0.0.7:8080")[:2] == (200, "ok\n")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        " b",
+        "\r\nX-Remote-User: admin",
+        "\0b",
+        "\u00e9",
+        "\u202e",
+        ";b",
+        '"',
+        "=a",
+        "x" * 3000,
+        "x" * 20_000,
+        b"\xff\xfe",
+    ],
+    ids=lambda end: repr(end)[:16],
+)
+def test_an_odd_token_is_refused_and_never_sent_on(server: viewers.Server, api: Api, end: str | bytes) -> None:
+    token = b"eyJ" + (end.encode() if isinstance(end, str) else end)
+    in_form = ask(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode())
+    assert in_form.status == 401 and 'role="alert"' in in_form.text and "eyJ" not in in_form.text and not api.asked
+    in_header = raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token)
+    assert in_header.startswith(b"HTTP/1.1 401") and b"eyJ" not in in_header
+    if token[3:] != b"x" * 3000:  # which is too long for a cookie, and not for a header
+        assert api.asked <= {"eyJ"}  # what follows the end of a line is another header, which is not sent on
+    assert names(ask(server, Authorization=f"Bearer {ALICE}")) == ["job-of-team-a"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\n\r\ntoken=a", b"401"),
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\ntoken=a", b"401"),
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999999999\r\n\r\ntoken=a", b"401"),
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\ntoken=a", b"401"),
+        (
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048583\r\n\r\ntoken=" + b"x" * 1048577,
+            b"401",
+        ),
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n" + b"a=b&" * 5, b"401"),
+        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n" + b"a=b&" * 10, b"401"),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7\r\n\r\ntoken=a", b"404"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost", b"403"),
+        (b"GET / HTTP/1.1", b"403"),
+        (b"GET //[ HTTP/1.1\r\nHost: localhost", b"404"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic YTpi", b"401"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b", b"401"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"x" * 1_000_000, b"431"),
+        (b"DELETE / HTTP/1.1\r\nHost: localhost", b"501"),
+    ],
+    ids=lambda each: each.decode()[:60] if len(each) > 3 else each.decode(),
+)
+def test_an_odd_request_is_answered(server: viewers.Server, api: Api, request_: bytes, status: bytes) -> None:
+    assert raw(server, request_).split()[:2] == [b"HTTP/1.1", status]
+    assert not api.asked
+
+
+def test_a_connection_has_one_request_and_says_so(server: viewers.Server) -> None:
+    """A proxy may use a connection for several viewers, and a browser asks again on one that it thinks is open."""
+    second = f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {BOB}\r\n\r\n".encode()
+    for first in (b"GET /healthz", b"GET /", b"POST /sign-in"):
+        length = f"\r\nContent-Length: {0 if b'POST' in first else len(second)}\r\n\r\n".encode()
+        answer = raw(server, first + b" HTTP/1.1\r\nHost: localhost" + length + second)
+        assert answer.count(b"HTTP/1.1 ") == answer.count(b"Connection: close\r\n") == 1 and b"job-of" not in answer
+    assert signed_in(server, BOB).headers["Connection"] == "close"
+
+
+def test_connections_beyond_the_most_are_closed_and_make_room_when_they_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "MOST_CONNECTIONS", 2)
+    for server in served(api):
+        idle = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) for _ in range(3)]
+        assert idle[2].recv(1) == b""  # the third is closed
+        for each in idle:
+            each.close()
+        while raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost") == b"":  # the threads of the others end
+            pass
+
+
+def raw(server: viewers.Server, request_: bytes) -> bytes:
+    """What is answered to bytes that are sent as they are; the connection may end before all of them are read."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(request_ + b"\r\nConnection: close\r\n\r\n")
+            client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while part := client.recv(65536):
+                answer += part
+    return answer
+
+
+def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
+    server: viewers.Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "LIST_S", 0.02)
+    monkeypatch.setattr(answers, "IDLE_S", 0.0)
+    client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    client.request("GET", "/events", headers={"Authorization": f"Bearer {ALICE}"})
+    answer = client.getresponse()
+    lines = [answer.readline() for _ in range(3)]
+    assert (answer.status, lines[0], lines[2]) == (200, b"event: run\n", b"\n")
+    (run,) = json.loads(lines[1].removeprefix(b"data: "))["runs"]
+    assert run["name"] == "job-of-team-a"
+    api.ended.add(ALICE)
+    rest = [answer.readline() for _ in range(1000)]
+    assert rest[-1] == b"" and b"job-of" not in b"".join(rest)  # it ends
+    client.close()
+    assert ask(server, "/events", Authorization=f"Bearer {ALICE}").status == 401
+    monkeypatch.setattr(viewers, "LONGEST_STREAM_S", 0.0)
+    assert ask(server, "/events", Authorization=f"Bearer {BOB}").text == ""  # the browser asks again
+
+
+def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(in_pod, "AUTHORITY", tmp_path / "ca.crt")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    (tmp_path / "ca.crt").write_text("")
+    for host, server in {"fd00::1": "https://[fd00::1]:443", "10.96.0.1": "https://10.96.0.1:443"}.items():
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        assert in_pod.server() == server
+
+
+def test_the_command_says_what_the_dashboard_of_a_cluster_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for arguments, said in {
+        "--in-cluster": "--in-cluster names no namespace.",
+        "runs --in-cluster -n a": "--in-cluster and the folder runs are both given.",
+        "--in-cluster --context c -n a": "--in-cluster and --context c are both given.",
+        "--in-cluster -n a": "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT",
+        "--accept-host a": "--accept-host is only for --in-cluster.",
+    }.items():
+        left = launcher(capsys, monkeypatch, "dashboard", *arguments.split())
+        assert left.err.startswith(said) and "hint: " in left.err and left.code == (3 if "pod" in said else 2)

@@ -1,0 +1,124 @@
+import pytest
+
+from jaxlaunch.launcher.job import load
+from jaxlaunch.launcher.yaml import reader
+from jaxlaunch.launcher.yaml.reader import Document
+
+
+def read(text: str) -> Document:
+    return reader.parse(text, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1.", 1.0),
+        ("-.5", -0.5),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("+12", 12),
+        ("~", None),
+        ("", None),
+        ("Null", None),
+        ("TRUE", True),
+        ("no", "no"),
+        ("on", "on"),
+        ("y", "y"),
+        ("12:30", "12:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("tRue", "tRue"),
+        ("1e3x", "1e3x"),
+        ("'5'", "5"),
+        ("!!str 5", "5"),
+        ("!!float 5", 5),
+        ("[1, [2, {a: b}]]", [1, [2, {"a": "b"}]]),
+        ("|\n  two\n  lines\n", "two\nlines\n"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    found = read(f"key: {text}")
+    assert found.faults == []
+    assert found.data["key"] == value
+    assert type(found.data["key"]) is type(value)
+
+
+def test_keys_are_text_whatever_they_look_like() -> None:
+    assert read("{1: a, no: b, null: c, 3e-4: d}").data == {"1": "a", "no": "b", "null": "c", "3e-4": "d"}
+
+
+def test_every_path_knows_its_line() -> None:
+    lines = read("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n").lines
+    assert lines[("a",)] == 1
+    assert lines[("b", 0)] == 3
+    assert lines[("b", 1, "c")] == 4
+    assert lines[("b", 1, "d")] == 5
+
+
+def test_a_plain_scalar_remembers_how_it_was_written() -> None:
+    assert read("a: 1e4\nb: '1e4'").texts == {("a",): "1e4"}
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: pytest.TempPathFactory) -> None:
+    file = tmp_path / "job.yaml"  # type: ignore[operator]
+    file.write_bytes(b"\xef\xbb\xbfname: a\n")
+    assert reader.read(file).data == {"name": "a"}
+
+
+def test_every_fault_of_a_text_is_found_at_once() -> None:
+    found = read("a: &x 1\nb: *x\nc: !t 2\nd: 1\nd: 2\ne: .inf\n? [k]\n: v\nf: 1" + 40 * "0" + "\n")
+    assert [fault.line for fault in found.faults] == [1, 2, 3, 5, 6, 7, 9]
+    assert found.faults[4].message == "e = .inf is not a finite number."
+    assert found.faults[6].message == "f is a number of 41 digits."
+
+
+def test_what_stands_below_a_duplicate_key_is_judged_too() -> None:
+    found = read("a: 1\na: {b: 1, b: 2, c: *x}\n")
+    assert [fault.message[:16] for fault in found.faults] == [
+        'duplicate key "a',
+        'duplicate key "b',
+        "uses an anchor, ",
+    ]
+    assert found.data == {"a": 1}
+
+
+def test_an_override_sets_replaces_and_makes_blocks() -> None:
+    found = read("train:\n  mesh: {dp: 2, mp: 2}\n  data:\nlist: [1, {a: 2}]\n")
+    load._override(found, ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"])
+    assert found.faults == []
+    assert found.data == {
+        "train": {"mesh": {"fsdp": 4}, "data": {"source": "text"}},
+        "list": [1, {"a": 3e-4}],
+        "new": {"key": None},
+        "x": "a=b",
+    }
+    assert found.texts[("list", 1, "a")] == "3e-4"
+    assert ("train", "mesh", "dp") not in found.lines
+
+
+def test_the_later_of_two_overrides_wins() -> None:
+    found = read("a: 1")
+    load._override(found, ["a=2", "a=3"])
+    assert found.data == {"a": 3}
+    assert found.overrides == {("a",): "a=3"}
+
+
+@pytest.mark.parametrize("argument", ["a", "=1", ".a=1", "a..b=1", "a=*x", "a=[1", "a.b=1", "l.7=1", "l.x=1", "a=&x 1"])
+def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
+    found = read("a: text\nl: [1]")
+    load._override(found, [argument])
+    assert [fault.where for fault in found.faults] == [f"{argument} (override)"]
+    assert found.data == {"a": "text", "l": [1]}
+
+
+@pytest.mark.parametrize(
+    "argument", ["env.TOKEN=hunter2", "env={T: hunter2}", "secrets.T=hunter2", "x=https://u:hunter2@h", "env.T:hunter2"]
+)
+def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -> None:
+    found = read("env: {}")
+    load._override(found, [argument])
+    shown = [*found.overrides.values(), *(fault.where for fault in found.faults)]
+    assert shown
+    assert "hunter2" not in "".join(shown)

@@ -1,0 +1,56 @@
+"""Compiles a layer of experts and its gradients for GPUs that are not here: prints the FLOPs of a device's products.
+
+B batch, L length, D model.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.aot import work
+from jaxlaunch.trainer.aot.chips import Chips
+from jaxlaunch.trainer.aot.program import Program
+from jaxlaunch.trainer.models.decoder import ACTIVATIONS
+from jaxlaunch.trainer.models.experts import Experts
+from jaxlaunch.trainer.parallel import mesh
+
+LENGTH, WIDTH, HIDDEN = 2048, 1024, 16384
+CONFIG = spec.Decoder(layers=2, width=WIDTH, heads=8, vocab=512, length=LENGTH, experts=4, expert_hidden=HIDDEN)
+
+
+def flops() -> float:
+    """Of one row of tokens a device, and two experts."""
+    on = mesh.build(spec.Mesh(ep=2), Chips("h100", 1, 2).devices())
+    with jax.set_mesh(on):
+        graph, state = nnx.split(nnx.eval_shape(lambda: Experts(CONFIG, nnx.Rngs(0), ACTIVATIONS)))
+
+        def loss(state: nnx.State, x_BLD: Array, real_BL: Array) -> Array:
+            made_BLD, _ = nnx.merge(graph, state)(x_BLD, real_BL)
+            return jnp.square(made_BLD.astype(jnp.float32)).sum()
+
+        by_expert, rows = (NamedSharding(on, PartitionSpec(axis)) for axis in ("ep", ("dp", "fsdp", "ep")))
+        whole = NamedSharding(on, PartitionSpec())
+        given = jax.tree.map(
+            lambda like: jax.ShapeDtypeStruct(
+                like.shape, jnp.bfloat16, sharding=by_expert if like.ndim == 3 else whole
+            ),
+            state,
+        )
+        x_BLD = jax.ShapeDtypeStruct((2, LENGTH, WIDTH), jnp.bfloat16, sharding=rows)
+        real_BL = jax.ShapeDtypeStruct((2, LENGTH), jnp.float32, sharding=rows)
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(given, x_BLD, real_BL).compile()
+    program = Program.parse(compiled.as_text() or "")
+    return sum(
+        work.flops(program, each, program.computations[name]) * times
+        for name, times in program.runs.items()
+        for each in program.computations[name]
+    )
+
+
+if __name__ == "__main__":
+    print(flops())

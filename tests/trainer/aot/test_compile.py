@@ -1,0 +1,92 @@
+"""Steps compiled by the compiler of TPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from jaxlaunch.contract import BAD_SPEC
+from tests import needs
+from tests.trainer.aot import cases
+from tests.trainer.references import FIXTURES
+
+RECORDED = FIXTURES / "collectives.json"  # as the libtpu of tests/requirements/libtpu.txt compiles them
+ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the planner says of each case, compiled one after the other in one process."""
+    path = os.pathsep.join((ROOT, str(needs.packages("libtpu"))))
+    environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    asked = subprocess.run([sys.executable, "-m", cases.__name__], env=environ, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    of: dict[str, Any] = json.loads(asked.stdout)
+    return of | {"one chip": of["too large"]["change"]}
+
+
+@pytest.mark.slow
+def test_each_case_fits_and_gets_its_kernel(found: dict[str, Any]) -> None:
+    fit = {name: each for name, each in found.items() if name != "too large"}
+    assert all(each["fits"] and each["peak"] > 0 for each in fit.values()), fit
+    attention = {name: each["attention"] for name, each in fit.items()}
+    assert attention == {name: "xla" if name == "images" else "splash" for name in fit}
+    assert "which do not divide 17" in found["images"]["notes"][0]
+    assert found["one chip"]["kernels"] > 0 and not found["images"]["kernels"]
+
+
+@pytest.mark.slow
+def test_collectives_are_those_recorded(found: dict[str, Any]) -> None:
+    """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
+    listed = {name: sorted(map(_line, each["collectives"])) for name, each in found.items() if each["fits"]}
+    if os.environ.get("GOLDEN") == "write":
+        RECORDED.write_text(json.dumps(listed, indent=1) + "\n")
+    recorded = json.loads(RECORDED.read_text())
+    assert {name: listed[name] for name in recorded} == recorded
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['kind']} over {' and '.join(row['axes'])}: {row['times']:g} a step, {row['bytes']:.0f} bytes"
+
+
+@pytest.mark.slow
+def test_collectives_cross_the_axes_that_the_mesh_has(found: dict[str, Any]) -> None:
+    def crossed(name: str) -> set[tuple[str, str]]:
+        return {(each["kind"], axis) for each in found[name]["collectives"] for axis in each["axes"]}
+
+    assert crossed("one chip") == set()
+    assert {("all-gather", "fsdp"), ("all-gather", "mp"), ("reduce-scatter", "mp")} <= crossed("fsdp and mp")
+    assert ("all-reduce", "dp") in crossed("two slices") and crossed("images") == {("all-reduce", "dp")}
+    assert any(axis == "ep" for _, axis in crossed("experts"))
+
+
+@pytest.mark.slow
+def test_gradients_cross_slices_once_a_step(found: dict[str, Any]) -> None:
+    """By arithmetic: each device sends its fsdp share of every gradient, in bfloat16 as they are computed."""
+    (between,) = (each for each in found["two slices"]["collectives"] if each["axes"] == ["dp"])
+    model = cases.DECODER
+    layer = 4 * model["width"] ** 2 + 3 * model["width"] * model["hidden"] + 2 * model["width"]
+    parameters = model["layers"] * layer + 2 * model["vocab"] * model["width"] + model["width"]
+    share = 4  # fsdp
+    assert parameters * 2 / share <= between["bytes"] <= parameters * 4 / share
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_compiled(found: dict[str, Any]) -> None:
+    large = found["too large"]
+    assert not large["fits"] and "exceeds available HBM" in large["says"]
+    assert large["change"]["set"]["train.remat"] == "full" and large["change"]["fits"]
+
+
+def test_without_the_compiler_a_sentence_says_which_extra_brings_it() -> None:
+    chips = json.dumps({"type": "v5e", "hosts": 1, "per_host": 1, "topology": "1x1"})
+    train = {"task": "lm", "model": cases.DECODER, "data": {"source": "synthetic"}, "batch": 8, "steps": 3}
+    environ = os.environ | {"TRAIN_SPEC": json.dumps(train), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxlaunch.trainer.plan", "--compile", chips]
+    asked = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert asked.returncode == BAD_SPEC and "[train,plan-tpu]" in asked.stderr

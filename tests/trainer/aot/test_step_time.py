@@ -1,0 +1,151 @@
+"""A step's seconds where the compiler estimates no cycles, of programs whose work can be counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.trainer.aot import measure, step_time, work
+from jaxlaunch.trainer.aot.chips import Chips
+from jaxlaunch.trainer.aot.collectives import Collective
+from jaxlaunch.trainer.aot.program import Program
+from jaxlaunch.trainer.aot.timeline import Rates, Timeline
+
+GROUPS = "replica_groups=[1,2]<=[2], dimensions={0}"
+# A gather meanwhile 8 bytes are touched, and one in a loop of 3 turns that nothing hides.
+LOOP = f"""%body (b: (s32[], s8[4])) -> (s32[], s8[4]) {{
+  %b = (s32[], s8[4]{{0}}) parameter(0)
+  %x = s8[4]{{0}} get-tuple-element(%b), index=1
+  %t = (s8[4]{{0}}, s8[8]{{0}}) all-gather-start(%x), {GROUPS}
+  %e = s8[8]{{0}} all-gather-done(%t)
+  %half = s8[4]{{0}} slice(%e), slice={{[0:4]}}
+}}
+
+ENTRY %main (p: s8[4]) -> s8[8] {{
+  %p = s8[4]{{0}} parameter(0)
+  %s = (s8[4]{{0}}, s8[8]{{0}}) all-gather-start(%p), {GROUPS}
+  %w = s8[4]{{0}} negate(%p)
+  %d = s8[8]{{0}} all-gather-done(%s)
+  %u = s8[8]{{0}} negate(%d)
+  %c = (s32[], s8[4]{{0}}) tuple(%w, %w)
+  %l = (s32[], s8[4]{{0}}) while(%c), condition=%none, body=%body, backend_config={{"known_trip_count":{{"n":"3"}}}}
+}}
+"""
+
+
+def test_collectives_run_beside_operations_and_are_waited_for_where_they_end() -> None:
+    """At one byte a second: 8 s of work while a gather of 10 s runs, 16 s, and three turns of 5 and 8 s."""
+    timeline = Timeline(Program.parse(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
+    assert dict(timeline.waited) == {"s": 2.0, "t": 15.0}
+    assert timeline.seconds == 8 + 2 + 16 + 3 * (5 + 8)
+    assert work.of_program(Program.parse(LOOP)) == 8 + 16 + 3 * 8
+
+
+def test_a_fusion_reads_the_slice_that_it_uses_and_writes_the_part_that_it_replaces() -> None:
+    text = """%part (a: f32[9,8], i: s32[]) -> f32[1,8] {
+  %a = f32[9,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %view = f32[9,8]{1,0} bitcast(%a)
+  %one = f32[1,8]{1,0} dynamic-slice(%view, %i, %i), dynamic_slice_sizes={1,8}
+  ROOT %twice = f32[1,8]{1,0} add(%one, %one)
+}
+
+%place (all: f32[9,8], new: f32[1,8], j: s32[]) -> f32[9,8] {
+  %all = f32[9,8]{1,0} parameter(0)
+  %new = f32[1,8]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %put = f32[9,8]{1,0} dynamic-update-slice(%all, %new, %j, %j)
+}
+
+ENTRY %main (p: f32[9,8], k: s32[]) -> f32[9,8] {
+  %p = f32[9,8]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  %read = f32[1,8]{1,0} fusion(%p, %k), kind=kLoop, calls=%part
+  %wrote = f32[9,8]{1,0} fusion(%p, %read, %k), kind=kLoop, calls=%place
+}
+"""
+    program, row, index = Program.parse(text), 32, 4
+    named = {each.name: each for each in program.computations["main"]}
+    assert work.touched(program, named["read"], named) == row + index + row
+    assert work.touched(program, named["wrote"], named) == row + row + index
+
+
+@pytest.mark.parametrize(("backward", "count"), [("", 2), ("Backward", 5)])
+def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_mask(backward: str, count: int) -> None:
+    attributes = f'custom_call_target="__cudnn$fmhaSoftmax{backward}", backend_config={{"mask_type": "%s"}}'
+    lines = "".join(
+        f"  %{mask} = (bf16[2,4,16,8]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), {attributes % mask.upper()}\n"
+        for mask in ("causal", "no_mask")
+    )
+    arrays = "  %q = bf16[2,16,4,8]{3,2,1,0} parameter(0)\n  %k = bf16[2,32,4,8]{3,2,1,0} parameter(1)\n"
+    program = Program.parse(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
+    of = program.computations["main"]
+    product = 2 * 2 * 16 * 32 * 4 * 8
+    assert [work.flops(program, each, of) for each in of] == [0, 0, count * product / 2, count * product]
+
+
+def test_products_count_inside_fusions_too() -> None:
+    like = jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((32, 8), "float32")
+    program = Program.parse(jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or "")
+    counted = [work.flops(program, each, of) for of in program.computations.values() for each in of]
+    assert 2 * 16 * 32 * 8 in counted
+
+
+@pytest.mark.parametrize(
+    ("between", "group", "ports"), [({"fsdp": 2}, 16, 8), ({"fsdp": 16}, 16, 1), ({"dp": 2}, 16, None)]
+)
+def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
+    between: dict[str, int], group: int, ports: int | None
+) -> None:
+    machine = KNOWN["h100"].machine
+    assert machine is not None
+    each = Collective("g", "all-gather", ("fsdp",), group, 1.0, 16 * 10**9, 1.0)
+    program = Program.parse("ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n")
+    model = step_time.Model(Chips("h100", 2, 8), between)
+    found = model.estimate(program, [each], step_time.Computed(None, 0.0, 0.0))
+    assert found is not None
+    bandwidth = machine.wires if ports is None else min(machine.wires, ports * machine.between)
+    assert found["exposed"][0] == pytest.approx(15e9 / bandwidth)
+    assert found["seconds"] == found["exposed"]
+
+
+def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_says() -> None:
+    """At 4 FLOP/s and 2 bytes a second, 10 s to start an operation and 100 s to meet: two operations on 8 and 16 bytes,
+    and a gather that sends 6; or the model's FLOPs."""
+    text = f"""ENTRY %main (p: s8[4]) -> s8[8] {{
+  %p = s8[4]{{0}} parameter(0)
+  %w = s8[4]{{0}} negate(%p)
+  %g = s8[8]{{0}} all-gather(%w), {GROUPS}
+  ROOT %u = s8[8]{{0}} negate(%g)
+}}
+"""
+    chips = Chips("cpu", 1, 8)
+    gather = Collective("g", "all-gather", ("dp",), 2, 1.0, 12, 1.0)
+    few, many = step_time.Computed(8.0, 0.0, 24.0), step_time.Computed(8 * 400.0, 0.0, 24.0)
+    model, program = step_time.Model(chips, {}, Rates(4.0, 2.0, start=10.0, meeting=100.0)), Program.parse(text)
+    assert step_time.Model(chips, {}).estimate(program, [gather], few) is None
+    found = model.estimate(program, [gather], few)
+    assert found is not None and found["exposed"] == [100 + 2 * 6 / 2] * 2
+    assert found["seconds"] == [10 + 8 / 2 + 100 + 2 * 6 / 2 + 10 + 16 / 2] * 2
+    found = model.estimate(program, [gather], many)
+    assert found is not None and found["seconds"] == [400 / 4 + 100 + 2 * 6 / 2] * 2, (
+        "convolutions are in these FLOPs alone"
+    )
+
+
+def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def half_a_second(run: Callable[[], jax.Array], least: float) -> float:
+        shapes.append(jax.block_until_ready(run()).shape)
+        return 0.5
+
+    monkeypatch.setattr(measure, "_median", half_a_second)
+    found = measure.rates(jax.devices(), jnp.dtype("bfloat16"))
+    assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
+    products, passes = 2 * 512**3, (4 + 4) * 2**21  # FLOPs, and bytes of float32 that are read and written
+    assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start=0.5 / 256, meeting=0.5 / 32)
