@@ -17,12 +17,10 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.overrides import written as written_override
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.plan import shapes
-from jaxlaunch.launcher.report import pictures
 from jaxlaunch.launcher.wording import count, size
 
 CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")
 DEFAULT = "mesh,remat,accumulate"
-GIB = 1024**3
 LISTED = 5  # candidates that were not compiled, in the table
 Found = Mapping[str, Any]
 
@@ -57,12 +55,6 @@ class _Choices(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--write", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write the job with the best settings."
 )
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Plot the candidates by step time and peak memory, as SVG.",
-)
 @options.form("text", "json", "yaml")
 def tune_command(
     job_file: Path,
@@ -71,7 +63,6 @@ def tune_command(
     most: int,
     measure: bool,
     target: Path | None,
-    picture: Path | None,
     form: str,
 ) -> None:
     """Find the fastest settings of JOB_FILE that fit its devices.
@@ -86,9 +77,8 @@ def tune_command(
     if job.train is None:
         raise UserError("tune changes train, and this job has a command.")
     trainer_process.require("tune compiles the trainer's step")
-    for file, option in ((target, "--write"), (picture, "--picture")):
-        if file is not None and file.exists():
-            raise UserError(f"{file} exists.", f"name a new file for {option}.")
+    if target is not None and target.exists():
+        raise UserError(f"{target} exists.", "name a new file for --write.")
     is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"  # no model tells a CPU's time
     base = job_file.absolute().parent
     tried, left = _search(job, base, over, most, is_measured=is_measured)
@@ -99,8 +89,6 @@ def tune_command(
     written = [written_override(key, value) for key, value in best["changes"].items()]
     if target is not None:
         target.write_text(jobs.dump(jobs.load(job_file, (*overrides, *written))))
-    if picture is not None:
-        picture.write_text(_picture(job.name, tried), encoding="utf-8")
     if form == "text":
         output.show(
             *_table(tried, left, is_measured=is_measured), *_proposal(job_file, tried[0], best, written, target)
@@ -175,21 +163,6 @@ def _rank_correlation(done: Sequence[Found]) -> float | None:
         return None
     measured, modelled = ([sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True))
     return statistics.correlation(measured, modelled)
-
-
-def _picture(name: str, tried: Sequence[Found]) -> str:
-    """Every candidate that was compiled as a mark, and a line through those that no other beats in both."""
-    done = sorted((each for each in tried if "seconds" in each), key=lambda each: float(each["seconds"]))
-    best, least = list[Found](), float("inf")
-    for each in done:
-        best, least = [*best, each] if each["peak"] < least else best, min(least, each["peak"])
-    lines = [_line("no other is better in both", best), *(_line(_settings(each["keys"]), [each]) for each in done)]
-    title = ("text", pictures.LEFT, 22, "start", f"{name}: peak of a device, GiB, by step"[:110])
-    return pictures.svg([title, *pictures.marked(lines, "step, ms")])
-
-
-def _line(name: str, points: Sequence[Found]) -> pictures.Line:
-    return name, [float(each["seconds"]) * 1e3 for each in points], [each["peak"] / GIB for each in points]
 
 
 def _proposal(job_file: Path, own: Found, best: Found, written: Sequence[str], target: Path | None) -> Iterator[str]:

@@ -79,16 +79,6 @@ def curves(lines: Sequence[Line], x_label: str) -> Iterator[Shape]:
             yield "text", WIDTH - RIGHT - 182, TOP + 18 * at + 11, "start", name[:30]
 
 
-def marked(lines: Sequence[Line], x_label: str) -> Iterator[Shape]:
-    """The same with a mark at every point, for lines of few of them."""
-    yield from curves(lines, x_label)
-    xs, ys = [x for line in lines for x in line[1]], [y for line in lines for y in line[2]]
-    across, up = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
-    for at, (_, x_of, y_of) in enumerate(lines):
-        for x, y in zip(x_of, y_of, strict=True):
-            yield "box", COLOURS[at % len(COLOURS)], across(x) - 4, up(y) - 4, 8, 8
-
-
 def strip(run: Mapping[str, Any]) -> Iterator[Shape]:
     """The seconds of a run by cause, with what ended each attempt, and their sums."""
     across = _scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
