@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import run_folder
-from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.jobs import ownership
 from jaxlaunch.launcher.jobs.status import hosts
@@ -22,6 +20,8 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.wording import placed
+from jaxlaunch.runs import run_folder
+from jaxlaunch.runs.run_folder import Listed
 
 HOSTS = 8  # that are profiled; of more than that only host 0
 _POLL_S = 1.0

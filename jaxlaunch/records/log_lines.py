@@ -12,7 +12,7 @@ past     at the start of a later generation. First one without `verdict`: `attem
          `seconds`, `first_committed`, `last_committed`, `ended`; `attempt` and `generation` are then its own.
 tail     after these, the end of a rank's log of the generations before: `rank`, `lines`, `host` (that held the rank in
          the last attempt, where that is known). The failing rank comes first;
-         ranks beyond jaxlaunch.launcher.agent.leader.run_folder.TAIL_BYTES are left out.
+         ranks beyond jaxlaunch.runs.run_folder.TAIL_BYTES are left out.
 beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these: jaxlaunch/records/members),
          `missing` (of these the hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
          `step` (complete on every rank), `phase` (of most ranks) and its start `since`, `phases` ({phase: the first

@@ -1,8 +1,8 @@
-"""summary.json: the state of a run while it goes on, and how it ended. Pure; launcher/agent/leader/starts
+"""summary.json: the state of a run while it goes on, and how it ended. Pure; jaxlaunch/runs/starts
 alone writes it.
 
 Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
-an attempt: one whose end is not in attempts.jsonl died with its agent (launcher/agent/leader/unfinished).
+an attempt: one whose end is not in attempts.jsonl died with its agent (jaxlaunch/runs/unfinished).
 """
 
 from __future__ import annotations

@@ -25,13 +25,14 @@ from jaxlaunch.launcher.agent.http.server import MetricsServer
 from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
-from jaxlaunch.launcher.agent.leader import history, unfinished
+from jaxlaunch.launcher.agent.leader import lost_leader
 from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Termination
 from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs import history
+from jaxlaunch.runs.run_folder import RunFolder
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for slow readers of stdout and stderr, at the end
@@ -153,8 +154,8 @@ class Agent:
         if self._config.host == DEPUTY:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = unfinished.Reported.of(member.gang, member.attempt, self._started)
-            unfinished.record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
+            reported = lost_leader.Reported.of(member.gang, member.attempt, self._started)
+            lost_leader.record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _child_sockets(self) -> Sequence[str]:
         return [child.metrics_path for child in self._member.processes.alive()]

@@ -33,12 +33,12 @@ PACKAGE = (
     "reporting.py",
     "shown.py",
     "launcher/__init__.py",
-)  # of jaxlaunch, beside the agent and records
+)  # of jaxlaunch, beside the agent, records and runs
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
 
 
 def pack() -> bytes:
-    """A zipapp that holds the agent, and what PACKAGE and jaxlaunch/records have; equal sources give equal bytes."""
+    """Return a zipapp of the agent and of what it imports. Equal sources give equal bytes."""
     return _packed([(name, text.encode()) for name, text in _sources()], zipfile.ZIP_DEFLATED)
 
 
@@ -80,7 +80,8 @@ def _sources() -> Iterator[tuple[str, str]]:
     yield "__main__.py", MAIN
     agent = Path(__file__).parent
     ours = agent.parents[1]  # the package jaxlaunch
-    files = [*(ours / name for name in PACKAGE), *(ours / "records").glob("*.py"), *agent.rglob("*.py")]
+    shared = [file for package in ("records", "runs") for file in (ours / package).glob("*.py")]
+    files = [*(ours / name for name in PACKAGE), *shared, *agent.rglob("*.py")]
     for file in sorted(files):
         if file.name != Path(__file__).name:
             yield file.relative_to(ours.parent).as_posix(), file.read_text()

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from jaxlaunch.launcher.agent.leader import run_folder
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.report.rows import Curve, Rows
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.runs import run_folder
+from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
 _TIMEOUT_S = 1.0

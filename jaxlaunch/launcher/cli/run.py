@@ -13,8 +13,6 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.leader import starts
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
@@ -25,6 +23,8 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run import Ended, LocalRun
 from jaxlaunch.launcher.local.run import run as run_job
 from jaxlaunch.records import summary
+from jaxlaunch.runs import starts
+from jaxlaunch.runs.run_folder import RunFolder
 
 RUN_DIR = "name another folder with --run-dir."
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import history, reported_fields, unfinished
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 _LOST = re.compile(r"\bhost (\d{1,6})(?: \([^)]*\))? was lost: [^;]*")  # in the message of a verdict
 _SAVED = re.compile(r"; step \d+ is saved$")
@@ -56,7 +56,7 @@ def ended(
         folder.append(record)
         records.append(record)
         found = dataclasses.replace(found, verdict=record.verdict)
-        found = dataclasses.replace(found, seconds=reported_fields.carried(records, time.time(), started))
+        found = dataclasses.replace(found, seconds=history.carried(records, time.time(), started))
     elif found.verdict is not None:
         found = _completed(found, folder, starts, records, codes, checkpoints, gone)
     else:
@@ -82,7 +82,7 @@ def close(folder: RunFolder, checkpoints: Path | None) -> None:
     starts.write(found)
     records = unfinished.settle(folder, uid)
     if records and found.of is not None:
-        seconds = reported_fields.carried(records, found.of.at)
+        seconds = history.carried(records, found.of.at)
         restarts = history.restarts_by_cause(records)
         found = _as_recorded(found, records[-1].verdict)
         starts.write(dataclasses.replace(found, restarts=restarts, seconds=seconds))

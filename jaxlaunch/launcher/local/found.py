@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, rows
 from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.local import lock, run_folders
 from jaxlaunch.launcher.local.lock import Holder
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import JOB, rows
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files, user_cache
-from jaxlaunch.launcher.agent.leader.starts import JOB
 from jaxlaunch.launcher.jobs.status import job_status
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, Restarts, State
 from jaxlaunch.launcher.local import found, status
@@ -29,6 +28,7 @@ from jaxlaunch.launcher.local.divided import divided
 from jaxlaunch.launcher.local.lock import Holder
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import FILE
+from jaxlaunch.runs.starts import JOB
 
 MANY = 500  # runs; fewer are read as quickly
 DIVIDED = 500  # runs to be read; fewer are read before another process has begun

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, Starts, changed_keys, rows
 from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records.summary import Start
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import JOB, Starts, changed_keys, rows
 
 
 def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:

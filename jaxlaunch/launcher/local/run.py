@@ -26,8 +26,6 @@ from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
 from jaxlaunch.launcher.agent.host import temporary_folder
 from jaxlaunch.launcher.agent.io.ports import free_port
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import JOB, Starts
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -39,6 +37,8 @@ from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import is_full_disk
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import JOB, Starts
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import run_folder
-from jaxlaunch.launcher.agent.leader.run_folder import Listed
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
 from jaxlaunch.launcher.local.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.summary import Summary, ratio
 from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.runs import run_folder
+from jaxlaunch.runs.run_folder import Listed
 
 TIMEOUT_S = 1.0  # of an agent of this machine
 MAX_ASKED = 16  # agents

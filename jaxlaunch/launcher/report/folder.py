@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs.run_folder import RunFolder
 
 LOCK, JOB = ".lock", "job.yaml"
 _STEPS = ("train", "steps")

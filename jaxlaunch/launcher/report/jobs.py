@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.summary import FILE as FILE_OF_RUN
 from jaxlaunch.records.summary import Start, Summary
+from jaxlaunch.runs.run_folder import RunFolder
 
 FILE = "job.yaml"
 _LONGEST = 300  # characters of a value

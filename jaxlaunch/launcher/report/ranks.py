@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.report.timeline import Timeline
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.runs.run_folder import RunFolder
 
 
 def of(folder: Path, line: Timeline) -> dict[str, Any] | None:

@@ -10,14 +10,14 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import rows as starts_of
 from jaxlaunch.launcher.report import checkpoints, classes, folder, jobs, ranks, timeline
 from jaxlaunch.launcher.report.rows import Curve, Rows, reported, samples
 from jaxlaunch.launcher.report.timeline import Running, Timeline
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import FILE, Start, Summary, ratio
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import rows as starts_of
 
 MOST_RANKS = 64  # whose log ends are on the page
 MOST_ATTEMPTS = 500  # the newest

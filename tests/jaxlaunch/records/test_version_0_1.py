@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.launcher.jobs.status import agent_report
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Tail
 from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.runs.run_folder import RunFolder
 
 HERE = Path(__file__).parents[2] / "fixtures" / "version_0.1" / "run"
 UID = "uid-of-0.1"

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.output import RankLog, start_folder
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.agent.io.output import RankLog
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import JobSpec
@@ -26,6 +24,9 @@ from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.layout import start_folder
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher

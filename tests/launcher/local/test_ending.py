@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import unfinished
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.local.ending import close, ended
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs import unfinished
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 STARTED = 1_000_000.0  # long before any end
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.local import new_start
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 
 def job(lr: float, **keys: Any) -> str:

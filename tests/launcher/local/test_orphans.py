@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.local import agent_file, new_start, orphans
 from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 

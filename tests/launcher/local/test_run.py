@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import reported_fields
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
@@ -23,6 +20,9 @@ from jaxlaunch.launcher.local import agent_file, run
 from jaxlaunch.launcher.local.lock import Holder, holder, locked
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs import history
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 from tests.launcher.invoke import launcher
 
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
@@ -39,7 +39,7 @@ def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_firs
     ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
 )
 def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
-    summary = Summary(of_code(code, "it ended"), step=None, seconds=reported_fields.carried([], 0.0), restarts={})
+    summary = Summary(of_code(code, "it ended"), step=None, seconds=history.carried([], 0.0), restarts={})
     assert summary.to_json()["status"] == status
 
 

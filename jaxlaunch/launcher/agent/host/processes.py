@@ -15,8 +15,9 @@ from jaxlaunch.launcher.agent.host import environment
 from jaxlaunch.launcher.agent.host.child import Child
 from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog, start_folder
+from jaxlaunch.launcher.agent.io.output import OutputStream, RankLog
 from jaxlaunch.records.members import Members
+from jaxlaunch.runs.layout import start_folder
 
 TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
 POLL_S = 0.1  # between two looks at programs whose wrapper has ended

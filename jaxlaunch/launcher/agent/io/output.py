@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.io.loop import WRITE, Loop, Timer
+from jaxlaunch.runs.layout import log_path
 
 CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
 MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind before the oldest lines are dropped
@@ -184,14 +185,3 @@ class RankLog:
         self._before += self._size
         self._file, self._size = open(path, "ab", opener=regular_files.opener), 0
         self._file.write(ROTATED % (self._before, self._kept) + b"\n")
-
-
-def start_folder(run: Path, number: int) -> Path:
-    """The folder of a start of the run, which is its own: a later start of the same run has another number."""
-    return run / "starts" / str(number)
-
-
-def log_path(folder: Path, rank: int) -> Path:
-    """The file of a rank's lines in all attempts of a start, in its folder; older lines are in the same name with .1 at
-    its end."""
-    return folder / "logs" / f"rank-{rank}.log"

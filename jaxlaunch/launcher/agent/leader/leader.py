@@ -27,7 +27,7 @@ from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
-from jaxlaunch.launcher.agent.leader import history, jobset, reported_fields, unfinished
+from jaxlaunch.launcher.agent.leader import jobset, reported_fields
 from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
 from jaxlaunch.launcher.agent.leader.connections import Gate
 from jaxlaunch.launcher.agent.leader.gathering import Gathering
@@ -35,13 +35,14 @@ from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.rank_counts import RankLooks
-from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, names, of_code
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.run_folder import AGENTS, RunFolder
+from jaxlaunch.runs.starts import Starts
 
 TICK_S = 0.2
 MANY, PAUSE_S = 100, 0.02  # from so many hosts on, messages are read so many seconds apart
@@ -145,7 +146,7 @@ class Leader:
         """Reads the attempts of earlier pods, and starts to wait for every host."""
         now = time.monotonic()
         began = time.time() - (now - self._clock.began)
-        self._clock.carry(reported_fields.carried(self._records, began, self._config.started))
+        self._clock.carry(history.carried(self._records, began, self._config.started))
         self._seconds_before = self._clock.seconds(self._clock.began)
         for record in self._records[-3:]:
             message = record.verdict.message
@@ -675,7 +676,7 @@ class Leader:
             "unsafe_s": self._clock.unsafe_s(now),
             "foremost": self._attempt.foremost,
             "silence_s": now - oldest,
-            **reported_fields.counters(self._records, self._config.generation, self._config.job),
+            **history.counters(self._records, self._config.generation, self._config.job),
         }
 
     def _view(self) -> View:
@@ -769,7 +770,7 @@ class Leader:
             notes=self._notes,
             stacks=self._attempt.stacks,
             nccl=self._attempt.nccl,
-            restart_seconds=reported_fields.restarts(self._records, self._number, self._restart_seconds(now)),
+            restart_seconds=history.restarts(self._records, self._number, self._restart_seconds(now)),
         )
 
     def _list_agents(self) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.leader import history
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Tail
 from jaxlaunch.records.members import Members, from_wire
 from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs import history
+from jaxlaunch.runs.run_folder import RunFolder
 
 PAST = 3  # attempts that have a line each
 CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records.rank_history import ENDED, FILE, LETTERS, UNKNOWN, RankHistory
+from jaxlaunch.runs.run_folder import RunFolder
 
 MOST_SHARED = 128  # statuses that are remembered for the next ranks that come to them
 MOST_AFTER = 16  # ... after one of them

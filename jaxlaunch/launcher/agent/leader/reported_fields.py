@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.leader import history
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.members import Members
-from jaxlaunch.records.summary import Restarted
 from jaxlaunch.records.verdict import Verdict
-
-MAX_ROWS = 50  # restarts in a summary, the newest: attempts.jsonl has all
 
 
 def record(
@@ -48,47 +43,6 @@ def record(
         restart=restart,
         members=members.to_wire() if members.have_moved else None,
     )
-
-
-def carried(records: Sequence[Record], now: float, started: float | None = None) -> dict[str, float]:
-    """Seconds by cause that were spent until `now`, on attempts with a record and around them; in Unix time.
-
-    What lies between attempts is down. Without `started`, when the run did, it started with the first of these
-    attempts, whose own seconds may not be known.
-    """
-    total = dict.fromkeys(contract.CLOCK, 0.0)
-    for each in records:
-        for cause, spent in each.seconds.items():
-            total[cause] = total.get(cause, 0.0) + spent
-    if started is None and records:
-        started = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
-    if started is not None:
-        total["down" if records else "rendezvous"] += max(0.0, now - started - sum(total.values()))
-    return total
-
-
-def restarts(records: Sequence[Record], number: int, present: Mapping[str, float]) -> list[Restarted]:
-    """A row for each of the last attempts that is on record, and for the `present` one, where it is not."""
-    after: dict[int, str | None] = {each.attempt + 1: each.cause for each in records}
-    rows = [Restarted(each.attempt, after.get(each.attempt), each.restart) for each in records[-MAX_ROWS:]]
-    has_ended = bool(records) and records[-1].attempt == number
-    rows += [] if has_ended else [Restarted(number, after.get(number), present)]
-    return [row for row in rows if row.seconds]
-
-
-def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
-    """For the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code."""
-    last_codes = {each.generation: each.verdict.code for each in records if each.generation != generation}
-    charged = sum(contract.outcome(code).action is Action.RESTART for code in last_codes.values())
-    used = history.restarts_used(records, generation)
-    left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used)}
-    if job.preempted_limit is not None:
-        left["preempted"] = max(0, job.preempted_limit - history.preemptions_without_progress(records))
-    return {
-        "ended": history.ends_by_cause(records),
-        "left": left,
-        "code": records[-1].verdict.code if records else None,
-    }
 
 
 def job(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.agent.io.loop import Loop, Ready, Timer
-from jaxlaunch.launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog, log_path
+from jaxlaunch.launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog
+from jaxlaunch.runs.layout import log_path
 
 LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
 

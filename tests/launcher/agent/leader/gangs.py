@@ -25,8 +25,8 @@ from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.io.loop import Timer
 from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs.run_folder import RunFolder
 
 RANKS = 2  # of a host
 UID = "the-uid-of-the-run"

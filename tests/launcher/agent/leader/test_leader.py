@@ -19,12 +19,12 @@ from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.leader import leader
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
-from jaxlaunch.launcher.agent.leader.run_folder import AGENTS, RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.run_folder import AGENTS, RunFolder
+from jaxlaunch.runs.starts import Starts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}

@@ -11,11 +11,11 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.log_lines import Beat, Tail
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.run_folder import RunFolder
 
 
 class Recorded:

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.output import RankLog, log_path, start_folder
-from jaxlaunch.launcher.agent.leader.run_folder import ATTEMPTS, RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.launcher.agent.io.output import RankLog
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.status import read_run, run_files
 from jaxlaunch.launcher.jobs.status.run_files import RunFiles
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import FILE, Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.layout import log_path, start_folder
+from jaxlaunch.runs.run_folder import ATTEMPTS, RunFolder
+from jaxlaunch.runs.starts import Starts
 
 KEPT = 4_000  # bytes of each rank's log
 

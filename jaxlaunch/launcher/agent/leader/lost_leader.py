@@ -1,7 +1,4 @@
-"""An attempt that was started and has no end on record: its agents were killed before they could write one.
-
-It counts as lost, and as fruitless unless it committed a step. What is known of it is its last summary.
-"""
+"""Writes the end of an attempt whose host 0 was lost, from what another host knows of it."""
 
 from __future__ import annotations
 
@@ -10,55 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.leader import history, reported_fields
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
 from jaxlaunch.records import checked
 from jaxlaunch.records.attempt import Record, furthest
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
-
-
-def find(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
-    """The last summary of the attempt of run `uid` that has no end among its `records`; None where each has one."""
-    found = folder.summary(uid)
-    if found is None or found.of is None or found.verdict is not None:
-        return None
-    if records and found.of.attempt <= records[-1].attempt:
-        return None
-    return found, found.of
-
-
-def close(of: Of, verdict: Verdict) -> Record:
-    """The record of an unfinished attempt: what was decided on it before its agents died, else `verdict`.
-
-    Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
-    the next start count as down.
-    """
-    end = of.judged or verdict
-    seconds = dict(of.seconds)
-    lost = min(of.unsafe_s, seconds.get("step", 0.0))
-    seconds["step"] = seconds.get("step", 0.0) - lost
-    seconds["lost_work"] = seconds.get("lost_work", 0.0) + lost
-    return Record(
-        uid=of.uid,
-        generation=of.generation,
-        attempt=of.attempt,
-        cause=end.cause,
-        rank=end.rank,
-        first_committed=of.first_committed,
-        last_committed=of.last_committed,
-        seconds={cause: round(spent, 3) for cause, spent in seconds.items()},
-        verdict=end,
-        started=of.started,
-        ended=of.at,
-        restart=of.restart,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +52,7 @@ def record_lost_leader(
         if _is_fresh(found) and found.of.generation == config.generation:
             return
         if found.of.generation != config.generation:
-            settle(folder, config.uid)  # host 0 would have done it
+            unfinished.settle(folder, config.uid)  # host 0 would have done it
     records = folder.records(config.uid)
     if has_joined and records and records[-1].attempt >= reported.attempt > 0:
         # Host 0 went on without this host, which was held up, and has put the end of the attempt on record; or nobody
@@ -111,7 +70,7 @@ def record_lost_leader(
     )
     own = _least(*(status.step for status in statuses))
     step = found.step if own is None else own
-    record = close(of, dataclasses.replace(verdict, step=step))
+    record = unfinished.close(of, dataclasses.replace(verdict, step=step))
     end = record.verdict
     folder.append(record)
     before = records[-1].attempt if records else 0
@@ -121,9 +80,7 @@ def record_lost_leader(
         found,
         verdict=None if config.job.replaces and has_joined else end,  # another host 0 goes on
         step=step,
-        seconds=reported_fields.carried(records, time.time(), config.started)
-        if is_known
-        else _of_run(reported, record),
+        seconds=history.carried(records, time.time(), config.started) if is_known else _of_run(reported, record),
         restarts=history.restarts_by_cause(records),
         saved=furthest(found.saved, *(status.committed for status in statuses)),
         of=of,
@@ -135,10 +92,8 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
     """The attempt that host 0 was in: its seconds as host 0 said last, and its summary where there is one."""
     last = reported.last
     number = max(reported.attempt, 0 if last is None else last.attempt, records[-1].attempt + 1 if records else 1)
-    unfinished = find(folder, config.uid, records)
-    if unfinished is not None and (unfinished[1].generation, unfinished[1].attempt) == (config.generation, number):
-        found, of = unfinished
-    else:
+    found, of = unfinished.find(folder, config.uid, records) or (None, None)
+    if found is None or of is None or (of.generation, of.attempt) != (config.generation, number):
         now = time.time()
         waited = {"rendezvous": max(0.0, now - reported.started)} if last is None else {}  # it was all there was
         of = Of(config.uid, config.generation, number, reported.started, at=now, seconds=waited)
@@ -175,16 +130,3 @@ def _is_fresh(found: Summary) -> bool:
 
 def _least(*steps: int | None) -> int | None:
     return min((step for step in steps if step is not None), default=None)
-
-
-def settle(folder: RunFolder, uid: str) -> list[Record]:
-    """Every attempt of run `uid`, oldest first. One without an end gets it, on storage too: its host was lost."""
-    records = folder.records(uid)
-    unfinished = find(folder, uid, records)
-    if unfinished is None:
-        return records
-    found, of = unfinished
-    message = "host 0 was lost: its agent was killed before it could write how the attempt ended"
-    record = close(of, of_code(contract.LOST, message, rank=0, host=0, step=found.step))
-    folder.append(record)
-    return [*records, record]

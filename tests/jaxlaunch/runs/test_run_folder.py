@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.output import log_path, start_folder
-from jaxlaunch.launcher.agent.leader import history, unfinished
-from jaxlaunch.launcher.agent.leader.run_folder import (
+from jaxlaunch.runs.layout import log_path, start_folder
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.run_folder import (
     AGENTS,
     ATTEMPTS,
     MAX_JSON,
@@ -22,7 +22,7 @@ from jaxlaunch.launcher.agent.leader.run_folder import (
     RunFolder,
     agents,
 )
-from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.runs.starts import Starts
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import FILE, Of, Summary
 from jaxlaunch.records.verdict import Verdict

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader.history import (
+from jaxlaunch.runs.history import (
     AT_ONCE_S,
     advanced,
     generations_without_progress,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
+from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.records.summary import FILE, Start, Summary
 
 JOB, LOGS = "job.yaml", "logs"

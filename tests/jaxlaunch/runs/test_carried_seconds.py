@@ -1,9 +1,9 @@
-"""What host 0 reports of a run beside its summary."""
+"""The seconds that earlier attempts spent."""
 
 from __future__ import annotations
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader.reported_fields import carried
+from jaxlaunch.runs.history import carried
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.verdict import of_code
 

@@ -12,8 +12,8 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.leader import reported_fields
-from jaxlaunch.launcher.agent.leader.run_folder import RunFolder
-from jaxlaunch.launcher.agent.leader.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.io.output import log_path, start_folder
+from jaxlaunch.runs.layout import log_path, start_folder
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.checked import Whole
