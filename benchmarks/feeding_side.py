@@ -87,7 +87,7 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
     from importlib.metadata import version
 
     from jaxlaunch.trainer.data.pipeline import Pipeline
-    from jaxlaunch.trainer.data.sources.open import open_source
+    from jaxlaunch.trainer.sources.open import open_source
     from jaxlaunch.trainer.spec import TrainSpec
     from jaxlaunch.trainer.tasks.classify import Classify
 

@@ -19,11 +19,11 @@ from jaxlaunch.trainer.attention.availability import with_fallback
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.source import Source
-from jaxlaunch.trainer.data.sources import array_record
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.profiling.profiler import Profiler
+from jaxlaunch.trainer.sources import array_record
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.user_code import load

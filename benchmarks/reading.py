@@ -31,7 +31,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.data.sources.packed import Packed, laid_out
+from jaxlaunch.trainer.sources.packed import Packed, laid_out
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 

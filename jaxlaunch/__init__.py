@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.errors import UserError
     from jaxlaunch.trainer.data.records import write as write_records
     from jaxlaunch.trainer.data.source import Source
-    from jaxlaunch.trainer.data.sources.open import open_source
     from jaxlaunch.trainer.errors import TrainerError
     from jaxlaunch.trainer.evaluation.trained import TaskModel
     from jaxlaunch.trainer.generate.generator import Sample
     from jaxlaunch.trainer.generate.harness import model as lm_eval_model
     from jaxlaunch.trainer.generate.loaded import TextModel
     from jaxlaunch.trainer.models.foreign import Haiku, Linen
+    from jaxlaunch.trainer.sources.open import open_source
     from jaxlaunch.trainer.spec import TrainSpec
     from jaxlaunch.trainer.task import Batch, Loss, Split, Task
     from jaxlaunch.trainer.tasks.classify import Classify
@@ -82,7 +82,7 @@ _HOMES = {
     "TrainerError": "jaxlaunch.trainer.errors:TrainerError",
     "UserError": "jaxlaunch.launcher.errors:UserError",
     "lm_eval_model": "jaxlaunch.trainer.generate.harness:model",
-    "open_source": "jaxlaunch.trainer.data.sources.open:open_source",
+    "open_source": "jaxlaunch.trainer.sources.open:open_source",
     "write_records": "jaxlaunch.trainer.data.records:write",
 }
 

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from jaxlaunch.trainer.data.augment.transform import Transform
-from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.picture import Broken, Picture
 
 SIDES = ((1, 1), (5, 7), (16, 16), (40, 23), (64, 96), (1, 300), (120, 90))
 HARD = (0, 1, 7, 20_000, 65_535, 2**31 - 1)  # sides of an image that has none of them

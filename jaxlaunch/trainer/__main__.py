@@ -16,6 +16,7 @@ from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.process import (
     exit_code,
@@ -27,7 +28,6 @@ from jaxlaunch.trainer.start.process import (
     read_spec,
     refused,
 )
-from jaxlaunch.trainer.text import prepare
 from jaxlaunch.trainer.train import loop_of
 
 

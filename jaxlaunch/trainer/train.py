@@ -23,7 +23,6 @@ from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Source
-from jaxlaunch.trainer.data.sources.open import baselines, tokenizer_files
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
 from jaxlaunch.trainer.loop.driver import Loop
@@ -33,6 +32,7 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.sources.open import baselines, tokenizer_files
 from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop

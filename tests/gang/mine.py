@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import linen, nnx
 
-from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks.classify import Classify, standardized
 

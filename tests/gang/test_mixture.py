@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.data.sources.mixture import BLOCKS, Mixture
-from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.sources.mixture import BLOCKS, Mixture
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
 

@@ -18,12 +18,12 @@ import pytest
 from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_tokenizer
 from jaxlaunch.trainer.data import arguments
-from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.tasks.classify import Classify

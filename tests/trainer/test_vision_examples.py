@@ -19,7 +19,7 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references
-from tests.trainer.data.sources.images import made_images
+from tests.trainer.sources.images import made_images
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

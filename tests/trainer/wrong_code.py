@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from jaxlaunch.trainer.data.sources import synthetic
+from jaxlaunch.trainer.sources import synthetic
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks.classify import Classify, standardized
 

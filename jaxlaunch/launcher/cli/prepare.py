@@ -83,7 +83,7 @@ def _arguments(data: Data, to: Path | None, resize: int | None) -> tuple[str, ..
     if isinstance(data, Images | Table):
         if to is None:
             raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
-        return "jaxlaunch.trainer.data.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
+        return "jaxlaunch.trainer.prepare.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
     if isinstance(data, Mixture) and data.of != "text":
         raise UserError(
             f"{source} is not packed as a whole, for its parts keep their own weights.",
@@ -92,7 +92,7 @@ def _arguments(data: Data, to: Path | None, resize: int | None) -> tuple[str, ..
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:
             raise UserError(f"{option} applies to images and tables, not to {source}; leave it out.")
-    return ("jaxlaunch.trainer.text.prepare",)
+    return ("jaxlaunch.trainer.prepare.text",)
 
 
 def _of_records(to: Path, found: Mapping[str, Any]) -> Iterator[str]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxlaunch.trainer.data.sources import arrow, files
-from jaxlaunch.trainer.data.sources.images import held, index, listing
-from jaxlaunch.trainer.data.sources.images.index import shown
-from jaxlaunch.trainer.data.sources.images.picture import ENDINGS
+from jaxlaunch.trainer.data import arrow, files
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources.images import held, index, listing
+from jaxlaunch.trainer.sources.images.index import shown
+from jaxlaunch.trainer.sources.images.picture import ENDINGS
 
 
 class Item(NamedTuple):
@@ -52,7 +52,7 @@ def _of_table(path: str) -> Iterator[Item]:
     """The rows of the column that holds images; a row without one is empty bytes, which are no image."""
     import pyarrow
 
-    from jaxlaunch.trainer.data.sources.images import columns
+    from jaxlaunch.trainer.sources.images import columns
 
     here = files.here(path)
     try:

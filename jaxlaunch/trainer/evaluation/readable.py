@@ -12,14 +12,14 @@ import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.augment.transform import Transform
-from jaxlaunch.trainer.data.sources.images import listing, picture
-from jaxlaunch.trainer.data.sources.images.index import joined, shown
-from jaxlaunch.trainer.data.sources.images.picture import Broken, Picture
-from jaxlaunch.trainer.data.sources.tables import files
-from jaxlaunch.trainer.data.sources.tables.features import Features
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.evaluation import pictures
 from jaxlaunch.trainer.evaluation.pictures import Item
+from jaxlaunch.trainer.sources.images import listing, picture
+from jaxlaunch.trainer.sources.images.index import joined, shown
+from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.tables import files
+from jaxlaunch.trainer.sources.tables.features import Features
 
 Array = np.ndarray[Any, Any]
 Told = Callable[[str], None]  # of what cannot be read: refuses it, or leaves it out

@@ -10,11 +10,11 @@ from jax import Array
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters.live import Merging
-from jaxlaunch.trainer.data.sources.open import tokenizer_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.choose import Sampling
 from jaxlaunch.trainer.generate.generator import Generator, Ids, check
 from jaxlaunch.trainer.generate.network import Network, Weights
+from jaxlaunch.trainer.sources.open import tokenizer_files
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.text import tokenizer as tokenizers
 

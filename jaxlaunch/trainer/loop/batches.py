@@ -20,11 +20,11 @@ from jaxlaunch.trainer.data import example_rng, reader
 from jaxlaunch.trainer.data.examples import first_not_finite
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
-from jaxlaunch.trainer.data.sources.torch import MapStyle
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.loop import trees
 from jaxlaunch.trainer.loop.options import Options
 from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.sources.torch import MapStyle
 
 Tree = Any
 AHEAD = 2  # batches made before they are needed

@@ -16,9 +16,9 @@ import pydantic
 from jaxlaunch import contract, installation
 from jaxlaunch.contract import DONE
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data.sources import open as sources
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.sources import open as sources
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task, task_name
 from jaxlaunch.trainer.spec import said as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed

@@ -17,10 +17,6 @@ from jax import Array
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
 from jaxlaunch.trainer.data.source import Source
-from jaxlaunch.trainer.data.sources.images.source import Pictures
-from jaxlaunch.trainer.data.sources.open import open_source
-from jaxlaunch.trainer.data.sources.tables.mixed import Tables
-from jaxlaunch.trainer.data.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
@@ -28,6 +24,10 @@ from jaxlaunch.trainer.models.convolutional.resnet import ResNet
 from jaxlaunch.trainer.models.mlp import MLP
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.sources.images.source import Pictures
+from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.sources.tables.mixed import Tables
+from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, checked_logits

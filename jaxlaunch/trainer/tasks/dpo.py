@@ -21,9 +21,9 @@ from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Unusable
 from jaxlaunch.trainer.data.source import Source
-from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split
 from jaxlaunch.trainer.tasks import lm, losses, ranges

@@ -32,13 +32,13 @@ from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
 from jaxlaunch.trainer.data.source import Source
-from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.language_model import Features, LanguageModel
 from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import atomic_write
-from jaxlaunch.trainer.data.sources import cache, files
+from jaxlaunch.trainer.data import atomic_write, cache, files
 from jaxlaunch.trainer.errors import DataError, Stopped
 
 CHUNK = 1 << 20

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from jaxlaunch.trainer.data.sources import arrow, files
+from jaxlaunch.trainer.data import arrow, files
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 PIECE = 1 << 20  # bytes of a document of plain text

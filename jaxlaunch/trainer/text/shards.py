@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data import atomic_write, records
-from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.data.share import Share
 from jaxlaunch.trainer.text import packing, parts
 from jaxlaunch.trainer.text.recipe import Recipe
 from jaxlaunch.trainer.text.tokenizer import load

@@ -15,10 +15,10 @@ import pytest
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.data.sources.mixture import Mixture
-from jaxlaunch.trainer.data.sources.packed import Packed
-from jaxlaunch.trainer.data.sources.text import Stream
 from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.sources.mixture import Mixture
+from jaxlaunch.trainer.sources.packed import Packed
+from jaxlaunch.trainer.sources.text import Stream
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.tasks.dpo import Preference

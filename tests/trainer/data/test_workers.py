@@ -18,8 +18,8 @@ import pytest
 from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
-from jaxlaunch.trainer.data.sources.torch import MapStyle, source
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
+from jaxlaunch.trainer.sources.torch import MapStyle, source
 
 COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
 
@@ -213,7 +213,7 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from jaxlaunch.trainer.data.messages import Draws, Request\n"
         "from jaxlaunch.trainer.data.workers import Workers\n"
-        "opener = 'jaxlaunch.trainer.data.sources.torch:source'\n"
+        "opener = 'jaxlaunch.trainer.sources.torch:source'\n"
         "args = ('their_items:Hanging', {'at': 0})\n"
         "Workers(1).items(Request(opener, args, Draws(0, 0, False, False), [0], [0]))\n"
     )
@@ -228,7 +228,7 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
 
 def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
     program = (
-        "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.data.sources import torch\n"
+        "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.sources import torch\n"
         "print({'jax', 'grain'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"

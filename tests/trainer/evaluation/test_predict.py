@@ -27,7 +27,7 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 from tests.launcher.invoke import launcher
-from tests.trainer.data.sources.images import made_images
+from tests.trainer.sources.images import made_images
 
 MLP = {"kind": "mlp", "layers": 1, "width": 8}
 RESNET = {"kind": "resnet", "depths": [1], "widths": [8], "stem_width": 8, "block": "basic", "classes": 2}

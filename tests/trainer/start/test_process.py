@@ -58,6 +58,6 @@ def test_a_standby_process_reads_its_job_and_imports_nothing_of_the_users(tmp_pa
     )
     assert found.returncode == 0, found.stderr
     *nothing, imported = json.loads(found.stdout)
-    source = "jaxlaunch.trainer.data.sources.tfds"
+    source = "jaxlaunch.trainer.sources.tfds"
     assert {source, "tensorflow_datasets"} <= set(imported) and "mine" not in imported
     assert not any(source in each or "mine" in each for each in nothing)

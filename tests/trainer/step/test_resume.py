@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxlaunch.trainer.data.sources.open import open_source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.step import resume

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.data.sources import array_record, packed
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
+from jaxlaunch.trainer.prepare import text as prepare
+from jaxlaunch.trainer.sources import array_record, packed
 from jaxlaunch.trainer.spec import LM, Text
-from jaxlaunch.trainer.text import build, digests, documents, parts, prepare, recipe, shards, tokenizer
+from jaxlaunch.trainer.text import build, digests, documents, parts, recipe, shards, tokenizer
 from tests.trainer.text import corpora, dying
 
 TEXTS = list(filter(None, corpora.texts(220, seed=3)))[:200]

@@ -14,13 +14,13 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import jaxlaunch
-from jaxlaunch.trainer.data.sources import packed
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import folder as weights
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
+from jaxlaunch.trainer.sources import packed
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.data.sources import packed
-from jaxlaunch.trainer.data.sources.share import Share
+from jaxlaunch.trainer.data.share import Share
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.place import Place
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.sources import packed
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, tokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.data.sources import packed
+from jaxlaunch.trainer.sources import packed
 from jaxlaunch.trainer.start import process
 from jaxlaunch.trainer.text import build
 from jaxlaunch.trainer.train import batch_check

@@ -9,7 +9,7 @@ from PIL import Image
 
 from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
-from jaxlaunch.trainer.data.sources.open import open_source
+from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 

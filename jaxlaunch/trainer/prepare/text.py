@@ -1,0 +1,98 @@
+"""Prepares the text of a job before it runs: `python -m jaxlaunch.trainer.prepare.text`.
+
+TRAIN_SPEC in, one JSON object on stdout: what was prepared, where, and a report on it. What is there already is
+verified to the byte. Exits with a code of the contract; SIGINT and SIGTERM end it with 80, and the next goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxlaunch import contract
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.huggingface import folder
+from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, task_name
+from jaxlaunch.trainer.start.process import print_result, read_spec
+from jaxlaunch.trainer.text import build, recipe, tokenizer
+
+
+def main() -> int:
+    """Prepares the data of TRAIN_SPEC and prints a report as JSON; returns the exit code."""
+    build.die_with(os.getppid())
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: asked.append(signum))
+    return print_result(lambda: {"prepared": prepare(folder.resolved(read_spec(os.environ)[0]), lambda: bool(asked))})
+
+
+def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: Callable[[], None]) -> None:
+    """Prepares what a run is to read, before its processes join: later none could wait for hours, or be stopped.
+
+    `tell` is called where there is something. The text of a task of the user's, whose defaults are known only where it
+    is imported, is prepared when it is opened. Raises what `prepare` raises, and Stopped.
+    """
+    spec = _own_task(environ)
+    if spec is None or not texts(spec):
+        return
+    tell()
+    for _ in _made(folder.resolved(spec), is_stopped):
+        pass
+
+
+def _own_task(environ: Mapping[str, str]) -> TrainSpec | None:
+    """The spec of a task of this program; None of others', and where it is wrong, as is said where it is read."""
+    try:
+        raw = json.loads(environ[contract.TRAIN_SPEC])
+        return TrainSpec.model_validate(raw) if task_name(raw["task"]) in TASKS else None
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def prepare(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
+    """Prepares every corpus of a spec; a report on each.
+
+    Raises SpecError where nothing is to be prepared, Stopped once `is_stopped`.
+    """
+    found = list(_made(spec, is_stopped, whole=True))
+    if not found:
+        raise SpecError(
+            f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a tokenizer, a field or a "
+            "packing is prepared"
+        )
+    return found
+
+
+def texts(spec: TrainSpec) -> list[Text]:
+    """The blocks of text that are prepared."""
+    found = spec.data.texts().values() if isinstance(spec.data, Mixture) else [spec.data]
+    return [each for each in found if isinstance(each, Text) and each.is_prepared]
+
+
+def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False) -> Iterator[dict[str, Any]]:
+    for data in texts(spec):
+        for held_out in [False] if data.eval_path in (None, data.path) else [False, True]:
+            yield _one(spec, data, held_out, is_stopped, whole)
+
+
+def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
+    from jaxlaunch.trainer.sources import packed  # reads files of array_record, which most runs need not import
+
+    length, vocab = getattr(spec.model, "length", None), getattr(spec.model, "vocab", None)
+    if not isinstance(length, int):
+        raise SpecError("data.source = text needs train.model.length, the tokens of an example")
+    if isinstance(vocab, int):
+        tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
+    made = recipe.of(data, length, held_out=held_out, is_stopped=is_stopped)
+    place = packed.prepared(data, made, whole=whole, is_stopped=is_stopped)
+    index = build.read(place)
+    del index["files"]
+    return {"folder": str(place), "paths": len(made.paths), "first": made.paths[0], "packing": made.packing, **index}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Files of array_record whose records are examples of type tf.train.Example, as trainer/data/records writes them."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from array_record.python import array_record_module
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+from jaxlaunch.trainer.buckets import faults, remote
+from jaxlaunch.trainer.data import files, records
+from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec import ArrayRecord
+
+# One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
+READER = "readahead_buffer_size:0,max_parallelism:0"
+READ_BYTES = 1 << 15  # of a file at once; array_record's own default is 1 MiB
+ABOUT = "jaxlaunch.json"  # beside files that `launcher prepare` has packed: what they hold
+OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
+
+
+def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
+    """The files of `split`, or its share of the records when one set of files holds both."""
+    if split == "eval" and data.eval_path is not None:
+        return Records(files.matched(data.eval_path, "eval_path"))
+    if data.eval_path is not None or not data.eval_split:
+        return Records(files.matched(data.path)) if split == "train" else None
+    whole = Records(files.matched(data.path))
+    share = Share(data.eval_split, len(whole))
+    if not share.kept:
+        raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} records leaves none to train on")
+    if split == "eval":
+        return Part(whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
+    return Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
+
+
+class Records:
+    """All records of the files, file after file."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        self._paths = paths
+        idle = max(1, OPEN_FILES // len(paths))
+        self._files = [File(path, idle) for path in paths]
+        self._ends = list(itertools.accumulate(file.count for file in self._files))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self._ends, index)
+        record = index - (self._ends[number - 1] if number else 0)
+        try:
+            return records.decode(self._files[number].read(record))
+        except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
+            kind = faults.kind_of(error)
+            raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What `launcher prepare` noted of its files, such as the names of the classes; empty for those of others."""
+        return described(self._paths)
+
+    def fingerprint(self) -> str:
+        """Number of records and files, and a digest of the files."""
+        return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
+
+
+class Part:
+    """Some of the records: the k-th is `index(k)` of the whole."""
+
+    def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
+        self._whole, self._index, self._length, self._label = whole, index, length, label
+        self.name = f"{whole.name}, {label}"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._whole[self._index(index)]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """That of the whole."""
+        return self._whole.about
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the whole, and which part this is."""
+        return f"{self._whole.fingerprint()}, {self._label}"
+
+
+def described(paths: list[str]) -> dict[str, Any]:
+    """What the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
+    path = os.path.join(os.path.dirname(paths[0]), ABOUT)
+    if remote.is_remote(path):
+        if ABOUT not in remote.entries(os.path.dirname(path)):
+            return {}
+    elif not os.path.exists(path):
+        return {}
+    try:
+        found = json.loads(files.read(path, 0, files.size(path)))
+        return dict(found) if os.path.basename(paths[0]) in found["files"] else {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is damaged: {error}; remove it, or the folder, and pack it again") from None
+
+
+class File:
+    """One file, of which `idle` readers are kept. Raises DataError where it is not in the array_record format."""
+
+    def __init__(self, path: str, idle: int) -> None:
+        self._place = files.here(path)
+        try:
+            self.count = len(ArrayRecordDataSource(self._place))  # records
+        except Exception as error:  # a RuntimeError of C++; a file cut short is one
+            raise DataError(_unreadable(path, error)) from error
+        # Readers that no thread uses; each has its own place in the file, and keeps it open.
+        self._idle: deque[Any] = deque(maxlen=idle)
+
+    def read(self, record: int) -> bytes:
+        """A record. Raises what array_record raises, a RuntimeError or an IndexError."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:
+            reader = array_record_module.ArrayRecordReader(
+                self._place, options=READER, file_reader_buffer_size=READ_BYTES
+            )
+        reader.seek(record)
+        found: bytes = reader.read()
+        self._idle.append(reader)  # not one that failed: it would fail ever after
+        return found
+
+
+def _unreadable(path: str, error: Exception) -> str:
+    """Why a file does not open. Of one that is too small array_record says only that; all of ours end in a footer."""
+    why = str(error).partition(";")[0]
+    said = "" if "64KB" in why else f" ({why})"
+    return f"{path} is not an array_record file, or is truncated{said}; data.source = array_record reads no other"

@@ -1,0 +1,234 @@
+"""Images are read from wherever people keep them, by number, with their labels."""
+
+import io
+import json
+import os
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from jaxlaunch.trainer.data import workers
+from jaxlaunch.trainer.data.messages import Draws
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources.images import listing
+from jaxlaunch.trainer.sources.images import source as images
+from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.spec import Images
+from tests.trainer.sources.images import made_images
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def block(path, **keys) -> Images:
+    return Images(source="images", path=str(path), **keys)
+
+
+def read(path, split="train", **keys) -> list[tuple[bytes, int]]:
+    """Pixels and label of every example."""
+    found = images.source(block(path, **keys), split)
+    assert found is not None
+    return [
+        (example["image"].tobytes(), int(example["label"])) for example in map(found.__getitem__, range(len(found)))
+    ]
+
+
+def lists(folder, name: str, text: str):
+    made_images.folders(folder)
+    (folder / name).write_text(text, encoding="utf-8-sig")
+    return folder / name
+
+
+def csv(folder):
+    rows = "".join(f'"{name}/{number}.png",{name}\n' for name, number in made_images.pairs())
+    return lists(folder, "images.csv", f"path,label\n{rows}")
+
+
+def jsonl(folder):
+    rows = (json.dumps({"file_name": f"{name}/{at}.png", "class": name}) for name, at in made_images.pairs())
+    return lists(folder, "images.jsonl", "\n".join(rows))
+
+
+def metadata(folder):
+    return csv(folder).rename(folder / "metadata.csv").parent
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        csv,
+        jsonl,
+        metadata,
+        lambda folder: made_images.folders(folder / "train").parent,
+        lambda folder: f"{made_images.folders(folder)}/*/*.png",
+        lambda folder: made_images.webdataset(folder / "a.tar"),
+        lambda folder: made_images.saved(folder / "saved"),
+        lambda folder: made_images.saved(folder / "saved", "zstd"),
+        lambda folder: made_images.exported(folder / "hub"),
+    ],
+    ids=["csv", "jsonl", "metadata", "splits", "glob", "webdataset", "arrow", "compressed", "parquet"],
+)
+def test_the_same_images_are_read_however_they_are_kept(tmp_path, kept) -> None:
+    expected = read(made_images.folders(tmp_path / "folders"))
+    (tmp_path / "kept").mkdir()
+    assert [label for _, label in expected] == [0] * 4 + [1] * 4
+    path = kept(tmp_path / "kept")
+    assert read(path) == expected  # made
+    assert read(path) == expected  # from the cache
+
+
+def test_an_added_file_is_seen_and_an_unchanged_folder_is_not_listed_again(tmp_path, monkeypatch) -> None:
+    folder = made_images.folders(tmp_path / "set")
+    first = images.source(block(folder), "train")
+    monkeypatch.setattr(listing, "found", None)
+    assert images.source(block(folder), "train").fingerprint() == first.fingerprint()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder / "dog" / "new.png").write_bytes(made_images.encoded("dog", 9))
+    assert len(images.source(block(folder), "train")) == 9
+
+
+def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_path) -> None:
+    made_images.folders(tmp_path / "set" / "train")
+    (tmp_path / "set" / "val" / "dog").mkdir(parents=True)
+    (tmp_path / "set" / "val" / "dog" / "1.png").write_bytes(made_images.encoded("dog", 7))
+    assert [label for _, label in read(tmp_path / "set", "eval")] == [1]
+    whole = made_images.folders(tmp_path / "whole", each=10)
+    assert len(read(whole, "eval", eval_split=0.1)) + len(read(whole, eval_split=0.1)) == 20
+    assert images.source(block(whole), "eval") is None
+    (tmp_path / "set" / "val" / "cow").mkdir()
+    (tmp_path / "set" / "val" / "cow" / "1.png").write_bytes(made_images.encoded("dog", 7))
+    with pytest.raises(DataError, match="'cow' is not among the 2 classes"):
+        read(tmp_path / "set", "eval")
+
+
+def test_an_image_that_is_trained_on_and_evaluated_is_named(tmp_path) -> None:
+    folder = made_images.folders(tmp_path / "set")
+    with pytest.raises(DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"):
+        read(folder, "eval", eval_path=f"{folder}/cat/*.png")
+    assert len(read(folder, "eval", eval_path=str(folder))) == 8  # who wants to evaluate the training's
+
+
+def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
+    folder = made_images.folders(tmp_path / "set")
+    (folder / "cat" / "0.png").write_bytes(made_images.encoded("cat", 0)[:200])
+    with pytest.raises(DataError, match=r"example 0, .*cat/0\.png, is truncated or damaged"):
+        read(folder)
+    assert len(read(folder, on_broken="skip")) == 7
+    assert "left out 1 of 8 images" in capfd.readouterr().err
+
+
+def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_there(tmp_path, capfd) -> None:
+    images_of = [made_images.encoded("cat", 0), b"", made_images.encoded("dog", 1)]
+    column = pyarrow.array(images_of, pyarrow.binary_view())  # as polars writes bytes
+    parquet.write_table(pyarrow.table({"image": column, "label": [0, 1, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"example 1, .*/a\.parquet, image 2, is empty"):
+        read(tmp_path / "a.parquet")
+    for _ in ("made", "from the cache"):
+        found = images.source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
+        assert len(found) == 2 and found.where(1).endswith("a.parquet, image 3")
+    assert "a.parquet, image 2 is empty" in capfd.readouterr().err
+
+
+def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
+    folder = made_images.folders(tmp_path / "set")
+    found = images.source(block(folder, size=8, workers=1), "train")
+    try:
+        items = found.items([5, 2], [0, 1], Draws(0, 0, False, False))
+    finally:
+        workers.shared(1).close()
+        workers.shared.cache_clear()
+    assert [item.value["image"].tobytes() for item in items] == [
+        found[5]["image"].tobytes(),
+        found[2]["image"].tobytes(),
+    ]
+
+
+def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
+    tall = Image.fromarray(np.tile(np.linspace(0, 255, 640, dtype=np.uint8)[:, None, None], (1, 480, 3)))
+    exif = tall.getexif()
+    exif[0x0112] = 6  # stored on its side
+    file = io.BytesIO()
+    tall.rotate(90, expand=True).save(file, "JPEG", exif=exif, quality=95)
+    picture = Picture(file.getvalue())
+    assert picture.size == (640, 480)
+    small = picture.pixels(None, (64, 48))
+    assert picture._image.size == (80, 60)  # an eighth, of which a tenth is wanted
+    expected = np.asarray(tall.resize((48, 64), Image.Resampling.BILINEAR))
+    assert np.abs(small.astype(int) - expected).max() < 12
+    whole = Picture(file.getvalue()).pixels((320.0, 0.0, 64.0, 48.0))
+    assert np.abs(whole.astype(int) - np.asarray(tall)[320:384, :48]).max() < 12
+
+
+def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
+    y, x = np.mgrid[:90, :120]
+    image = Image.fromarray(np.stack([y * 2, x * 2, (y * x) % 251], -1).astype(np.uint8))
+    box, size, kinds = (6.0, 11.0, 40.0, 52.0), (24, 30), [{}, {"progressive": True}, {"subsampling": 0}]
+    for mode, kind in [("RGB", each) for each in kinds] + [("L", {}), ("CMYK", {})]:
+        file = io.BytesIO()
+        image.convert(mode).save(file, "JPEG", quality=95, **kind)
+        data = file.getvalue()
+        decoded = Picture(data)
+        whole = Image.fromarray(decoded.pixels())  # decoded to its end
+        cut = (box[1], box[0], box[1] + box[3], box[0] + box[2])
+        wanted = np.asarray(whole.resize((30, 24), Image.Resampling.BILINEAR, box=cut))
+        above = Picture(data)
+        found = above.pixels(box, size)
+        np.testing.assert_array_equal(found, wanted, str((mode, kind)))
+        np.testing.assert_array_equal(Picture(data).pixels(box, size, mirrored=True), wanted[:, ::-1])
+        assert not np.asarray(above._image)[60:].any()  # was left out
+        with pytest.raises(Broken, match="truncated"):
+            Picture(data[: len(data) // 4]).pixels(box, size)
+    dark = io.BytesIO()
+    Image.new("RGB", (120, 90)).save(dark, "JPEG")
+    assert not Picture(dark.getvalue()).pixels(box, size).any()
+    progressive = io.BytesIO()
+    image.save(progressive, "JPEG", progressive=True)
+    head, table, rest = progressive.getvalue().rpartition(b"\xff\xc4")  # the last Huffman table: none of 250 codes
+    with pytest.raises(Broken, match="broken data stream"):
+        Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).pixels(box, size)
+
+
+def of_list(rows: str):
+    """Writes a list of these rows."""
+    return lambda root: (root / "a.csv").write_text(f"path,label\n{rows}\n")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda root: (root / "cow").mkdir(), "the folder 'cow' has no image"),
+        (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ only in case"),
+        (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is in no folder of a class"),
+        (of_list("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
+        (of_list("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
+        (of_list("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
+        (of_list("cat,cat"), r"row 1: the file .*/cat is a folder"),
+        (of_list("cat/0.png,cat\ncat/0.png,dog"), "row 2: cat/0.png is of class 'dog', and of 'cat' above"),
+        (lambda root: (root / "a.csv").write_text("path,label\na.png,0,3\n"), "row 1: 3 values, and the header has 2"),
+        (lambda root: (root / "a.csv").write_text("path,label\n,0\n"), "row 1: its 'path' names no file"),
+        (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),
+        (lambda root: (root / "a.csv").write_text(""), "has no rows"),
+        (lambda root: made_images.tar(root / "a.tar", {"1.png": b"x"}), "image 1 has no label"),
+        (lambda root: (root / "a.tar").write_bytes(b"x" * 1000), "is not a tar"),
+        (lambda root: (root / "a.tar.gz").write_bytes(b"x"), "unpack it, or pack it as .tar"),
+        (
+            lambda root: parquet.write_table(
+                pyarrow.Table.from_arrays([pyarrow.array([b"x"])] * 2, names=["image"] * 2), root / "a.parquet"
+            ),
+            "has several columns 'image'",
+        ),
+        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet is truncated or damaged"),
+    ],
+)
+def test_what_is_wrong_with_a_set_is_one_sentence(tmp_path, made, said) -> None:
+    root = made_images.folders(tmp_path / "set")
+    made(root)
+    named = next(iter(root.glob("a.*")), root)
+    with pytest.raises(DataError, match=said):
+        images.source(block(root if named.suffix == ".png" else named), "train")

@@ -1,0 +1,114 @@
+"""Tables in fixed proportions: scaled together, their classes by name, the same rows for every process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.sources.tables.mixed import Tables
+from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.tasks.classify import Classify
+
+SIZES = {"ours": np.arange(12) * 1.5, "theirs": np.arange(6) * 10.0}  # the column that is a number
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A CSV, and Parquet as `datasets` writes it, which has the columns and the classes in another order."""
+    rows = [f"{size},{'uv'[at % 2]},{'pq'[at % 2]}" for at, size in enumerate(SIZES["ours"])]
+    (tmp_path / "ours.csv").write_text("\n".join(["size,kind,label", *rows]))
+    about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["q", "p"]}}}}
+    columns = {"label": [1 - at % 2 for at in range(6)], "kind": ["v"] * 6, "size": SIZES["theirs"]}
+    parquet.write_table(
+        pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / "theirs.parquet"
+    )
+    return tmp_path
+
+
+def spec(root: Path, target: str = "class", **keys: Any) -> TrainSpec:
+    parts = {
+        "ours": {"source": "table", "weight": 3, "path": f"{root}/ours.csv", "eval_split": 0.25},
+        "theirs": {"source": "table", "weight": 1, "path": f"{root}/theirs.parquet"},
+    }
+    data = {"source": "mixture", "parts": parts, **keys}
+    return TrainSpec.model_validate({"task": "classify", "data": data, "loss": {"target": target}})
+
+
+def batches(task: Classify, source: Tables, processes: int, start: int = 0) -> list[bytes]:
+    """Features and labels of each step of the batches that so many processes read."""
+    size, read = 8 // processes, []
+    for process in range(processes):
+        rows = range(process * size, (process + 1) * size)
+        pipeline = Pipeline(
+            source, task.example, batch=8, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2, deterministic=True
+        )
+        read.append([pipeline.batch(step) for step in range(start, 6)])
+    return [
+        b"".join(np.concatenate([part[key] for part in step]).tobytes() for key in ("features", "label"))
+        for step in zip(*read, strict=True)
+    ]
+
+
+def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_number_of_processes(root: Path) -> None:
+    task = Classify()
+    train, held_out = task.source(spec(root), "train"), task.source(spec(root), "eval")
+    assert isinstance(train, Tables) and isinstance(held_out, Tables)
+    kept = np.array([at for at in range(12) if at % 4], int)
+    trained = np.concatenate([SIZES["ours"][kept], SIZES["theirs"]])
+    labels = [*(kept % 2), *(np.arange(6) % 2)]  # q is 1 in both
+    for at, (size, label) in enumerate(zip(trained, labels, strict=True)):
+        kind = [0.0, 1.0] if at >= 9 or label else [1.0, 0.0]
+        wanted = [(size - trained.mean()) / trained.std(), *kind]
+        np.testing.assert_allclose(train[at]["features"], wanted, rtol=1e-5)
+        assert int(train[at]["label"]) == label
+    assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {"ours": 3}
+    np.testing.assert_allclose(held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5)
+    assert train.classes == ("p", "q") and str(train.where(10)).endswith("theirs.parquet, row 2")
+    index_B = np.array([10, 0, 14, 3])
+    for key, array in train.rows(index_B).items():
+        assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
+    counted = train.indexes(0, 400, seed=3, shuffle=True) < 9
+    assert all(abs(counted[:n].sum() - n * 0.75) <= 1 for n in range(1, 401))
+    once = batches(task, train, 1)
+    assert batches(task, train, 2) == once and batches(task, train, 4, start=2) == once[2:]
+    described = task.describe_inputs(spec(root))
+    assert described is not None and described["classes"] == ["p", "q"] and described["shape"] == [3]
+
+
+def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
+    task = Classify()
+    train = task.source(spec(root, "regression", label="size", columns=["kind"]), "train")
+    assert isinstance(train, Tables) and train.scale is not None
+    trained = np.concatenate([SIZES["ours"][np.arange(12) % 4 > 0], SIZES["theirs"]])
+    assert float(train.scale.mean) == pytest.approx(trained.mean()) and train[14]["label"] == 50
+
+
+@pytest.mark.parametrize(
+    ("other", "keys", "said"),
+    [
+        ("size,kind,label\n1,u,p\n2,v,s\n", {}, "theirs has the 2 classes 'p', 's', and .*ours the 2 classes 'p', 'q'"),
+        ("size,label\n1,p\n2,q\n", {}, "theirs has nothing in the column 'kind', and .*ours has texts there"),
+        ("size,kind,label,more\n1,u,p,3\n2,v,q,4\n", {}, "theirs has numbers in the column 'more', .*ours has nothing"),
+        ("size,kind,label\n1,7,p\n2,8,q\n", {}, "theirs has numbers in the column 'kind', and .*ours has texts there"),
+        ("size,kind,label\n1,u,p\n,v,q\n", {}, r"theirs\.csv, row 2: its 'size' has no value"),
+        ("size,kind,label\n", {}, r"parts\.theirs: .*theirs\.csv has no rows"),
+        ("size,kind\n1,u\n", {}, r"parts\.theirs: .*theirs\.csv has no column that is known for the label"),
+        ("size,kind,label\n1,u,p\n2,v,s\n", {"classes": ["p", "q"]}, r"the label 's' is not among the 2 classes"),
+    ],
+)
+def test_tables_that_do_not_go_together_are_one_sentence(root: Path, other: str, keys: Any, said: str) -> None:
+    (root / "theirs.csv").write_text(other)
+    block = spec(root).data.model_dump(mode="json")["parts"]
+    block["theirs"]["path"] = f"{root}/theirs.csv"
+    with pytest.raises(DataError, match=said) as refused:
+        open_source(spec(root, parts=block, **keys), "train")
+    assert "\n" not in str(refused.value)
+    if "'more'" in said:  # columns that are named have to agree, and no others
+        assert open_source(spec(root, parts=block, columns=["size", "kind"]), "train") is not None

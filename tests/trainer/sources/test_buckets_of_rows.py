@@ -1,0 +1,101 @@
+"""Images and tables in gs:// and s3:// are those on the disk, also where the store fails now and then."""
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.trainer.data import cache, order
+from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.spec import TrainSpec
+from tests import bucket_server
+from tests.bucket_server import Bucket
+from tests.trainer.sources.images import made_images
+from tests.trainer.sources.tables.test_source import written
+
+BATCH = 4
+FAULTS = [(kind, name) for name in ("0.png", "a.tar", "t.csv", "t.parquet") for kind in ("503", "cut")]
+met: list[tuple[str, str]] = []  # of FAULTS, in the bucket that is open
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of every kind of data."""
+    root = tmp_path_factory.mktemp("here")
+    made_images.folders(root / "folders")
+    (root / "kept").mkdir()
+    made_images.webdataset(root / "kept" / "a.tar")
+    made_images.exported(root / "hub")
+    (root / "tables").mkdir()
+    written(root / "tables")
+    return root
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def url(request: pytest.FixtureRequest, here: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same folder in a bucket of which some answers are a 503, or cut."""
+    with pytest.MonkeyPatch.context() as patch, bucket_server.served_here() as bucket:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        cache.stat.cache_clear()
+        cache._block.cache_clear()
+        for path in here.rglob("*.*"):
+            if path.is_file():
+                bucket.objects[f"team/set/{path.relative_to(here)}"] = path.read_bytes()
+        with failing(bucket):
+            yield f"{request.param}://team/set"
+
+
+@contextlib.contextmanager
+def failing(bucket: Bucket) -> Iterator[None]:
+    """Each of FAULTS is there until a request has met it, one after the other."""
+    done = threading.Event()
+
+    def fail() -> None:
+        met.clear()
+        for bucket.fault in FAULTS:
+            while not bucket.is_hit.wait(0.02):
+                if done.is_set():
+                    return
+            met.append(bucket.fault)
+            bucket.is_hit.clear()
+        bucket.fault = None
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def hashes(path: str, source: str, **keys: object) -> list[str]:
+    """One of each batch of two epochs, shuffled."""
+    data = {"source": source, "path": path, "eval_split": 0.2, **keys}
+    found = open_source(TrainSpec.model_validate({"task": "classify", "data": data}), "train")
+    assert found is not None and len(found) >= BATCH
+    count = 2 * len(found) // BATCH * BATCH
+    index_P = order.indexes(0, count, length=len(found), seed=3, shuffle=True).tolist()
+    said = []
+    for start in range(0, count, BATCH):
+        hashed = hashlib.sha256()
+        for index in index_P[start : start + BATCH]:
+            for name, value in found[index].items():
+                hashed.update(name.encode() + value.tobytes())
+        said.append(hashed.hexdigest())
+    return said
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("images", "folders"),
+        ("images", "kept/a.tar"),
+        ("images", "hub/data/train-00000-of-00001.parquet"),
+        *(("table", f"tables/t.{ending}") for ending in ("csv", "tsv", "jsonl", "parquet", "arrow", "npz")),
+    ],
+)
+def test_every_batch_is_that_of_the_files_on_the_disk(here: Path, url: str, source: str, name: str) -> None:
+    assert hashes(f"{url}/{name}", source) == hashes(str(here / name), source)
+    assert met[:2] == FAULTS[:2] or name != "folders"

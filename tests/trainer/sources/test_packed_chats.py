@@ -1,0 +1,108 @@
+"""Prepared chats in the hands of the trainer: the assistant's tokens are the targets, and nothing else is."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxlaunch.trainer import spec as specs
+from jaxlaunch.trainer.data.pipeline import Evaluation
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.spec import LM, Text, TrainSpec
+from jaxlaunch.trainer.tasks.lm import NextToken
+from jaxlaunch.trainer.text import build, recipe
+from tests.trainer.text import chat_corpora
+
+LENGTH = 64
+CHATS = chat_corpora.chats(40, seed=2)
+
+
+def rows(folder: Path, found: list[Any], **keys: Any) -> list[dict[str, Any]]:
+    """The rows of training of these chats."""
+    folder.mkdir()
+    made_by = chat_corpora.saved(folder / "tokenizer", chat_corpora.CHATML)
+    path = chat_corpora.lines(folder / "a.jsonl", found)
+    given = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
+    data = Text(source="text", format="chat", **(given | keys))
+    made = recipe.of(data, LENGTH)
+    build.build(made, Path(recipe.root(data)) / made.address)
+    source = packed.source(data, LENGTH, "train")
+    assert source is not None
+    return [source[index] for index in range(len(source))]
+
+
+def targets(found: list[dict[str, Any]]) -> list[int]:
+    """The tokens that are predicted, sorted."""
+    return sorted(np.concatenate([row["tokens"][1:][row["mask"] > 0] for row in found]).tolist())
+
+
+@pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
+def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(tmp_path: Path, packing: str) -> None:
+    found = rows(tmp_path / "a", CHATS, packing=packing)
+    pairs = chat_corpora.encoded(f"{tmp_path}/a/tokenizer", CHATS)
+    assert targets(found) == sorted(np.concatenate([ids[mask] for ids, mask in pairs]).tolist())
+    words = [said for chat in CHATS for turn in chat if turn["role"] == "assistant" for said in [turn["content"]]]
+    counted = sum(float(row["text_bytes"]) for row in found)
+    assert counted == pytest.approx(sum(len(said.encode()) for said in words), rel=1e-5)
+    (index,) = (tmp_path / "a" / "out").glob("*/index.json")
+    assert build.read(index.parent)["targets"] == len(targets(found))
+    assert all(row["mask"].any() for row in found)  # a row of questions alone is left out
+
+
+def test_another_question_changes_no_weight(tmp_path: Path) -> None:
+    other = [
+        [turn | {"content": turn["content"][::-1]} if turn["role"] == "user" else turn for turn in chat]
+        for chat in CHATS
+    ]
+    assert targets(rows(tmp_path / "a", CHATS)) == targets(rows(tmp_path / "b", other))
+    same = [[{"role": "user", "content": said}, {"role": "assistant", "content": "b"}] for said in ("a", "z")]
+    (one,), (two,) = rows(tmp_path / "c", same[:1]), rows(tmp_path / "d", same[1:])
+    assert (one["tokens"] != two["tokens"]).sum() == 1
+    assert (one["mask"] == two["mask"]).all() and one["mask"].sum() == 2  # the answer and its end
+
+
+def test_a_small_model_learns_what_the_assistant_says(tmp_path: Path) -> None:
+    made = rows(tmp_path / "a", CHATS, packing="first-fit")
+    task = NextToken()
+    config = specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=512, length=LENGTH)
+    data = Text(source="text", format="chat", path="x", tokenizer="x")
+    graph, params = nnx.split(task.model(TrainSpec(task=LM, model=config, data=data), nnx.Rngs(0)))
+    (batch,) = Evaluation(_Rows(made), task.example, batch=len(made), rows=range(len(made)), threads=1)
+
+    @jax.jit
+    def step(params: Any) -> Any:
+        def mean(params: Any) -> Any:
+            found = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
+            return found.sum / found.weight, found.weight
+
+        (loss, weight), grads = jax.value_and_grad(mean, has_aux=True)(params)
+        return jax.tree.map(lambda each, grad: each - 0.3 * grad, params, grads), loss, weight
+
+    losses = []
+    for _ in range(12):
+        params, loss, weight = step(params)
+        losses.append(float(loss))
+    assert float(weight) == len(targets(made))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+class _Rows(list[dict[str, Any]]):
+    """Rows as a source."""
+
+    name = "rows"
+
+    def fingerprint(self) -> str:
+        return "rows"
+
+
+def test_chats_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
+    template = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    data_of = chat_corpora.saved(tmp_path / "tokenizer", template)
+    path = chat_corpora.lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
+    data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
+    with pytest.raises(DataError, match="a.jsonl and what else matches hold chats without a token to predict"):
+        build.build(recipe.of(data, LENGTH), tmp_path / "out")

@@ -1,0 +1,119 @@
+import gzip
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorflow_datasets.image_classification import mnist
+
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources import prepare
+from jaxlaunch.trainer.sources.tfds import Split
+
+PREPARE = """
+import sys
+from jaxlaunch.trainer.sources.tfds import Split
+print("ready", flush=True)
+sys.stdin.readline()
+print(Split("digits", "train", sys.argv[1]).fingerprint())
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PREPARE, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    found = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert found[0] == found[1] and found[0].startswith("tfds digits/1.0.0 train, 1437 examples")
+    assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == ["1.0.0"]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")])
+def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(name: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"):
+        prepare.prepared(name, str(tmp_path))
+
+
+def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_address(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr(prepare.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="^mnist is not prepared in .* and there is no network to download it"):
+        Split("mnist", "train", str(tmp_path))
+
+
+def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="data.name = mnits is not a dataset; did you mean mnist"):
+        Split("mnits", "train", str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(DataError, match="digits is not prepared in /proc/none, which cannot be written"):
+        Split("digits", "train", "/proc/none")
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A web server with a small MNIST in the original file format, in place of the real one."""
+    rng = np.random.default_rng(0)
+    files = {}
+    for name, count in (("train", 12), ("t10k", 5)):
+        files[f"/{name}-images-idx3-ubyte.gz"] = bytes(16) + rng.integers(0, 256, (count, 28, 28), np.uint8).tobytes()
+        files[f"/{name}-labels-idx1-ubyte.gz"] = bytes(8) + rng.integers(0, 10, count, np.uint8).tobytes()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = gzip.compress(files[self.path])
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", 12)
+    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", 5)
+    monkeypatch.setattr(prepare, "_require_network", lambda *_: None)
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_reads_no_network_does_not_tell_of_a_download_of_unknown_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare.prepared("digits", str(tmp_path))
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [f"preparing digits in {tmp_path}"] and said.out == ""
+
+
+def test_mnist_is_downloaded_and_prepared_without_tensorflow(tmp_path: Path, mirror: None) -> None:
+    train, test = (Split("mnist", split, str(tmp_path)) for split in ("train", "test"))
+    assert (len(train), len(test)) == (12, 5)
+    images = [train[i]["image"] for i in range(12)]
+    assert images[0].shape == (28, 28, 1) and images[0].dtype == np.uint8
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 256, (12, 28, 28), np.uint8)
+    assert {image.tobytes() for image in images} == {image.tobytes() for image in drawn}
