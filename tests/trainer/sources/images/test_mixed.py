@@ -211,7 +211,7 @@ def test_a_broken_image_of_a_part_is_named_or_left_out(tmp_path: Path, monkeypat
 def test_the_job_of_the_documentation_reads_what_it_names(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[5] / "docs" / "images.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "images.md").read_text()
     block = page.partition("# mixed.yaml\n")[2].partition("```")[0]
     for name in ("photos", "drawings", "sketches"):
         made_images.folders(tmp_path / name)
