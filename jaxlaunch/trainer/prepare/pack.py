@@ -1,4 +1,4 @@
-"""Packs the images or the table of a job: `python -m jaxlaunch.trainer.prepare.pack JSON`, what `launcher prepare` runs.
+"""Packs the images or the table of a job for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
 
 TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits with a code of the
 contract; SIGINT and SIGTERM end it with 80, and the next resumes.
