@@ -263,4 +263,3 @@ def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[
         "left": left,
         "code": records[-1].verdict.code if records else None,
     }
-

@@ -14,4 +14,3 @@ def log_path(folder: Path, rank: int) -> Path:
     """The file of a rank's lines in all attempts of a start, in its folder; older lines are in the same name with .1 at
     its end."""
     return folder / "logs" / f"rank-{rank}.log"
-
