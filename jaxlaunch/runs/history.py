@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action
-from jaxlaunch.contract import AgentJob
+from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.verdict import may_pass
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Restarted

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.runs.layout import log_path, start_folder
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.checked import Whole
 from jaxlaunch.records.summary import FILE, Summary
+from jaxlaunch.runs.layout import log_path, start_folder
 
 ATTEMPTS, AGENTS, RECORDS = "attempts.jsonl", "agents.json", "starts/*/summary.json"
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.records.summary import FILE, Start, Summary
+from jaxlaunch.runs.run_folder import RunFolder
 
 JOB, LOGS = "job.yaml", "logs"
 SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file

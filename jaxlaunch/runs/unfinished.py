@@ -5,21 +5,13 @@ It counts as lost, and as fruitless unless it committed a step. What is known of
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import Status
-
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
-from jaxlaunch.records import checked
-from jaxlaunch.records.attempt import Record, furthest
+from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.runs.run_folder import RunFolder
 
 
 def find(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxlaunch import contract
-from jaxlaunch.runs.history import carried
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.history import carried
 
 
 def record(started: float, ended: float, **seconds: float) -> Record:

@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.verdict import of_code
 from jaxlaunch.runs.history import (
     AT_ONCE_S,
     advanced,
@@ -18,8 +20,6 @@ from jaxlaunch.runs.history import (
     restarts_by_cause,
     saved,
 )
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.verdict import of_code
 
 
 def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:

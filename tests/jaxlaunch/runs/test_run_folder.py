@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.runs.layout import log_path, start_folder
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.layout import log_path, start_folder
 from jaxlaunch.runs.run_folder import (
     AGENTS,
     ATTEMPTS,
@@ -23,9 +26,6 @@ from jaxlaunch.runs.run_folder import (
     agents,
 )
 from jaxlaunch.runs.starts import Starts
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import FILE, Of, Summary
-from jaxlaunch.records.verdict import Verdict
 from tests import mutate
 
 

@@ -12,11 +12,11 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.leader import reported_fields
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import of_code
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts
 
 
 def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4) -> Starts:
