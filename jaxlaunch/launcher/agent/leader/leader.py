@@ -28,7 +28,7 @@ from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, e
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
 from jaxlaunch.launcher.agent.leader import jobset, reported_fields
-from jaxlaunch.launcher.agent.leader.attempt import STOPPED, Attempt
+from jaxlaunch.launcher.agent.leader.attempt import FROM_OUTSIDE, Attempt, StopCause
 from jaxlaunch.launcher.agent.leader.connections import Gate
 from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
@@ -124,7 +124,7 @@ class Leader:
         self._started, self._seconds_before = time.time(), dict[str, float]()
         self._looks, self._made_of = RankLooks(run_folder), made_of.of(hello.versions, os.environ)
         self._verdict: Verdict | None = None
-        self._is_stopping, self._stopped_by = False, STOPPED
+        self._is_stopping, self._stopped_by = False, FROM_OUTSIDE
         self._has_requested_stacks = self._is_alone = False
         self._leaving: set[int] = set()  # hosts that were told to stop
         self._departing: set[int] = set()  # hosts that were told to leave alone, and are still connected
@@ -242,7 +242,7 @@ class Leader:
         self._order_start([link])
         self._have_come_late = True
         if self._size > len(self._members):
-            self._grows_after = -1 if self._attempt.committed is None else self._attempt.committed
+            self._grows_after = -1 if self._attempt.ranks.committed is None else self._attempt.ranks.committed
             self._say(f"the gang grows from {len(self._members)} to {self._size} hosts after its next save")
 
     def _refuse(self, link: Link, side: LeaderSide, hello: Hello, why: Refusal) -> None:
@@ -267,7 +267,7 @@ class Leader:
             self._say(f"{peer.hello.name} disconnected: {reason}")
         elif self._stage is Stage.RUN:
             if peer.hello.host in self._members:
-                self._attempt.host_lost(peer.hello.host, reason, time.monotonic(), unseen_s)
+                self._attempt.add_lost_host(peer.hello.host, reason, time.monotonic(), unseen_s)
             else:
                 self._say(f"{peer.hello.name}, a spare, disconnected: {reason}")
         self._consider()
@@ -287,12 +287,12 @@ class Leader:
             excess = checked.read(Stop, message).excess
             if excess is None and self._config.job.replaces:
                 if peer.hello.host not in self._members and self._stage is Stage.RUN:  # the gang goes on without it
-                    return self._dismiss(peer, of_code(contract.PREEMPTED, f"{STOPPED[1]}: it held no rank"))
+                    return self._dismiss(peer, of_code(contract.PREEMPTED, f"{FROM_OUTSIDE.words}: it held no rank"))
                 self._leaving.add(peer.hello.host)
                 if self._stage is Stage.GATHER and self._verdict is None:
                     self._let_go(self._stopped_while_waiting())
                     return
-            self._stop_requested(now, STOPPED if excess is None else (contract.STORAGE, excess))
+            self._stop_requested(now, FROM_OUTSIDE if excess is None else StopCause(contract.STORAGE, excess))
         elif kind == "kill":
             self._say(f"{peer.hello.name} received a second signal to stop")
             self._attempt.kill(now)
@@ -310,7 +310,7 @@ class Leader:
             if not isinstance(metrics, Mapping):
                 raise TypeError(f"metrics are {metrics!r}")
             self._metrics = metrics or self._metrics
-        self._attempt.merge(host, message["ranks"])
+        self._attempt.ranks.merge(host, message["ranks"])
 
     def _take_report(self, host: int, message: Message, now: float) -> None:
         """Takes in what happened to a host's ranks. After the verdict their states still count, no symptom does."""
@@ -318,22 +318,22 @@ class Leader:
         if message["attempt"] != self._number or self._stage not in HAVE_RANKS:
             return
         if kind == "nccl":
-            attempt.add_nccl(host, str(message["text"]))
+            attempt.hang.add_nccl(host, str(message["text"]))
         elif kind in ("stacks", "event"):
             rank = message["rank"]
             if rank not in self._members.ranks(host):
                 raise ValueError(f"it has no rank {rank!r}")
-            attempt.update({rank: Status.from_wire(message["status"])})
+            attempt.ranks.update({rank: Status.from_wire(message["status"])})
             if kind == "stacks":
-                attempt.add_stacks(rank, str(message["text"]))
+                attempt.hang.add_stacks(rank, str(message["text"]))
             elif self._stage is Stage.RUN:
                 attempt.add(Event.from_wire(host, message), now)
 
-    def _stop_requested(self, now: float, by: tuple[int, str] = STOPPED) -> None:
+    def _stop_requested(self, now: float, by: StopCause = FROM_OUTSIDE) -> None:
         if self._is_stopping:
             return
         self._is_stopping, self._stopped_by = True, by
-        code, words = by
+        code, words = by.code, by.words
         is_evicted = code == contract.STORAGE  # for its own excess: that pod is gone in a second
         deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
         can_save = self._stage is Stage.RUN and not is_evicted
@@ -350,7 +350,7 @@ class Leader:
         if self._stage is Stage.LEAVE:
             return  # it has ended: there is nothing left to stop
         if limit_s is not None and not self._is_stopping and sum(self._clock.seconds(now).values()) >= limit_s:
-            self._stop_requested(now, (contract.DEADLINE, f"the job's deadline of {limit_s:g} s passed"))
+            self._stop_requested(now, StopCause(contract.DEADLINE, f"the job's deadline of {limit_s:g} s passed"))
 
     def _note(self, text: str) -> None:
         if text not in self._notes and len(self._notes) < MAX_NOTES:
@@ -410,7 +410,7 @@ class Leader:
             self._finish(self._verdict, self._is_alone)
 
     def _watch(self, now: float) -> None:
-        if self._attempt.wants_stacks and not self._has_requested_stacks:
+        if self._attempt.hang.wants_stacks and not self._has_requested_stacks:
             self._has_requested_stacks = True
             self._broadcast("stacks")
         if self._grows_after is not None and not self._is_growing and not self._is_stopping:
@@ -432,7 +432,7 @@ class Leader:
         now = time.monotonic()
         if self._attempt.number == self._number:
             self._looks.look(self._attempt.statuses, 0.0, is_due=True)
-            self._clock.restart.begin(*self._attempt.ending(now), now)
+            self._clock.restart.begin(*self._attempt.end_timing(now), now)
         self._stage, self._until = Stage.KILL, now + GONE_S
         self._keep_summary(now, is_urgent=True)  # first: who is killed from here on has died of this verdict
         self._broadcast("verdict", attempt=self._number, verdict=verdict.to_json())
@@ -452,7 +452,7 @@ class Leader:
             return self._start() if self._can_start else self._wait(self._missing)
         end = None if move.again else move.verdict
         if move.again and self._is_stopping:
-            code, words = self._stopped_by
+            code, words = self._stopped_by.code, self._stopped_by.words
             end = of_code(code, f"{words}, after: {move.verdict.message}")
         if end is not None:
             others_stay = bool(self._leaving and self._peers.keys() - self._leaving)
@@ -475,7 +475,7 @@ class Leader:
     def _wait(self, missing: Sequence[int]) -> None:
         """Keeps every host that is there, until others have taken the places of those that are missing."""
         self._stage, self._verdict = Stage.GATHER, None
-        self._is_stopping, self._stopped_by, self._leaving = False, STOPPED, set()
+        self._is_stopping, self._stopped_by, self._leaving = False, FROM_OUTSIDE, set()
         self._gathering.begin("replace")
         now = time.monotonic()
         self._clock.restart.enter("replace", now)
@@ -516,7 +516,9 @@ class Leader:
         if last is not None and last.code == contract.PREEMPTED:
             return last
         words = "before every host had joined" if last is None else f"after: {last.message}"
-        return of_code(contract.PREEMPTED, f"{STOPPED[1]} {words}" if last is None else f"{STOPPED[1]}, {words}")
+        return of_code(
+            contract.PREEMPTED, f"{FROM_OUTSIDE.words} {words}" if last is None else f"{FROM_OUTSIDE.words}, {words}"
+        )
 
     # --- more or fewer hosts ------------------------------------------------------------------------------------------
 
@@ -548,7 +550,9 @@ class Leader:
             self._say(words)
             self._is_growing, self._least = True, least
             save_s = phase_timeouts(self._config.job.timeouts_s)["save"]  # nobody ends these pods
-            self._attempt.stop(self._config.job.grace_s if save_s is None else save_s, now, (contract.PREEMPTED, words))
+            self._attempt.stop(
+                self._config.job.grace_s if save_s is None else save_s, now, StopCause(contract.PREEMPTED, words)
+            )
             self._broadcast("stop")
 
     def _record(self, verdict: Verdict, now: float) -> None:
@@ -557,7 +561,7 @@ class Leader:
             self._config,
             self._number,
             verdict,
-            first_committed=self._attempt.first_committed,
+            first_committed=self._attempt.ranks.first_committed,
             last_committed=self._attempt.last_committed,
             seconds=self._own(seconds),
             restart=self._clock.restart.last,
@@ -623,7 +627,7 @@ class Leader:
         self._notifier.look(self._view, now)
         self._consider()
         self._check_deadline(now)
-        state = self._attempt.committed, self._stage
+        state = self._attempt.ranks.committed, self._stage
         if self._stage is not Stage.LEAVE and (state != self._kept or now - self._kept_at >= self._keep_every_s):
             self._keep_summary(now)
         if self._stage is Stage.RUN:
@@ -674,7 +678,7 @@ class Leader:
             "of": {**dataclasses.asdict(self._of(seconds, now)), "uid": ""},  # which is the key, and never sent
             "seconds": seconds,
             "unsafe_s": self._clock.unsafe_s(now),
-            "foremost": self._attempt.foremost,
+            "foremost": self._attempt.ranks.last_step,
             "silence_s": now - oldest,
             **history.counters(self._records, self._config.generation, self._config.job),
         }
@@ -688,10 +692,12 @@ class Leader:
             members=self._members.to_wire(),
             missing=self._missing,
             refused=self._gathering.newest_refusals,
-            step=self._attempt.step or self._saved or self._attempt.step,  # saved ones until the attempt has its own
-            committed=self._attempt.committed,
+            step=self._attempt.ranks.first_step
+            or self._saved
+            or self._attempt.ranks.first_step,  # saved ones until the attempt has its own
+            committed=self._attempt.ranks.committed,
             statuses=self._attempt.statuses,
-            overdue=self._attempt.overdue,
+            overdue=self._attempt.hang.overdue,
             seconds=self._clock.seconds(time.monotonic()),
             restarts=(history.restarts_by_cause if has_ended else history.ends_by_cause)(self._records),
             preempted=None if self._run_folder.gap else history.preemptions_without_progress(self._records),
@@ -704,7 +710,7 @@ class Leader:
 
         Storage that stalls delays this a second at most, and only where it is urgent or the folder is on this machine.
         """
-        self._kept, self._kept_at = (self._attempt.committed, self._stage), now
+        self._kept, self._kept_at = (self._attempt.ranks.committed, self._stage), now
         self._summary_writer.keep(self._summary(None), wait_s=KEEP_S if self._config.is_local or is_urgent else 0.0)
 
     def _annotate(self, when: str, verdict: Verdict | None) -> None:
@@ -737,7 +743,7 @@ class Leader:
             started=self._started,
             at=time.time(),
             seconds={cause: round(spent, 3) for cause, spent in self._own(seconds).items()},
-            first_committed=self._attempt.first_committed,
+            first_committed=self._attempt.ranks.first_committed,
             last_committed=self._attempt.last_committed,
             unsafe_s=round(self._clock.unsafe_s(now), 3),
             first_step=self._attempt.statuses[0].first_step if self._attempt.statuses else None,
@@ -754,22 +760,22 @@ class Leader:
     def _saved(self) -> int | None:
         """The newest step on storage, by all that is known."""
         committed = (record.last_committed for record in self._records)
-        return furthest(self._starts.known, *committed, self._attempt.committed)
+        return furthest(self._starts.known, *committed, self._attempt.ranks.committed)
 
     def _summary(self, verdict: Verdict | None) -> Summary:
         now = time.monotonic()
         seconds = self._clock.seconds(now)
         return Summary(
             verdict,
-            step=self._attempt.step,
+            step=self._attempt.ranks.first_step,
             saved=self._saved,
             of=dataclasses.replace(self._of(seconds, now), made_of=self._made_of),
             seconds=seconds,
             restarts=history.restarts_by_cause(self._records),
             metrics=self._metrics,
             notes=self._notes,
-            stacks=self._attempt.stacks,
-            nccl=self._attempt.nccl,
+            stacks=self._attempt.hang.stacks,
+            nccl=self._attempt.hang.nccl,
             restart_seconds=history.restarts(self._records, self._number, self._restart_seconds(now)),
         )
 

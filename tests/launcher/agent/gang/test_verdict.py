@@ -9,7 +9,8 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Progress, Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
-from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, STACKS_S, Attempt
+from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, Attempt
+from jaxlaunch.launcher.agent.leader.hang import STACKS_S
 from tests.found import shows
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
@@ -175,7 +176,7 @@ def test_an_abort_of_a_process_without_peers_is_its_own() -> None:
 
 def attempt(size: int = 2, status: Status = STEPPING) -> Attempt:
     made = Attempt(1, {host: range(host, host + 1) for host in range(size)})
-    made.update(dict.fromkeys(range(size), status))
+    made.ranks.set_range(range(size), status)
     return made
 
 
@@ -203,7 +204,7 @@ def test_what_a_dead_host_makes_of_its_peers_waits_until_every_host_has_spoken(s
     assert of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 9.5}) is None
     verdict = of.verdict(12.5, {0: 9.0, 1: 12.0, 2: 12.0})
     assert verdict is not None and verdict.rank == 0
-    of.host_lost(2, "no message for 10 s", 19.6)
+    of.add_lost_host(2, "no message for 10 s", 19.6)
     verdict = of.verdict(20.2, {0: 20.0, 1: 20.0})
     assert verdict is not None and "host 2 (rank 2) was lost" in verdict.message
 
@@ -247,10 +248,10 @@ def stack(file: str, name: str) -> str:
 def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_jax() -> None:
     of = attempt(3)
     of.add(overdue(0), 10.0)
-    assert of.wants_stacks and of.verdict(10.1, {}) is None
+    assert of.hang.wants_stacks and of.verdict(10.1, {}) is None
     for rank in (0, 1):
-        of.stacks[rank] = stack("/lib/jax/_src/array.py", "_value")
-    of.stacks[2] = stack("/home/me/train.py", "read")
+        of.hang.stacks[rank] = stack("/lib/jax/_src/array.py", "_value")
+    of.hang.stacks[2] = stack("/home/me/train.py", "read")
     verdict = of.verdict(10.2, {})
     assert verdict is not None and (verdict.code, verdict.rank, verdict.host) == (82, 2, 2)
     assert "2 ranks in step in _value (array.py:3), rank 2 in step in read (train.py:3)" in verdict.message
@@ -259,7 +260,7 @@ def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_
 def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None:
     of = attempt()
     of.add(overdue(0), 10.0)
-    of.stacks[0] = stack("/home/me/train.py", "wait")
+    of.hang.stacks[0] = stack("/home/me/train.py", "wait")
     assert of.verdict(10.0 + STACKS_S - 0.1, {}) is None
     verdict = of.verdict(10.0 + STACKS_S, {})
     assert verdict is not None and verdict.rank == 1 and "without a stack" in verdict.message
@@ -279,11 +280,11 @@ def test_a_rank_that_stands_still_is_the_cause_of_what_its_peers_give_up(given_u
     given_up = dataclasses.replace(given_up, status=dataclasses.replace(given_up.status, jax="0.11.2"))
     of.add(given_up, 10.0)
     heard = dict.fromkeys(range(3), 12.0)
-    assert of.verdict(12.1, heard) is None and of.wants_stacks
-    of.add_stacks(0, "")
+    assert of.verdict(12.1, heard) is None and of.hang.wants_stacks
+    of.hang.add_stacks(0, "")
     assert of.verdict(12.2, heard) is None
-    of.add_stacks(1, "")  # it is about to end
-    of.add_stacks(2, stack("/lib/jax/_src/array.py", "_value"))
+    of.hang.add_stacks(1, "")  # it is about to end
+    of.hang.add_stacks(2, stack("/lib/jax/_src/array.py", "_value"))
     verdict = of.verdict(12.2, heard)
     assert verdict is not None and (verdict.code, verdict.rank, verdict.host, verdict.step) == (82, 0, 0, 20)
     assert verdict.message.startswith("rank 0 makes no progress in save at step 20: its process stands still")
@@ -295,7 +296,7 @@ def test_a_failed_connection_is_believed_once_every_peer_has_shown_that_it_runs(
     of.add(echo(1, dataclasses.replace(STEPPING, jax="0.11.2")), 10.0)
     assert of.verdict(12.1, {}) is None
     for rank in (0, 1):
-        of.add_stacks(rank, stack("/lib/jax/_src/array.py", "_value"))
+        of.hang.add_stacks(rank, stack("/lib/jax/_src/array.py", "_value"))
     verdict = of.verdict(12.2, {})
     assert verdict is not None and (verdict.code, verdict.rank) == (83, 1) and "Gloo" in verdict.message
 
@@ -307,12 +308,12 @@ def test_a_hang_on_gpus_waits_for_nccl_as_long_as_for_stacks_and_says_what_it_kn
     verdicts = []
     for answers in ({0: lagging, 1: ""}, {0: "", 1: lagging[:-20]}, {1: lagging}, {}):
         of = Attempt(1, {host: range(host, host + 1) for host in range(3)}, "cuda")
-        of.update(dict.fromkeys(range(3), STEPPING))
+        of.ranks.set_range(range(3), STEPPING)
         of.add(overdue(0), 10.0)
-        of.stacks |= dict.fromkeys(range(3), stack("/lib/jax/_src/array.py", "_value"))
+        of.hang.stacks |= dict.fromkeys(range(3), stack("/lib/jax/_src/array.py", "_value"))
         assert of.verdict(10.1, {}) is None
         for host, text in answers.items():
-            of.add_nccl(host, text)
+            of.hang.add_nccl(host, text)
         at_once = of.verdict(10.2, {})
         assert (at_once is None) == (len(answers) < 2)
         verdict = at_once or of.verdict(10.0 + STACKS_S, {})
@@ -323,7 +324,7 @@ def test_a_hang_on_gpus_waits_for_nccl_as_long_as_for_stacks_and_says_what_it_kn
 
 def test_two_versions_of_jax_in_one_gang_are_refused_by_rank() -> None:
     of = attempt()
-    of.update({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
+    of.ranks.update({0: Status(jax="0.10.2"), 1: Status(jax="0.11.2")})
     verdict = of.verdict(0.0, {})
     assert verdict is not None and verdict.code == 64
     assert verdict.message == "rank 1 imported jax 0.11.2, rank 0 imported 0.10.2"
@@ -349,7 +350,7 @@ IN_DATA = dataclasses.replace(STEPPING, phase="data")
 def test_a_stop_says_what_became_of_the_work(statuses: list[Status], message: str) -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.update(dict(enumerate(statuses)))
+    of.ranks.update(dict(enumerate(statuses)))
     verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80 and verdict.cause == "preempted"
     assert verdict.message == f"stopped from outside: {message}"
@@ -359,7 +360,7 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
     of.add(error(1), 101.0)
-    of.host_lost(0, "connection closed", 101.0)
+    of.add_lost_host(0, "connection closed", 101.0)
     assert of.verdict(101.0, {}) is None
     verdict = of.verdict(155.0, {})
     assert verdict is not None and verdict.code == 80
@@ -371,9 +372,9 @@ def test_ranks_that_save_together_do_not_wait_long_for_one_that_is_lost(is_train
     """As when a pod is deleted with force: it is asked to stop, and killed two seconds later."""
     of = attempt()
     saves = dataclasses.replace(TRAINER, trainer=is_trainer, phase="save")
-    of.update({0: saves, 1: saves})
+    of.ranks.update({0: saves, 1: saves})
     of.stop(55.0, 100.0)
-    of.host_lost(1, "connection closed", 101.0)
+    of.add_lost_host(1, "connection closed", 101.0)
     assert of.verdict(until - 0.1, {0: until}) is None
     verdict = of.verdict(until, {0: until})
     assert verdict is not None and verdict.code == 80
@@ -393,7 +394,7 @@ def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
 ) -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.host_lost(1, "connection closed", 101.0)
+    of.add_lost_host(1, "connection closed", 101.0)
     assert of.verdict(101.0, {0: 101.0}) is None
     status = dataclasses.replace(TRAINER, **first)
     of.add(Event(Kind.EXIT, 0, 0, status, exit=first["exit"], text=COORDINATION), 102.0)
@@ -429,10 +430,10 @@ def test_a_host_without_its_leader_says_what_it_knows(own: Status, is_stopping: 
 def test_a_host_that_is_lost_after_its_ranks_have_ended_is_no_matter_of_a_stop() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.update({1: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
-    of.host_lost(1, "connection closed", 101.0)
+    of.ranks.update({1: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    of.add_lost_host(1, "connection closed", 101.0)
     assert of.verdict(101.0, {0: 101.0}) is None
-    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    of.ranks.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
     verdict = of.verdict(102.0, {0: 102.0})
     assert verdict is not None and verdict.message == "stopped from outside: saved at step 37"
 
@@ -440,7 +441,7 @@ def test_a_host_that_is_lost_after_its_ranks_have_ended_is_no_matter_of_a_stop()
 def test_a_rank_that_reported_its_save_counts_at_the_deadline_where_another_has_not_ended() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
+    of.ranks.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
     verdict = of.verdict(155.0, {})
     assert (
         verdict is not None and verdict.message == "stopped from outside: saved at step 37; rank 1 in step did not end"
@@ -465,7 +466,7 @@ def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
 def test_a_run_that_finishes_although_it_was_stop_requested_is_done() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.update(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
+    of.ranks.update(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
     verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 0
 
@@ -473,7 +474,7 @@ def test_a_run_that_finishes_although_it_was_stop_requested_is_done() -> None:
 def test_a_program_that_ends_with_0_when_stop_requested_is_stopped() -> None:
     of = attempt()
     of.stop(55.0, 100.0)
-    of.update(dict.fromkeys((0, 1), Status(exit=0)))
+    of.ranks.update(dict.fromkeys((0, 1), Status(exit=0)))
     verdict = of.verdict(101.0, {})
     assert verdict is not None and verdict.code == 80
 
@@ -530,7 +531,7 @@ def test_an_exit_code_alone_is_believed_after_a_while(status: Status, after_s: f
 def test_a_beat_that_says_that_everyone_has_ended_does_not_end_the_wait_for_how() -> None:
     of = attempt(2, UNHOOKED)
     of.add(ended(0, 1, UNHOOKED, "lost my peer"), 10.0)
-    of.update({1: Status(exit=-6)})
+    of.ranks.update({1: Status(exit=-6)})
     assert of.verdict(10.1, {0: 10.1, 1: 10.1}) is None
     of.add(ended(1, -6, UNHOOKED, ASSERTED), 10.2)
     verdict = of.verdict(10.2, {0: 10.1, 1: 10.2})
@@ -554,8 +555,10 @@ def test_the_stacks_of_a_large_gang_stay_bounded_and_still_name_the_rank() -> No
     of.add(overdue(0), 10.0)
     for rank in range(400):
         frames = [("/home/me/train.py", "read")] if rank == 399 else [("/lib/jax/_src/array.py", "_value")]
-        of.add_stacks(rank, "".join(stack(*frame) for frame in frames) + '  File "/lib/deep.py", line 1 in f\n' * 500)
-    assert sum(map(len, of.stacks.values())) < 5_000_000
+        of.hang.add_stacks(
+            rank, "".join(stack(*frame) for frame in frames) + '  File "/lib/deep.py", line 1 in f\n' * 500
+        )
+    assert sum(map(len, of.hang.stacks.values())) < 5_000_000
     verdict = of.verdict(10.1, {})
     assert verdict is not None and verdict.rank == 399
     assert "399 ranks in step in _value (array.py:3), rank 399 in step in read (train.py:3)" in verdict.message

@@ -9,8 +9,7 @@ import random
 import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
-from jaxlaunch.launcher.agent.leader.attempt import Attempt
-from jaxlaunch.launcher.agent.leader.rank_counts import RankCounts
+from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 
 RANKS = 24
 VALUES = {
@@ -32,11 +31,11 @@ def some_status(chance: random.Random, before: Status) -> Status:
 
 def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
     chance = random.Random(7)
-    counts, committed = RankCounts(RANKS), []
+    counts, committed = RankStatuses({0: range(RANKS)}), []
     for _ in range(2_000):
-        rank, statuses = chance.randrange(RANKS), counts.statuses
+        rank, statuses = chance.randrange(RANKS), counts.by_rank
         alike = next(len(list(run)) for _, run in itertools.groupby(statuses[rank:], id))
-        counts.put(range(rank, rank + chance.randint(1, alike)), some_status(chance, statuses[rank]))
+        counts.set_range(range(rank, rank + chance.randint(1, alike)), some_status(chance, statuses[rank]))
         committed += [status.committed for status in statuses if status.committed is not None]
         steps = [status.step for status in statuses if status.step is not None]
         assert counts.alive == sum(status.exit is None for status in statuses)
@@ -49,7 +48,7 @@ def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
 
 def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
     chance = random.Random(8)
-    attempt, changes = Attempt(1, {0: range(4), 1: range(4, 12)}), Changes()
+    statuses, changes = RankStatuses({0: range(4), 1: range(4, 12)}), Changes()
     own = {rank: Status() for rank in range(4, 12)}
     for turn in range(500):
         if turn % 3:
@@ -60,9 +59,9 @@ def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
             own[rank] = some_status(chance, own[rank])
         if turn % 5 == 0:  # an event carries the whole status of its rank, outside of a beat
             changes.told(7, own[7])
-            attempt.update({7: own[7]})
-        attempt.merge(1, changes.take(own))
-        assert {rank: attempt.statuses[rank] for rank in own} == own
+            statuses.update({7: own[7]})
+        statuses.merge(1, changes.take(own))
+        assert {rank: statuses.by_rank[rank] for rank in own} == own
         assert changes.take(own) == {}
 
 
@@ -70,30 +69,30 @@ def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts = 50
-    attempt = Attempt(1, {host: range(4 * host, 4 * host + 4) for host in range(hosts)})
+    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
     change = Status.changed
     monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
     for step in range(1, 101):
         for host in range(hosts):
-            attempt.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
-    assert len(made) == 100 and len({id(status) for status in attempt.statuses}) == 1
+            statuses.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+    assert len(made) == 100 and len({id(status) for status in statuses.by_rank}) == 1
     with pytest.raises(ValueError, match="step must be"):
-        attempt.merge(0, {"0-3": {"step": "x"}})
-    assert {status.step for status in attempt.statuses} == {100}
+        statuses.merge(0, {"0-3": {"step": "x"}})
+    assert {status.step for status in statuses.by_rank} == {100}
 
 
 def test_hosts_that_beat_at_different_steps_share_what_they_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts, chance = 50, random.Random(3)
-    attempt = Attempt(1, {host: range(4 * host, 4 * host + 4) for host in range(hosts)})
+    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
     change = Status.changed
     monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
     for beat in range(1, 101):
         for host in chance.sample(range(hosts), hosts):
             step = 20 * beat + chance.randrange(4)
-            attempt.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
-    assert len({id(status) for status in attempt.statuses}) == len({status.step for status in attempt.statuses})
+            statuses.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+    assert len({id(status) for status in statuses.by_rank}) == len({status.step for status in statuses.by_rank})
     assert len(made) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
 
 
