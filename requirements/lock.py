@@ -64,6 +64,7 @@ def main(upgrade: list[str]) -> None:
     for path, wanted, holds in (
         (HERE / "build.txt", build, "These build this package, and the packages that come as source alone."),
         (HERE / "tools.txt", "pip\nbuild", "These install the other lists, and build a release."),
+        (HERE / "uv.txt", "uv", "uv installs the other lists, where it has a wheel for the platform."),
         (SITE.with_name("release.txt"), "cyclonedx-bom\ntwine", "These describe and check a release."),
         # pymdown-extensions 13 needs Python 3.11.5, and a list has one version of a package.
         (SITE, "zensical\npymdown-extensions<13", "These build the documentation's site: `make docs`."),

@@ -1,4 +1,4 @@
-"""Other people's programs, each in an environment of its own that pip builds once into the user's cache directory.
+"""Other people's programs, each in an environment of its own that is built once into the user's cache directory.
 
 An environment is a list in tests/requirements; its folder's name holds a hash of the list and of this file.
 """
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 LISTS = Path(__file__).parent / "requirements"
+INSTALL = Path(__file__).parents[1] / "requirements" / "install.py"
 
 # torch's wheel for Linux is linked to 2 GB of libraries that only a GPU calls. Under their names stands one of its own
 # that holds nothing: symbols that nobody calls are never looked for, as long as they are bound when they are called.
@@ -33,7 +34,7 @@ LAZY = {"TORCH_USE_RTLD_GLOBAL": "1"}  # has torch bind symbols when they are ca
 
 
 class Missing(RuntimeError):
-    """An environment cannot be built here; the message ends with what pip says."""
+    """An environment cannot be built here; the message ends with what the installer says."""
 
 
 def folder(name: str) -> Path:
@@ -65,9 +66,9 @@ def python(name: str) -> Path:
 def _build(name: str, home: Path) -> None:
     print(f"building {home}: {name}", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", home], check=True)
-    install = ["install", "--quiet", "--no-deps", "--no-cache-dir", "--no-compile", "-r", str(LISTS / f"{name}.txt")]
-    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), *install]
-    done = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    install = [sys.executable, str(INSTALL), "--python", str(home / "bin" / "python")]
+    options = ["--no-deps", "--no-cache-dir", "--no-compile", "-r", str(LISTS / f"{name}.txt")]
+    done = subprocess.run([*install, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise Missing(f"environment {name} cannot be built: {' '.join(done.stderr.split()[-60:])}")
     for library in home.glob(f"lib/python3*/site-packages/torch/lib/{EMPTY}"):

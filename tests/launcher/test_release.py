@@ -107,6 +107,11 @@ def test_ci_takes_the_oldest_python_from_pyproject() -> None:
     assert f"3.{found.stdout.strip()}" == oldest_python()
 
 
+def test_ci_runs_the_commands_in_the_order_of_the_readme() -> None:
+    """What `make run` leaves in the clone must not change how a test ends."""
+    assert re.findall(r"^make (\w+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE) == ["check", "run", "test"]
+
+
 def test_the_oldest_version_of_a_package_is_said_once_and_the_pinned_one_is_no_older() -> None:
     extras = PYPROJECT["project"]["optional-dependencies"]
     required = [Requirement(text) for text in sum(extras.values(), PYPROJECT["project"]["dependencies"])]
@@ -173,13 +178,12 @@ def test_the_dockerfile_s_base_is_the_image_of_its_first_line() -> None:
     assert first.startswith("python:3.12-slim@sha256:") and first.endswith(f" AS {base}")
 
 
-def test_what_pip_installs_for_an_image_a_release_or_a_checkout_has_hashes() -> None:
+def test_what_is_installed_for_an_image_a_release_or_a_checkout_has_hashes() -> None:
     """Of what is ours alone, nothing is asked for (--no-deps); nothing else comes by a build's own search."""
     files = [ROOT / "Dockerfile", ROOT / "Makefile", ROOT / ".github" / "workflows" / "release.yaml"]
     lines = "\n".join(path.read_text().replace("\\\n", " ") for path in files).splitlines()
-    installs = [
-        words for line in lines for words in re.split(r"&&|;", line) if re.search(r"\bpip\b.* install\b", words)
-    ]
+    command = re.compile(r"\bpip\b.* install\b|^\t\$\(INSTALL\)")
+    installs = [words for line in lines for words in re.split(r"&&|;", line) if command.search(words)]
     assert len(installs) >= 8
     for words in installs:
         assert "--require-hashes" in words or {"--no-deps", "--no-build-isolation"} <= set(words.split()), words
