@@ -260,6 +260,7 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
     fakes = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.leader", "--fake", str(first), str(end)],
+            cwd=pathlib.Path(__file__).parents[1],
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,10 +1,12 @@
-"""Every test runs on the CPU, whatever the machine holds, and can be interrupted, whatever starts it."""
+"""Every test runs on the CPU and in an empty folder, whatever machine and clone hold, and can be interrupted."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,9 +26,28 @@ compiled.make_folder()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Change to a folder of this test run: commands would see the runs that users have in their clone."""
+    folder, start = tmp_path_factory.mktemp("empty"), Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(start)
+
+
+@pytest.fixture(autouse=True)
+def stays_empty(empty_folder: Path) -> Iterator[None]:
+    """Fail a test that leaves files in the folder that it shares with others."""
+    yield
+    left = sorted(empty_folder.iterdir())
+    for path in left:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not left, f"left in the working folder: {', '.join(path.name for path in left)}; use tmp_path"
+
+
 @pytest.fixture(scope="session")
 def helm() -> Iterator[Helm]:
-    """Helm's own engine, in an environment that pip builds on first use."""
+    """Helm's own engine, in an environment that is built on first use."""
     from tests.helm import charts
 
     try:

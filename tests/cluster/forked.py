@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+ROOT = Path(__file__).parents[2]
 MODULE = "jaxlaunch.launcher.cli.main"
 APART = ("jaxlaunch.launcher.agent",)  # it runs in pods
 
@@ -58,7 +59,7 @@ def server() -> Path:
     atexit.register(folder.cleanup)
     path = Path(folder.name, "socket")
     command = [sys.executable, "-m", "tests.cluster.forked", path]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     atexit.register(process.kill)
     assert process.stdout.readline() == b"ready\n", "the server of commands did not start"

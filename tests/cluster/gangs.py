@@ -130,7 +130,7 @@ class Place:
 
     def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line in this namespace."""
-        return forked.run([*words, "-n", self.namespace], cwd=ROOT, env=self.access.env, timeout=PATIENCE_S)
+        return forked.run([*words, "-n", self.namespace], cwd=Path.cwd(), env=self.access.env, timeout=PATIENCE_S)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def followed(here: Place, folder: Path) -> tuple[Gang, str, str]:
     gang = here.start("talks", SAVED, hosts=2, command=command, accelerator=accelerator, **restarts)
     argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "logs", "-f", gang.name, "-n", here.namespace]
     pipe, lines = subprocess.PIPE, []
-    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env, cwd=ROOT) as follower:
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env) as follower:
         assert follower.stdout is not None
         while sum("generation 0 line 4" in line for line in lines) < 4 and (line := follower.stdout.readline()):
             lines.append(line)
@@ -268,7 +268,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: 
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         proxy.on("GET", "/log", *[broken_off] * 6)
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(tmp_path, here.namespace))}
-        done = forked.run(["logs", "-f", gang.name], env=env, cwd=ROOT, timeout=PATIENCE_S)
+        done = forked.run(["logs", "-f", gang.name], env=env, cwd=Path.cwd(), timeout=PATIENCE_S)
         asked = [query for method, path, query in proxy.requests if path.endswith("/log") and "follow" in query]
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert done.stdout.splitlines() == [f"[0] line {number}" for number in range(60)]

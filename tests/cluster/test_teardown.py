@@ -19,6 +19,7 @@ from tests.cluster.waiting import until
 
 pytestmark = pytest.mark.before_the_cluster
 
+ROOT = Path(__file__).parents[2]
 HARNESS = (sys.executable, "-m", "tests.cluster.harness")
 # Where programs of a cluster write by habit: two levels are compared, since others write there too.
 FOLDERS = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
@@ -75,7 +76,7 @@ def settings() -> Iterator[str]:
 
 
 def harness(word: str) -> str:
-    done = subprocess.run([*HARNESS, word], capture_output=True, text=True)
+    done = subprocess.run([*HARNESS, word], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -131,7 +132,7 @@ def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
 
 def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> None:
     before = state()
-    with subprocess.Popen([*HARNESS, "up"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
+    with subprocess.Popen([*HARNESS, "up"], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
         until(process.leading, lambda seen: "kubelet" in seen, "a kubelet")
         starting.kill()
     harness("up")  # takes away the half of it, and starts a whole one

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from tests.gang.runs import Running, alive, job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
+from tests.other_user import OtherUser
 
 PROGRAM = """
 import json, os, signal, time
@@ -120,24 +122,29 @@ def test_a_run_that_was_killed_whole_is_not_running_whoever_has_its_pid_now(
         assert "rank 0 is up" in say("logs", "run").out
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Make a folder that every user can enter: pytest closes those above `tmp_path` whenever another one starts."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(tmp_path: Path, say: Callable[..., Left]) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    with started(tmp_path) as running:
-        stranger = [
-            sys.executable,
-            "-c",
-            "import os, sys; from jaxlaunch.launcher.cli.main import main; os.setgid(65534); os.setuid(65534); "
-            "sys.argv = ['launcher', *sys.argv[1:]]; main()",
-        ]
-        told = subprocess.run([*stranger, "stop", "./run"], cwd=tmp_path, capture_output=True, text=True)
-        assert told.returncode == 2 and "Run run is root's: you may not stop it." in told.stderr
-        shown = subprocess.run([*stranger, "status", "./run"], cwd=tmp_path, capture_output=True, text=True)
+def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(
+    open_folder: Path, say: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (open_folder / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(open_folder)
+    other = OtherUser(open_folder)
+    with started(open_folder) as running:
+        stopped = other.launcher("stop", "./run", folder=open_folder)
+        assert stopped.returncode == 2 and "Run run is root's: you may not stop it." in stopped.stderr
+        shown = other.launcher("status", "./run", folder=open_folder)
         assert shown.returncode == 0 and "run: Running" in shown.stdout
         running.folder.chmod(0o700)
-        told = subprocess.run([*stranger, "status", "./run"], cwd=tmp_path, capture_output=True, text=True)
-        assert told.returncode == 2 and "permission denied" in told.stderr and "it is root's" in told.stderr
+        hidden = other.launcher("status", "./run", folder=open_folder)
+        assert hidden.returncode == 2 and "permission denied" in hidden.stderr and "it is root's" in hidden.stderr
         assert running.process.poll() is None
         assert say("stop", "./run").out == "run/run stopped\n"
     assert say("logs", "./run", "--since", "1m").code == 2

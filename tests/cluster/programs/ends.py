@@ -1,9 +1,13 @@
-"""Ends a process in each way the contract knows: `ends.py CODE`. Stands in for the trainer: its code is the gang's."""
+"""Ends a process in each way the contract knows: `ends.py CODE [TIMES]`. As for the trainer, its code is the gang's.
+
+After so many times it runs on. A program that crashes for ever may use up its restarts before a test looks.
+"""
 
 import json
 import os
 import signal
 import sys
+import time
 
 code, generation = int(sys.argv[1]), int(os.environ["JAXLAUNCH_GENERATION"])
 
@@ -16,6 +20,8 @@ say(hello="trainer")
 say(phase="step", step=3)
 if code == 80 and generation > 0:
     code = 0  # what was stopped from outside is started again for ever
+if sys.argv[2:] and generation >= int(sys.argv[2]):
+    time.sleep(3600)
 print(f"ends with {code}", flush=True)
 if code == 0:
     say(phase="done", step=3)

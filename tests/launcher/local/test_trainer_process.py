@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trainer_process
+
+ROOT = str(Path(__file__).parents[3])
 
 
 def says(stderr: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -35,7 +38,7 @@ def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
     here = "tests.launcher.local.ends_at_once"
     for asked in (trainer_process.run, lambda *args, **keys: list(trainer_process.events(*args, **keys))):
         with pytest.raises(UserError, match=r"^bye\n`python -m .*ends_at_once` ended without a result \(exit 0\)"):
-            asked(here, environ=os.environ)
+            asked(here, environ=os.environ | {"PYTHONPATH": ROOT})
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
