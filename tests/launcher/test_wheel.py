@@ -1,12 +1,14 @@
-"""What pip installs: one top-level name with every source file."""
+"""What pip installs: one top-level name with every source file, from a checkout with and without symbolic links."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ignored = shutil.ignore_patterns("__pycache__", "assets")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     shutil.copytree(ROOT / "tests" / "fixtures", source / "tests" / "fixtures")
+    if (ROOT / ".git").exists():
+        # As in a checkout on a file system without symbolic links: files that hold a path.
+        checkout = ["git", "-c", "core.symlinks=false", "checkout-index", f"--prefix={source}/", "launcher", "trainer"]
+        subprocess.run(checkout, cwd=ROOT, check=True)
+        assert (source / "trainer").read_text() == "jaxlaunch/trainer" and not (source / "trainer").is_symlink()
     made = source.parent / "made"
     subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True)
     return made
@@ -45,9 +52,23 @@ def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
     assert sources <= set(names)
     assert not any(info.external_attr >> 28 == 0o12 for info in wheel.infolist())  # a link
     assert len(names) == len(set(names))
-    web = {f"jaxlaunch/launcher/report/web/{path.name}" for path in (ROOT / "launcher/report/web").iterdir()}
+    web = {f"jaxlaunch/launcher/report/web/{path.name}" for path in (ROOT / "jaxlaunch/launcher/report/web").iterdir()}
     assert web <= set(names) and "jaxlaunch/launcher/report/web/uPlot.LICENSE" in web  # what a page is made of
-    assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "trainer/train.py").read_bytes()
+    assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "jaxlaunch/trainer/train.py").read_bytes()
+
+
+def test_the_command_of_a_wheel_runs(built: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(next(built.glob("*.whl"))).extractall(tmp_path)
+    program = "import jaxlaunch; print(jaxlaunch.__file__); from jaxlaunch.launcher.entry import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[0] == str(tmp_path / "jaxlaunch" / "__init__.py")
+    assert done.stdout.splitlines()[1].endswith(metadata.version("jaxlaunch"))
 
 
 def test_a_source_distribution_has_files_in_place_of_links(built: Path) -> None:

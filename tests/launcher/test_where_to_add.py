@@ -64,7 +64,8 @@ def test_the_files_that_a_row_names_are_there(what: str) -> None:
 
 @pytest.mark.parametrize("what", PATCHES)
 def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
-    paths = [re.sub("^(?=(launcher|trainer)/)", "jaxlaunch/", path) for path in rows()[what]]
+    # A row names files by their short paths, a patch by their real ones.
+    paths = [(ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[what]]
     forms = [re.escape(path).replace("NAME", r"\w+") for path in paths]
     touched = re.findall(r"^\+\+\+ b/(.+)$", patch(PATCHES[what]).read_text(encoding="utf-8"), re.MULTILINE)
     assert touched and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []

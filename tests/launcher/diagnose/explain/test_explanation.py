@@ -1791,7 +1791,7 @@ def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> N
 
 
 def test_every_situation_has_a_meaning_and_is_documented() -> None:
-    sources = (ROOT / "launcher" / "diagnose" / "explain").glob("*.py")
+    sources = (ROOT / "jaxlaunch" / "launcher" / "diagnose" / "explain").glob("*.py")
     code = "".join(path.read_text() for path in sources if path.name != "situations.py")
     assert set(re.findall(r'Answer\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
     assert {explain(job).situation for job, _ in CASES.values()} <= SITUATIONS.keys()
