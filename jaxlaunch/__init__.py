@@ -179,9 +179,7 @@ def load(
     if precision is not None:
         raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
     with _needed_for("load"):
-        from jaxlaunch import old_names
         from jaxlaunch.trainer.evaluation import trained as of_tasks
-    old_names.install()  # the job's code may be of version 0.1
     job, train, home = trained.training(run)
     if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
         sys.path.append(code)

@@ -107,10 +107,7 @@ def main(argv: list[str]) -> None:
     """Runs a module, or a file of the agent's, as the program."""
     import runpy
 
-    from jaxlaunch import user_modules
-
     arrange()
-    user_modules.install(folders())
     run_sitecustomize()
     name, sys.argv = argv[0], argv
     if name.endswith(".py"):

@@ -105,7 +105,7 @@ class Summary:
     notes: Sequence[str] = ()
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
     of: Of | None = None
-    starts: Sequence[Start] = ()  # of the run, the newest last; none in version 0.1, and in what a start keeps
+    starts: Sequence[Start] = ()  # of the run, the newest last; none in what a start keeps
     restart_seconds: Sequence[Restarted] = ()  # of the newest attempts, the last one last
     nccl: str = ""  # what NCCL's RAS said, after a hang
 
@@ -153,10 +153,7 @@ class Summary:
     def from_json(cls, fields: Any) -> Summary:
         """What `to_json` gave. Raises Malformed where a field is wrong."""
         goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
-        found = checked.read(cls, {**fields, "seconds": goodput.seconds})
-        if found.of is None or "first_step" in fields["of"]:
-            return found
-        return dataclasses.replace(found, of=dataclasses.replace(found.of, first_step=1))  # version 0.1 does not say
+        return checked.read(cls, {**fields, "seconds": goodput.seconds})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,13 +104,6 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 self.replace(to, regular_files.read(self._folder / name, MAX_JSON))
 
-    def move(self, name: str, to: str) -> None:
-        """Moves a file or folder where there is one, and nothing in its new place."""
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                (self._folder / to).parent.mkdir(parents=True, exist_ok=True)
-                (self._folder / name).rename(self._folder / to)
-
     def starts(self) -> list[int]:
         """The starts whose record is in the folder."""
         if self._folder is None:

@@ -30,9 +30,6 @@ class Starts:
         self._rows = rows(found) or [
             _row(number, folder.summary(name=_path(number, FILE))) for number in folder.starts()
         ]
-        if found is not None and not found.starts:  # a run folder of version 0.1: all that it did is start 1
-            folder.move(LOGS, _path(1, LOGS))
-            folder.copy(JOB, _path(1, JOB))
         if self._rows and self._rows[-1].uid == uid:
             self.known = None if found is None else found.saved
             return
@@ -105,7 +102,7 @@ class Starts:
         return _path(self.number, name)
 
     def _keep(self, found: Summary, number: int) -> None:
-        """Puts the record of the start before into its folder, where a kill or an earlier version did not."""
+        """Puts the record of the start before into its folder, where a kill prevented it."""
         record, name = dataclasses.replace(found, starts=()), _path(number, FILE)
         has_begun = found.of is not None or not found.starts  # else it was killed before its agents began
         if has_begun and self._folder.summary(name=name) != record:

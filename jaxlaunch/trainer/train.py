@@ -17,7 +17,7 @@ from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
-from jaxlaunch.trainer.data import arguments, atomic_write
+from jaxlaunch.trainer.data import atomic_write
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -33,7 +33,7 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources.open import baselines, tokenizer_files
-from jaxlaunch.trainer.spec import AUTO, TrainSpec, task_name
+from jaxlaunch.trainer.spec import AUTO, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
@@ -204,7 +204,6 @@ class BuiltInTraining(Training[TrainState]):
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
-        meta = {key: arguments.without_values(kept) if isinstance(kept, str) else kept for key, kept in meta.items()}
         preflight.check_resumed(meta, self.conditions, self.folder)
         preflight.check_length(self.spec, self.total, step, self.folder)
         trained = self._completed(meta)
@@ -216,8 +215,6 @@ class BuiltInTraining(Training[TrainState]):
         """The meta of a checkpoint, with the defaults of keys that its version had not."""
         now, blocks = self.meta(), {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
         filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
-        if "train" in filled:  # version 0.1 named the built-in tasks by their paths
-            filled["train"] = {**filled["train"], "task": task_name(filled["train"].get("task"))}
         return {**meta, **filled}
 
     # --- the steps ----------------------------------------------------------------------------------------------------

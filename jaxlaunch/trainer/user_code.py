@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -12,7 +13,6 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from jaxlaunch import user_modules
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # Files that are nobody's own code: the standard library, what pip installed, and this package.
@@ -25,7 +25,7 @@ def load(path: str) -> Any:
     """The object that `path`, a `module:Name`, names. Raises SpecError when its module does not import or lacks it."""
     module_name, _, name = path.partition(":")
     try:
-        module = user_modules.import_module(module_name)
+        module = importlib.import_module(module_name)
     except SystemExit as error:
         raise SpecError(
             f"{path}: importing {module_name} ended the process, by {error!r} in {raised_at(error) or module_name}; "

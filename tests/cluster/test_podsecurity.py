@@ -32,14 +32,9 @@ BY_HAND: dict[str, Any] = {
     "seccomp": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
     "no seccomp": {"securityContext": {"seccompProfile": None}},
     "root": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}},
-    "selinux": {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}},
-    "apparmor": {"securityContext": {"appArmorProfile": {"type": "Unconfined"}}},
-    "sysctl": {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}},
     "nfs": {"volumes": [{"name": "n", "nfs": {"server": "a", "path": "/"}}]},
     "host path": {"volumes": [{"name": "h", "hostPath": {"path": "/"}}]},
     "sidecar": {"containers": [{"name": "side", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]},
-    "probe": {"containers": [{"name": "main", "livenessProbe": {"httpGet": {"port": 1, "host": "127.0.0.1"}}}]},
-    "proc": {"hostUsers": False, "containers": [{"name": "main", "securityContext": {"procMount": "Unmasked"}}]},
 }  # fmt: skip
 RENDERED = {
     "plain": ("", ""),

@@ -12,23 +12,21 @@ import yaml
 
 from tests.collisions import (
     BUILT_IN,
-    LIBRARY,
     MODULES,
     PACKAGES,
     STEPS,
-    imported,
-    is_users,
     job,
     launcher,
     make_all,
+    own,
     run,
     seen,
     without_us,
 )
 
-# Read in processes of their own, which import the user's `random` too.
+# Read in processes of their own, which import the user's `utils` too.
 DATA = """
-import random
+import utils
 
 class Digits:
     takes_rng = False
@@ -37,7 +35,7 @@ class Digits:
         return 64
 
     def __getitem__(self, index):
-        assert random.WHOSE == "mine"
+        assert utils.WHOSE == "mine"
         return {"image": __import__("numpy").ones((8, 8, 1), "float32") * index, "label": index % 10}
 """
 ENDS = """
@@ -74,21 +72,20 @@ def test_a_program_gets_the_modules_that_it_gets_without_us(folder: Path) -> Non
 
 
 def test_a_built_in_task_trains_in_such_a_folder(folder: Path) -> None:
-    """With a `trainer.py` there, version 0.1 ran that in place of the trainer: "done", exit 0, and nothing trained."""
+    """A `trainer.py` there must not run in place of the trainer."""
     way = "train with workdir"
     ended = run(way, folder)
     assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), ended.stdout + ended.stderr
 
 
-def test_a_task_of_ones_own_gets_its_own_modules_and_the_libraries_get_theirs(folder: Path) -> None:
+def test_a_task_imports_the_modules_beside_it_and_the_libraries_import_theirs(folder: Path) -> None:
     data = {"source": "torch", "dataset": "data_of_mine:Digits", "workers": 1}
     way = "train with code"
     document = job(way, folder)
     document["train"] = document["train"] | {"data": data, "eval": {"every": None}}
     ended = run(way, folder, document=document)
     assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), ended.stdout + ended.stderr
-    names = imported({*MODULES, *PACKAGES})
-    assert seen(ended.stdout) == [f"{name} {'mine' if is_users(name) else LIBRARY}" for name in names]
+    assert seen(ended.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
 
 
 def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
@@ -123,17 +120,6 @@ def test_a_trainer_that_ends_with_exit_code_0_before_its_last_step_has_failed(
     verdict = json.loads((tmp_path / "runs/ends/summary.json").read_text())["verdict"]
     assert (ended.returncode, verdict["code"]) == (code, code), ended.stdout + ended.stderr
     assert verdict["message"].startswith(words)
-
-
-def test_a_task_of_version_0_1_finds_our_modules_by_their_old_names(tmp_path: Path) -> None:
-    text = "from trainer.tasks.classify import Classify\nimport launcher.errors\nclass Mine(Classify): pass\n"
-    (tmp_path / "of_0_1.py").write_text(text)
-    document = {"name": "old", "accelerator": {"type": "cpu"}, "train": BUILT_IN | {"task": "of_0_1:Mine"}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
-    ended = launcher(tmp_path, "run", "job.yaml")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = [line for line in ended.stdout.splitlines() if "goes with version" in line]
-    assert said == ["[0] trainer.tasks is jaxlaunch.trainer.tasks now: the old name goes with version 0.3"]
 
 
 def test_a_job_in_an_image_of_another_python_is_told_what_it_lacks(tmp_path: Path) -> None:

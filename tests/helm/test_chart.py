@@ -131,7 +131,6 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(keys(values, SCHEMA)) <= {
         "global",
-        "profile",
         "test.resources",
         "kueue.preemption.reclaimWithinCohort",
         "kueue.preemption.borrowWithinCohort",

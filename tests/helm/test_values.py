@@ -86,19 +86,6 @@ def test_a_wrong_value_is_refused_by_its_key(helm: Helm, values: dict[str, Any],
     assert key.replace("/", ".").lstrip(".") in str(refused.value).replace("/", "."), refused.value
 
 
-@pytest.mark.parametrize(
-    ("old", "told"),
-    [
-        ({"image": "i", "queue": "q"}, "profile.image is now defaults.image: write defaults in place of profile"),
-        ("i", "profile is now defaults: write defaults in place of profile in the values."),
-    ],
-)
-def test_the_defaults_by_their_old_name_are_refused_with_the_new_one(helm: Helm, old: Any, told: str) -> None:
-    with pytest.raises(Refused) as refused:
-        helm.render({"profile": old, "defaults": {"enabled": False}})
-    assert told in str(refused.value)
-
-
 def test_enough_is_refused() -> None:
     assert len(WRONG) >= 30
 

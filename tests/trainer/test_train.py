@@ -55,15 +55,14 @@ def test_what_would_change_the_order_of_examples_is_refused(
         preflight.check_resumed(made(), made(**change), "here")
 
 
-@pytest.mark.parametrize("saved", ["this version", "version 0.1"])
-def test_a_changed_argument_of_a_dataset_is_named_without_its_values(saved: str) -> None:
+def test_a_changed_argument_of_a_dataset_is_named_without_its_values() -> None:
     def kept(token: str) -> str:
         """The fingerprint of a dataset with this token."""
         args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
-        return f"my:Data, 4 examples, {arguments.told(args) if saved == 'this version' else f'args {args}'}"
+        return f"my:Data, 4 examples, {arguments.told(args)}"
 
-    then, again, now = (arguments.without_values(kept(token)) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
-    assert then == arguments.without_values(then) and "s3cret" not in then + now
+    then, again, now = (kept(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
+    assert "s3cret" not in then + now
     preflight.check_resumed({"data": then}, {"data": again}, "here")
     with pytest.raises(DataError, match=r"changed \(train.data.args.auth.token\)") as raised:
         preflight.check_resumed({"data": then}, {"data": now}, "here")

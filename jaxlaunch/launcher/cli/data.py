@@ -56,7 +56,7 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
 
 def _show_mixture(job_file: Path, form: str) -> None:
     """What the parts of a job's mixture have."""
-    job = jobs.load(job_file, (), output.say)
+    job = jobs.load(job_file, ())
     if job.train is None or not isinstance(job.train.data, Mixture):
         said = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
         raise UserError(

@@ -81,7 +81,7 @@ def doctor_command(
 def _file(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobFile:
     """The job, in the namespace and queue that are given; the smallest where no file is named."""
     if job_file is not None:
-        return jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())), output.say)
+        return jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in given.items())))
     return jobs.read_text(SMALLEST + "".join(f"{key}: {value}\n" for key, value in given.items()), "the smallest job")
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli import completions, output
+from jaxlaunch.launcher.cli import completions
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import renamed
 
 WAITED_TOO_LONG = 124  # exit code
 
@@ -53,20 +52,7 @@ def volumes(given: tuple[str, ...]) -> dict[str, Path]:
 def defaults(default: str) -> Decorator:
     """The option --defaults: `defaults_file`; `default` says where the cluster defaults come from without it."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
-    option = click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), is_eager=True, help=text)
-    text, kind = "The name of --defaults in version 0.1.", click.Path(path_type=Path)
-    old = click.option("--profile", type=kind, hidden=True, expose_value=False, callback=_old, help=text)
-    return lambda command: option(old(command))
-
-
-def _old(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Reads --profile, as version 0.1 called --defaults, which is eager: its value is there already."""
-    if path is None:
-        return
-    if context.params.get("defaults_file") is not None:
-        raise UserError("--profile and --defaults are both given.", "keep --defaults, the new name of --profile.")
-    output.say(renamed.sentence("--profile", "--defaults"))
-    context.params["defaults_file"] = path
+    return click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), help=text)
 
 
 def place(what: str = "The job's namespace. [default: the context's]") -> Decorator:

@@ -56,7 +56,7 @@ def plan_command(
     The exit code is 2 if the training cannot fit.
     """
     known = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides, output.say)
+    file = jobs.read(job_file, overrides)
     job = resolve(file.spec, known)
     of_cluster = _of_cluster(job, file, known, for_cluster)
     found = _shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)

@@ -56,7 +56,7 @@ def prepare_command(
 
     After an interruption the command resumes; existing files are verified byte by byte.
     """
-    job = jobs.load(job_file, overrides, output.say)
+    job = jobs.load(job_file, overrides)
     if job.train is None:
         raise UserError("prepare reads train.data; this job has a command.")
     trainer_process.require("launcher prepare")

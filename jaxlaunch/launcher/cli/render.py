@@ -25,7 +25,7 @@ def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, de
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     known = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides, output.say)
+    file = jobs.read(job_file, overrides)
     output.documents(prepare(file, known).manifests)
     if file.spec.gang_secret:
         output.say(security.instruction(file.spec.name))

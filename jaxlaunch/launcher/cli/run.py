@@ -53,7 +53,7 @@ def run(
     The command starts one agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves
     and stops; a second Ctrl-C kills. The exit code is that of the job's result.
     """
-    job = jobs.load(job_file, overrides, output.say)
+    job = jobs.load(job_file, overrides)
     folder = (run_dir or run_folders.HOME / job.name).absolute()
     _keep(job_file, folder)
     _own(job, folder)

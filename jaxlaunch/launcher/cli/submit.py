@@ -75,7 +75,7 @@ def submit(
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
-    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides, output.say)
+    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides)
     if dry_run == "client" and defaults_file is not None:
         output.documents(prepare(file, defaults.load(defaults_file)).manifests)
         return 0

@@ -60,7 +60,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
     points = (
         grid.grid(axes, given["most"]) if draws is None else grid.drawn(axes, draws, given["seed"])[: given["most"]]
     )
-    base = jobs.load(job_file, points[0], output.say)
+    base = jobs.load(job_file, points[0])
     name = given["name"] or f"{base.name}-sweep"
     folder = (given["run_dir"] or run_folders.HOME / name).absolute()
     where = ("is_on_cluster", "namespace", "context")

@@ -73,7 +73,7 @@ def tune_command(
     step time are compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was
     not compiled is never proposed.
     """
-    job = jobs.load(job_file, overrides, output.say)
+    job = jobs.load(job_file, overrides)
     if job.train is None:
         raise UserError("tune changes train, and this job has a command.")
     trainer_process.require("tune compiles the trainer's step")

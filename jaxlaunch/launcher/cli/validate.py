@@ -27,7 +27,7 @@ def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. All errors are
     reported at once, each with its line; the exit code is then 2.
     """
-    job = jobs.load(job_file, overrides, output.say)
+    job = jobs.load(job_file, overrides)
     summary = summarize(job)
     if form in ("json", "yaml"):
         output.data(summary, form)

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
-from jaxlaunch.launcher.job import checks, credentials, messages, renamed
+from jaxlaunch.launcher.job import checks, credentials, messages
 from jaxlaunch.launcher.job import overrides as arguments
-from jaxlaunch.launcher.job.renamed import Say
 from jaxlaunch.launcher.job.schema import AS_WRITTEN, JobSpec
 from jaxlaunch.launcher.wording import dotted
 from jaxlaunch.launcher.yaml import reader, scalars, writer
@@ -31,10 +30,6 @@ _STAND_INS: dict[KeyPath, Any] = {
 _MOST_ROUNDS = 8  # each takes away what the one before found wrong
 
 
-def _silent(sentence: str) -> None:
-    pass
-
-
 @dataclasses.dataclass(frozen=True)
 class JobFile:
     """A job, the document that it was read from, and the folder that its paths are relative to."""
@@ -44,14 +39,13 @@ class JobFile:
     folder: Path
 
 
-def read(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) -> JobFile:
-    """The job in a file, with dotted overrides such as `train.steps=100`; `say` gets a sentence for
-    each old name in it.
+def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
+    """Read the job in a file, with dotted overrides such as `train.steps=100`.
 
     Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
     """
     source = reader.read(Path(path))
-    return JobFile(_job(source, overrides, say), source, Path(path).absolute().parent)
+    return JobFile(_job(source, overrides), source, Path(path).absolute().parent)
 
 
 def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
@@ -60,9 +54,9 @@ def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFi
     return JobFile(_job(source), source, folder)
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
+def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
     """read() for who needs the job alone."""
-    return read(path, overrides, say).spec
+    return read(path, overrides).spec
 
 
 def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None) -> JobSpec:
@@ -70,7 +64,7 @@ def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None)
 
     Raises as read() does; others may write in the folder."""
     opener = regular_files.opener if below is None else regular_files.beneath(below)
-    return _job(reader.read(folder / "job.yaml", opener), overrides, _silent)
+    return _job(reader.read(folder / "job.yaml", opener), overrides)
 
 
 def parse(text: str, name: str = "job.yaml") -> JobSpec:
@@ -78,43 +72,13 @@ def parse(text: str, name: str = "job.yaml") -> JobSpec:
     return read_text(text, name).spec
 
 
-def _rename_keys(source: Document, say: Say) -> None:
-    """Moves what is under old keys to the new ones; it is a fault of the document to have both."""
-    for old, new in renamed.KEYS.items():
-        if not _holds(source.data, old):
-            continue
-        if _holds(source.data, new):
-            hint = f"keep {dotted(new)}, which is the new name of {dotted(old)}."
-            source.faults.append(Fault(old, f"{dotted(old)} and {dotted(new)} are both given.", hint))
-        else:
-            say(f"{_where(source, old)}: {renamed.sentence(dotted(old), dotted(new))}")
-            source.move(old, new)
-
-
-def _rename_values(source: Document, say: Say) -> None:
-    """Replaces old values by the new ones."""
-    for path, new_name in renamed.VALUES.items():
-        if _holds(source.data, path):
-            block = messages.value_at(source.data, path[:-1])
-            old, new = block[path[-1]], new_name(block[path[-1]])
-            if new != old:
-                say(f"{_where(source, path)}: {renamed.sentence(f'{dotted(path)} = {old}', new)}")
-                block[path[-1]] = new
-
-
-def _where(source: Document, path: KeyPath) -> str:
-    return source.locate(Fault(path, "")).where
-
-
-def _override(source: Document, overrides: Sequence[str], say: Say = _silent) -> None:
+def _override(source: Document, overrides: Sequence[str]) -> None:
     """Sets each in turn; one that cannot be set is a fault of the document."""
     for argument in overrides:
         one = arguments.read(argument)
         if isinstance(one, Fault):
             source.faults.append(one)
             continue
-        if one.path != one.given:
-            say(f"{one.shown} (override): {renamed.sentence(dotted(one.given), dotted(one.path))}")
         if source.data is None:
             source.data = {}
         if (fault := arguments.put(one, source.data)) is not None:
@@ -125,10 +89,8 @@ def _override(source: Document, overrides: Sequence[str], say: Say = _silent) ->
         source.overrides[one.path] = one.shown
 
 
-def _job(source: Document, overrides: Sequence[str] = (), say: Say = _silent) -> JobSpec:
-    _rename_keys(source, say)
-    _override(source, overrides, say)
-    _rename_values(source, say)
+def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
+    _override(source, overrides)
     found = [messages.with_what_is_wanted(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlaunch.launcher.errors import Fault, KeyPath
-from jaxlaunch.launcher.job import credentials, introspection, renamed
+from jaxlaunch.launcher.job import credentials, introspection
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import cut, dotted
 from jaxlaunch.launcher.yaml import reader
@@ -18,11 +18,10 @@ from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE
 class Override:
     """One argument, read."""
 
-    path: KeyPath  # by the names that keys have now
+    path: KeyPath
     value: Any
     texts: Mapping[KeyPath, str]  # of the value's plain scalars, by their path in the job
     shown: str  # the argument as messages repeat it
-    given: KeyPath  # as the argument has it
 
 
 def read(argument: str) -> Override | Fault:
@@ -38,14 +37,13 @@ def read(argument: str) -> Override | Fault:
         return _fault(_shown(argument), "begins with a dash.", hint)
     if not equals or not all(part.strip() for part in key.split(".")):
         return _fault(_shown(argument), "is not of the form key=value.", "for example hosts=2")
-    given = _path(key)
-    path = renamed.path(given)
+    path = _path(key)
     value = reader.parse(text, "override", path)
     if value.faults:
         first = value.faults[0]
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
         return _fault(_shown(argument), first.message, hint, first.path)
-    return Override(path, value.data, value.texts, _shown(argument), given)
+    return Override(path, value.data, value.texts, _shown(argument))
 
 
 def written(key: str, value: Any) -> str:

@@ -72,7 +72,7 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     for entry in entries:
         if entry.is_link or any(_is_below(entry.name, name) for name in named):
             continue
-        if secret_files.by_name(entry.name, entry.content):
+        if secret_files.by_name(entry.name):
             found[entry.name] = "by its name"
         elif (sign := secret_files.in_content(entry.content)) is not None:
             found[entry.name] = f"line {sign.line}: {sign.what}"

@@ -104,20 +104,6 @@ class Document:
                 return dataclasses.replace(fault, where=f"{made}{_BY_OVERRIDE}", line=AFTER_THE_FILE)
         return dataclasses.replace(fault, where=self.name)
 
-    def move(self, old: KeyPath, new: KeyPath) -> None:
-        """Gives a value and all below it another path, whose blocks are made where they are missing."""
-        block = self.data
-        for key in old[:-1]:
-            block = block[key]
-        value, block = block.pop(old[-1]), self.data
-        for key in new[:-1]:
-            block = block.setdefault(key, {})
-        block[new[-1]] = value
-        every: tuple[dict[KeyPath, Any], ...] = (self.lines, self.texts, self.overrides)
-        for known in every:
-            for path in [path for path in known if path[: len(old)] == old]:
-                known[new + path[len(old) :]] = known.pop(path)
-
     def forget(self, path: KeyPath) -> None:
         """Drops the lines and texts of a value and of all below it, because an override replaced it."""
         known: dict[KeyPath, Any]

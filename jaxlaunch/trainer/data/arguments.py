@@ -5,7 +5,6 @@ A checkpoint, a log and a verdict have more readers than the job, and an argumen
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
@@ -15,25 +14,11 @@ from typing import Any
 DIGITS = 12  # hexadecimal ones of a digest
 _MARK = "args sha256 "
 _KEPT = re.compile(rf"{_MARK}(\{{[^{{}}]*\}})")
-_WRITTEN_OUT = re.compile(r"\bargs (?=\{[^}])")  # version 0.1 kept the values, as Python prints them
 
 
 def told(args: Mapping[str, Any]) -> str:
     """The arguments in a fingerprint: equal where all of them are, and without any of their values."""
     return f"{_MARK}{json.dumps(dict(_digests(args)), sort_keys=True)}" if args else "args {}"
-
-
-def without_values(fingerprint: str) -> str:
-    """A fingerprint of any version in this one's form, so that a run may go on from what version 0.1 has saved."""
-    start = _WRITTEN_OUT.search(fingerprint)
-    for end in re.finditer(r"\}", fingerprint) if start else ():
-        try:
-            args = ast.literal_eval(fingerprint[start.end() : end.end()])  # type: ignore[union-attr]
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(args, dict):
-            return f"{fingerprint[: start.start()]}{told(args)}{fingerprint[end.end() :]}"  # type: ignore[union-attr]
-    return fingerprint
 
 
 def changed(then: Any, now: Any) -> list[str]:

@@ -14,7 +14,6 @@ import functools
 import json
 import math
 import os
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,6 @@ from jaxlaunch.trainer.data import atomic_write
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
-# Records as version 0.1.0 wrote them: magic, length of a header, the header [[key, dtype, shape], ...] as JSON, the
-# arrays' bytes.
-OLD_MAGIC = b"JLR1"
-OLD_HEADER = struct.Struct("<4sI")
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
@@ -126,8 +121,6 @@ def decode(record: bytes) -> dict[str, Any]:
     Of another writer: int64 or float32, a scalar for one number, else [numbers]; bytes for one string, else a list.
     Raises ValueError when it is not a tf.train.Example, or not complete.
     """
-    if record[:4] == OLD_MAGIC:
-        return _decode_old(record)
     try:
         features = _messages().Example.FromString(record).features.feature
     except Exception as error:  # protobuf's DecodeError
@@ -173,20 +166,3 @@ def _plain(feature: Any) -> Any:
 def _values(feature: Any) -> list[Any]:
     kind = feature.WhichOneof("kind")
     return [] if kind is None else list(getattr(feature, kind).value)
-
-
-def _decode_old(record: bytes) -> dict[str, Any]:
-    """The arrays of a record as version 0.1.0 wrote it, read-only views of it."""
-    if len(record) < OLD_HEADER.size:
-        raise ValueError(f"a record of {len(record)} bytes is cut short")
-    offset = OLD_HEADER.size + OLD_HEADER.unpack_from(record)[1]
-    arrays = {}
-    for key, dtype_name, shape in json.loads(record[OLD_HEADER.size : offset]):
-        dtype, count = np.dtype(dtype_name), math.prod(shape)
-        if offset + count * dtype.itemsize > len(record):
-            raise ValueError(f"{key} ends at byte {offset + count * dtype.itemsize}, the record at {len(record)}")
-        arrays[key] = np.frombuffer(record, dtype, count, offset).reshape(shape)
-        offset += count * dtype.itemsize
-    if offset != len(record):
-        raise ValueError(f"the arrays end at byte {offset}, the record at {len(record)}")
-    return arrays

@@ -16,7 +16,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder
-from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, task_name
+from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, recipe, tokenizer
 
@@ -48,7 +48,7 @@ def _own_task(environ: Mapping[str, str]) -> TrainSpec | None:
     """The spec of a task of this program; None of others', and where it is wrong, as is said where it is read."""
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
-        return TrainSpec.model_validate(raw) if task_name(raw["task"]) in TASKS else None
+        return TrainSpec.model_validate(raw) if raw["task"] in TASKS else None
     except (KeyError, ValueError, TypeError):
         return None
 

@@ -27,7 +27,7 @@ from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model,
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
 from jaxlaunch.trainer.spec.presets import Published
-from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, task_name, with_defaults
+from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, TASKS, over_task, with_defaults
 from jaxlaunch.trainer.spec.train import AUTO, DEFAULT_STEPS, OnNonfinite, Profile, TrainSpec, mesh_on, on_devices
 from jaxlaunch.trainer.spec.vision.models import ConvNeXt, OfImages, ResNet, ViT
 
@@ -94,7 +94,6 @@ __all__ = [
     "in_bucket",
     "over_task",
     "said",
-    "task_name",
     "with_defaults",
     "mesh_on",
     "on_devices",

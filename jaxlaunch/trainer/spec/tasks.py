@@ -9,7 +9,7 @@ from jaxlaunch.trainer.spec import model as models
 
 LM, CLASSIFY, DPO = "lm", "classify", "dpo"
 
-# Where the built-in tasks are, by the name that `task` takes. Version 0.1 named them by these paths.
+# Where the built-in tasks are, by the name that `task` takes.
 TASKS: Mapping[str, str] = {
     CLASSIFY: "jaxlaunch.trainer.tasks.classify:Classify",
     LM: "jaxlaunch.trainer.tasks.lm:NextToken",
@@ -22,12 +22,6 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
     DPO: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
 }
-
-
-def task_name(task: Any) -> Any:
-    """The name of a built-in task that is given by its path, as version 0.1 had it; others stay as they are."""
-    named = {path.removeprefix(prefix): name for name, path in TASKS.items() for prefix in ("", "jaxlaunch.")}
-    return named.get(task, task) if isinstance(task, str) else task
 
 
 def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.spec.mesh import Mesh, said
 from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model
 from jaxlaunch.trainer.spec.optimizer import Optimizer
 from jaxlaunch.trainer.spec.precision import Precision, Remat
-from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task, task_name
+from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task
 from jaxlaunch.trainer.spec.vision.models import ResNet
 
 DEFAULT_STEPS = 1000
@@ -124,8 +124,7 @@ class TrainSpec(Block):
     def _task_defaults(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        named = {**raw, "task": task_name(raw["task"])} if "task" in raw else raw
-        return over_task(named, TASK_DEFAULTS.get(str(named.get("task")), {}))
+        return over_task(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
 
     @field_validator("data")
     @classmethod

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, said
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources import open as sources
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task, task_name
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task
 from jaxlaunch.trainer.spec import said as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, defaults, make
@@ -50,7 +50,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
-    name = str(task_name(raw.get("task")))
+    name = str(raw.get("task"))
     path = TASKS.get(name, name)
     task_class = load(path) if ":" in path else None
     brought: set[str] = set()
@@ -77,7 +77,7 @@ def get_ready(environ: Mapping[str, str]) -> None:
     wrong, for the attempt to say.
     """
     with contextlib.suppress(Exception):
-        if task_name(json.loads(environ[contract.TRAIN_SPEC]).get("task")) in TASKS:
+        if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
             sources.get_ready(read_spec(environ)[0].data)
 
 

@@ -169,13 +169,12 @@ class Kills:
         return counted
 
 
-@pytest.mark.parametrize("is_old", [False, True], ids=["of this version", "of 0.1"])
 def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_from_which_the_next_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for left in itertools.count():  # until none of its changes is prevented
         folder = tmp_path / str(left)
-        of_0_1(folder) if is_old else train(folder, "a", job(1.0), 1, 6, code=None)
+        train(folder, "a", job(1.0), 1, 6, code=None)
         with monkeypatch.context() as patch:
             Kills(patch, left)
             try:
@@ -185,22 +184,11 @@ def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_fro
                 pass
         begin(folder, "c", job(3.0)).write(ended("c", 0, 7, 9))
         rows = told(folder)
-        assert rows[0] == (1, 0 if is_old else contract.LOST, 1, 6) and rows[-1] == (len(rows), 0, 7, 9)
+        assert rows[0] == (1, contract.LOST, 1, 6) and rows[-1] == (len(rows), 0, 7, 9)
         assert lr(folder) == 3.0 and lr(folder, "starts/1/job.yaml") == 1.0
         assert read(folder, "starts/1/summary.json")["step"] == 6
         assert read(folder, f"starts/{len(rows)}/summary.json")["of"]["uid"] == "c"
-        assert not is_old or (folder / "starts/1/logs/rank-0.log").read_text() == "step 6\n"
     assert left > 6
-
-
-def of_0_1(folder: Path) -> None:
-    """A run folder as version 0.1.0 left it."""
-    summary = ended("a", 0, None, 6).to_json()
-    (folder / "logs").mkdir(parents=True)
-    (folder / "logs" / "rank-0.log").write_text("step 6\n")
-    (folder / "job.yaml").write_text(job(1.0))
-    fields = {name: value for name, value in summary.items() if name not in ("of", "saved")}
-    (folder / "summary.json").write_text(json.dumps(fields))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}'])

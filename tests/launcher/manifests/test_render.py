@@ -31,23 +31,6 @@ def test_manifests_go_to_stdout_and_nothing_else(
     assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 3
 
 
-def test_names_of_version_0_1_are_read_and_the_new_ones_given(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = launcher(capsys, monkeypatch, "render", "job.yaml", "timeouts.step=1m", "--defaults", "defaults.yaml")
-    (here / "job.yaml").write_text(JOB + "budgets: {step: 1m}\n")
-    old = launcher(capsys, monkeypatch, "render", "job.yaml", "--profile", "defaults.yaml")
-    read = "the old name is read until version 0.3."
-    assert (old.code, old.out) == (0, new.out)
-    assert old.err.splitlines() == [
-        f"launcher: --profile is now --defaults; {read}",
-        f"launcher: job.yaml:4: budgets is now timeouts; {read}",
-    ]
-    for both in (("--profile", "a", "--defaults", "b"), ("--defaults", "b", "--profile", "a")):
-        refused = launcher(capsys, monkeypatch, "render", "job.yaml", *both)
-        assert refused.code == 2 and "--profile and --defaults are both given." in refused.err
-
-
 def test_the_gang_s_secret_is_mounted_and_what_must_be_made_is_said_and_not_printed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,16 +64,6 @@ def test_an_example_of_another_writer_is_read() -> None:
     assert found["png"] == b"\0png\0"
 
 
-def test_a_record_of_version_0_1_0_is_read() -> None:
-    header = b'[["x","<i4",[2,2]],["n","|u1",[]]]'
-    old = b"JLR1" + len(header).to_bytes(4, "little") + header + np.arange(4, dtype="<i4").tobytes() + b"\7"
-    found = records.decode(old)
-    assert found["x"].tolist() == [[0, 1], [2, 3]] and found["n"] == 7
-    for broken in (old[:-1], old + b"\0"):
-        with pytest.raises(ValueError, match="the record at"):
-            records.decode(broken)
-
-
 def test_any_key_and_any_text_is_kept_but_the_one_that_describes_the_others() -> None:
     example = {"image": np.zeros((2, 2), np.uint8), "image/shape": np.array([2, 2]), "image/dtype": "uint8"}
     found = records.decode(records.encode(example | {"text": "\ud800"}))

@@ -19,12 +19,6 @@ ENVIRON = {
 }
 
 
-def test_a_job_of_version_0_1_is_read() -> None:
-    text = '{"name": "t", "command": ["true"], "budgets_s": {"step": 2.0}, "crash_budget": 1, "in_place_budget": 2, '
-    job = config.read(ENVIRON | {contract.JOB: text + '"preempted_budget": null}'}).job
-    assert job == AgentJob("t", ("true",), timeouts_s={"step": 2.0}, crash_limit=1, in_place_limit=2)
-
-
 def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> None:
     assert config.read(ENVIRON).key == b"a-uid"
     secret = tmp_path / "key"
