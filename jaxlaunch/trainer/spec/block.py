@@ -41,7 +41,8 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; 
 class Block(BaseModel):
     """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # A block is built when it is first used: nearly all are only parts of another, which builds them again.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 def or_text(schema: dict[str, Any]) -> None:

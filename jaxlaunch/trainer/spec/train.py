@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
 from jaxlaunch.trainer.spec.block import COUNTED, Block, Ids, Many, Natural, Place, Positive, Seed, Steps, Wide
@@ -71,6 +71,9 @@ class TrainSpec(Block):
 
     Raises pydantic's ValidationError, with all errors at once.
     """
+
+    # Built with its own serializer at once, which a job's would not give it; a job then builds on it.
+    model_config = ConfigDict(defer_build=False)
 
     task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
         description="a built-in task, or module:Class of your own task"
