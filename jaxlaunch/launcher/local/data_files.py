@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import count, size
-from jaxlaunch.trainer.spec import ArrayRecord, Mixture, Part, PartOfImages, PartOfRecords, PartOfTable, Text
+from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
 
 ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")  # files of many documents
 LARGE = 1 << 20  # bytes of plain text that is several documents
 MOST_FILES = 100_000  # of a folder of images that are counted
-Block = Text | ArrayRecord | Part | PartOfImages | PartOfTable | PartOfRecords
+Block = Text | ArrayRecord | Images | Table
 
 
 def notes(job: JobSpec, folder: Path) -> Iterator[str]:
@@ -25,12 +25,13 @@ def notes(job: JobSpec, folder: Path) -> Iterator[str]:
         yield from _of_block(job, "train.data", data, folder)
     elif isinstance(data, Mixture):
         total = sum(part.weight for part in data.parts.values())
-        for name, part in data.parts.items():
-            share = f"{100 * part.weight / total:.4g} % of the examples" if part.weight else "only evaluated"
-            if isinstance(part, Block):
-                yield from _of_block(job, f"train.data.parts.{name}", part, folder, f"; {share}")
+        for name, block in data.blocks().items():
+            weight = data.parts[name].weight
+            share = f"{100 * weight / total:.4g} % of the examples" if weight else "only evaluated"
+            if isinstance(block, Tfds):
+                yield f"train.data.parts.{name}: {block.name}, {share}."
             else:
-                yield f"train.data.parts.{name}: {part.name}, {share}."
+                yield from _of_block(job, f"train.data.parts.{name}", block, folder, f"; {share}")
     if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_here(job, data.tokenizer):
         if not (folder / data.tokenizer).exists():
             yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
@@ -45,7 +46,7 @@ def _of_block(job: JobSpec, where: str, block: Block, folder: Path, share: str =
             if share:
                 yield f"{where}.{key}: {' '.join(patterns)}{share}."
             continue
-        is_deep = isinstance(block, PartOfImages | PartOfTable)
+        is_deep = isinstance(block, Images | Table)
         found = {path: os.path.getsize(path) for each in patterns for path in _files(folder / each, is_deep)}
         more = " or more" if len(found) >= MOST_FILES else ""
         said = f"{where}.{key}: {count(len(found), 'file')}{more} here, {size(sum(found.values()))}{share}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator, model_validator
 
 from jaxlaunch.trainer.spec import buckets
 from jaxlaunch.trainer.spec.block import (
@@ -273,8 +275,7 @@ _Labels = Annotated[str, Field(min_length=1)] | _Names | None
 _Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 
 
-def _check_evaluation(data: Images | Table | PartOfImages | PartOfTable) -> None:
-    """Raises ValueError where both ways to evaluate are given."""
+def _check_evaluation(data: Any) -> None:
     if data.eval_path is not None and data.eval_split:
         raise ValueError("eval_path and eval_split are both given; keep one")
 
@@ -363,160 +364,6 @@ class Table(Source):
         return self
 
 
-class _Part(Block):
-    """The keys of every part of a mixture."""
-
-    weight: Weight = Field(
-        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on what it "
-        "holds out by the names of its files or else on all of it"
-    )
-
-
-class Part(_Part):
-    """One set of text files of a mixture, and its share of a batch.
-
-    ```yaml
-    train:
-      task: lm
-      model: {kind: decoder, length: 1024}
-      data:
-        source: mixture
-        parts:
-          web: {source: text, weight: 4, path: web/*.txt}
-          held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated
-    ```
-    """
-
-    weight: Weight = Field(
-        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all of its "
-        "documents"
-    )
-    source: Literal["text"] = Field("text", description="the source of this part")
-    path: _Readable = Field(description="files or globs to train on")
-    format: Literal["text", "chat"] = Field(
-        "text",
-        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
-        "tokens as targets",
-    )
-    field: str | None = Field(
-        None,
-        min_length=1,
-        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
-    )
-    eval_path: _EvalFiles = None
-    eval_split: Fraction = Field(0.05, description="share of the documents that is held out for evaluation")
-
-    @property
-    def only_evaluated(self) -> dict[str, Any]:
-        """Of a part that is not trained on, the files to evaluate on in place of both."""
-        files = self.path if self.eval_path is None else self.eval_path
-        return {} if self.weight else {"path": files, "eval_path": files}
-
-
-class PartOfImages(_Part):
-    """One set of images of a mixture, with the keys that `source: images` has; the others are the mixture's.
-
-    ```yaml
-    train:
-      task: classify
-      model: {preset: vit-s16, classes: 2}
-      data:
-        source: mixture
-        size: 224                 # of all parts, as augment, channels, classes and workers are
-        augment: imagenet-vit
-        parts:
-          photos: {source: images, weight: 3, path: photos}
-          drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}
-    ```
-    """
-
-    source: Literal["images"] = Field(description="the source of this part")
-    path: _Readable = Field(description="a folder, files or globs, as in source: images")
-    eval_path: _EvalPath = None
-    eval_split: _HeldOutImages = None
-    image: _ImageColumn = None
-    label: _LabelColumn = None
-    on_broken: Literal["stop", "skip"] = Field(
-        "stop", description="an image that cannot be decoded ends the run; skip: broken images are left out"
-    )
-
-    @model_validator(mode="after")
-    def _is_evaluated_once(self) -> PartOfImages:
-        _check_evaluation(self)
-        return self
-
-
-class PartOfTable(_Part):
-    """One table of a mixture; label, columns, missing and classes are the mixture's, for all tables have the same.
-
-    ```yaml
-    train:
-      task: classify
-      model: {kind: mlp, width: 64, layers: 2, classes: 2}
-      data:
-        source: mixture
-        label: diagnosis          # of all parts, as columns, missing and classes are
-        parts:
-          ours: {source: table, weight: 1, path: ours.csv, eval_split: 0.2}
-          theirs: {source: table, weight: 1, path: theirs.parquet}
-    ```
-    """
-
-    source: Literal["table"] = Field(description="the source of this part")
-    path: _Readable = Field(description="a folder, files or globs, as in source: table")
-    eval_path: _EvalPath = None
-    eval_split: _HeldOutRows = None
-
-    @model_validator(mode="after")
-    def _is_evaluated_once(self) -> PartOfTable:
-        _check_evaluation(self)
-        return self
-
-
-class PartOfRecords(_Part):
-    """Files of array_record of a mixture, such as those that `launcher prepare` wrote.
-
-    ```yaml
-    train:
-      task: classify
-      data:
-        source: mixture
-        augment: cifar
-        parts:
-          packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # two in three
-          digits: {source: tfds, weight: 1, name: digits}
-    ```
-    """
-
-    source: Literal["array_record"] = Field(description="the source of this part")
-    path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
-    eval_path: _EvalFiles = None
-    eval_split: _HeldOutRecords = None
-
-
-class PartOfTfds(_Part):
-    """A tensorflow-datasets builder of a mixture.
-
-    ```yaml
-    train:
-      task: classify
-      data:
-        source: mixture
-        parts:
-          mnist: {source: tfds, weight: 3, name: mnist, data_dir: /data/tfds}
-          digits: {source: tfds, weight: 1, name: digits, eval_split: null}
-        size: 28                  # of all parts
-    ```
-    """
-
-    source: Literal["tfds"] = Field(description="the source of this part")
-    name: _Builder
-    split: _TrainedSplit = "train"
-    eval_split: _EvaluatedSplit = "test"
-    data_dir: _PreparedFolder = None
-
-
-_Parts = Part | PartOfImages | PartOfTable | PartOfRecords | PartOfTfds
 # What the parts of one mixture may be of, and the keys of the mixture that apply to each source.
 MIXED = (("text",), ("table",), ("images", "array_record", "tfds"))
 _OF_SOURCE: Mapping[str, tuple[str, ...]] = {
@@ -526,6 +373,106 @@ _OF_SOURCE: Mapping[str, tuple[str, ...]] = {
     "array_record": ("size", "augment"),
     "tfds": ("size", "augment"),
 }
+_BLOCKS: Mapping[str, type[Text | Images | Table | ArrayRecord | Tfds]] = {
+    "text": Text,
+    "images": Images,
+    "table": Table,
+    "array_record": ArrayRecord,
+    "tfds": Tfds,
+}
+
+
+class Part(Block):
+    """One set of examples of a mixture: its weight, and the keys of its source that are not the mixture's."""
+
+    weight: Weight = Field(
+        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on what it "
+        "holds out by the names of its files or else on all of it"
+    )
+    if TYPE_CHECKING:
+        source: str
+
+    @model_validator(mode="after")
+    def _is_evaluated_once(self) -> Part:
+        if self.source in ("images", "table"):
+            _check_evaluation(self)
+        return self
+
+
+# Of the example of each kind of part: the task with its model, and the parts.
+_EXAMPLES: Mapping[str, tuple[str, str, str]] = {
+    "text": (
+        "task: lm\n  model: {kind: decoder, length: 1024}",
+        "web: {source: text, weight: 4, path: web/*.txt}",
+        "held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated",
+    ),
+    "images": (
+        "task: classify\n  model: {preset: vit-s16, classes: 2}",
+        "photos: {source: images, weight: 3, path: photos}",
+        "drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}  # one in four",
+    ),
+    "table": (
+        "task: classify\n  model: {kind: mlp, width: 64, layers: 2, classes: 2}",
+        "ours: {source: table, weight: 1, path: ours.csv, eval_split: 0.2}",
+        "theirs: {source: table, weight: 1, path: theirs.parquet}  # the same columns",
+    ),
+    "array_record": (
+        "task: classify",
+        "packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # two in three",
+        "digits: {source: tfds, weight: 1, name: digits}",
+    ),
+    "tfds": (
+        "task: classify",
+        "mnist: {source: tfds, weight: 3, name: mnist, data_dir: /data/tfds}",
+        "digits: {source: tfds, weight: 1, name: digits, eval_split: null}  # only trained on",
+    ),
+}
+# Keys of a source that differ in a part: a part has no pairs, and says which dataset of tensorflow-datasets it is.
+_CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "text": {
+        "weight": (
+            Weight,
+            Field(
+                description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all "
+                "of its documents"
+            ),
+        ),
+        "format": (
+            Literal["text", "chat"],
+            Field(
+                "text",
+                description="format of a row. text: a text; chat: messages for the tokenizer's template, with the "
+                "assistant's tokens as targets",
+            ),
+        ),
+    },
+    "tfds": {"name": (_Builder, ...)},
+}
+_NOT_OF_PARTS = {*Source.model_fields, "source", "apart", "bigram"}
+
+
+def _part_of(source: str) -> type[Part]:
+    task, first, second = _EXAMPLES[source]
+    default = "text" if source == "text" else ...
+    keys: dict[str, Any] = {"source": (Literal[source], Field(default, description="the source of this part"))}
+    for name, field in _BLOCKS[source].model_fields.items():
+        if name not in _NOT_OF_PARTS and name not in _OF_SOURCE[source]:
+            keys[name] = field.rebuild_annotation(), field
+    model: type[Part] = create_model(
+        f"PartOf{_BLOCKS[source].__name__}",
+        __base__=Part,
+        __module__=__name__,
+        __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not have for all parts.\n\n"
+        f"```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    parts:\n      {first}\n      {second}\n```\n",
+        **{**keys, **_CHANGED.get(source, {})},
+    )
+    return model
+
+
+if TYPE_CHECKING:
+    _Parts = Part
+else:
+    _Parts = functools.reduce(operator.or_, map(_part_of, _BLOCKS))
 
 
 class Mixture(OfImages):
@@ -622,7 +569,7 @@ class Mixture(OfImages):
 
     @model_validator(mode="after")
     def _has_a_template(self) -> Mixture:
-        chat = next((name for name, part in self.parts.items() if getattr(part, "format", None) == "chat"), None)
+        chat = next((name for name, part in self.parts.items() if part.model_dump().get("format") == "chat"), None)
         if chat is not None and self.tokenizer == "bytes":
             raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
         return self
@@ -647,32 +594,23 @@ class Mixture(OfImages):
         return next(iter(found)) if found <= {"text", "table"} else "images"
 
     def texts(self) -> dict[str, Text]:
-        """Each part that is text, as the source that reads it."""
-        return {
-            name: Text(**self._shared(part), **(part.model_dump(exclude={"weight"}) | part.only_evaluated))
-            for name, part in self.parts.items()
-            if isinstance(part, Part)
-        }
+        """Return the parts that are text; one that is not trained on is evaluated on all of its files."""
+        texts = {name: block for name, block in self.blocks().items() if isinstance(block, Text)}
+        for name, text in texts.items():
+            if not self.parts[name].weight:
+                files = text.path if text.eval_path is None else text.eval_path
+                texts[name] = text.model_copy(update={"path": files, "eval_path": files})
+        return texts
 
-    def blocks(self) -> dict[str, Images | Table | ArrayRecord | Tfds]:
-        """Each part that is no text, as the source that reads it, in this process."""
-        kinds: dict[str, type[Images | Table | ArrayRecord | Tfds]] = {
-            "images": Images,
-            "table": Table,
-            "array_record": ArrayRecord,
-            "tfds": Tfds,
-        }
+    def blocks(self) -> dict[str, Text | Images | Table | ArrayRecord | Tfds]:
+        """Return each part as the source that reads it, in this process: no part has worker processes of its own."""
         return {
-            name: kinds[part.source].model_validate(
-                self._shared(part) | {"shuffle": self.shuffle} | part.model_dump(exclude={"weight"})
+            name: _BLOCKS[part.source].model_validate(
+                {key: getattr(self, key) for key in (*_OF_SOURCE[part.source], "shuffle") if key != "workers"}
+                | part.model_dump(exclude={"weight"})
             )
             for name, part in self.parts.items()
-            if not isinstance(part, Part)
         }
-
-    def _shared(self, part: _Parts) -> dict[str, Any]:
-        """The keys of the mixture that hold for a part."""
-        return {key: getattr(self, key) for key in _OF_SOURCE[part.source] if key != "workers"}
 
 
 class Torch(Source):

@@ -80,8 +80,8 @@ def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(t
     found = paths.of(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")}).train(job.train).data
     assert isinstance(found, Mixture)
     assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
-    assert [part.path for part in found.parts.values()] == ["/x/a", [f"{tmp_path}/b/*"]]
-    assert found.parts["b"].eval_path == "gs://team-c"
+    assert [block.path for block in found.blocks().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
+    assert found.blocks()["b"].eval_path == "gs://team-c"
     bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
     assert paths.of(job, tmp_path, tmp_path / "run", {}).train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
 

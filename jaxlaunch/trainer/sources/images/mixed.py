@@ -14,7 +14,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import labels
 from jaxlaunch.trainer.sources.images.source import indexed
 from jaxlaunch.trainer.sources.mixture import Mixture
-from jaxlaunch.trainer.spec import ArrayRecord, Images, Table, Tfds
+from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
 from jaxlaunch.trainer.spec import Mixture as Mixed
 
 Split = Literal["train", "eval"]
@@ -50,7 +50,7 @@ class Examples(Mixture):
 
 def source(data: Mixed, split: Split, opened: Open) -> Examples | None:
     """The parts that have examples of a split. Raises DataError naming the part."""
-    blocks = {name: block for name, block in data.blocks().items() if not isinstance(block, Table)}
+    blocks = {name: block for name, block in data.blocks().items() if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
     classes = _check_classes(data, blocks, opened)
     parts: dict[str, Source] = {}
