@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
 from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
@@ -31,7 +32,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them."""
-        return dataclasses.asdict(self)
+        fields: dict[str, Any] = checked.to_json(self)
+        return fields
 
 
 def furthest(*steps: int | None) -> int | None:

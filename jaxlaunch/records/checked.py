@@ -134,7 +134,35 @@ def read_some(record: type, fields: Any) -> dict[str, Any]:
 
 def fields_of(record: Any) -> dict[str, Any]:
     """The fields of a record as JSON has them, and those of records in it; the ones without a value are left out."""
-    return {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
+    return {name: value for name, value in to_json(record).items() if value is not None}
+
+
+def to_json(value: Any) -> Any:
+    """Return a record, and those in it, as objects, lists and plain values.
+
+    A class with a true IS_SPARSE has only the fields that differ from their defaults.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if getattr(value, "IS_SPARSE", False):
+        fields = {name: item for name, item in fields.items() if item != _default(type(value), name)}
+    return {name: to_json(item) for name, item in fields.items()}
+
+
+@functools.cache
+def _default(record: Any, name: str) -> Any:
+    """Return the default of a field, or MISSING where it has none."""
+    field = next(field for field in dataclasses.fields(record) if field.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 @functools.cache
@@ -216,9 +244,15 @@ def _number(key: str) -> int:
 
 
 def _enum(of: Any) -> Reader:
-    values = [each.value for each in of]
-    is_known = _holds(lambda value: value in values, f"one of {', '.join(values)}")
-    return lambda value: of(is_known(value))
+    needed = f"one of {', '.join(each.value for each in of)}"
+
+    def read_member(value: Any) -> Any:
+        try:
+            return of(value)
+        except ValueError:
+            raise Malformed(needed, value) from None
+
+    return read_member
 
 
 _object = _holds(lambda value: isinstance(value, dict), "an object")

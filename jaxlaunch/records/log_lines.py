@@ -148,14 +148,14 @@ def is_for_programs(text: str) -> bool:
 def termination_message(end: Termination) -> str:
     """The text of a termination message, as JSON: its longest texts are cut to MAX_MESSAGE bytes."""
     while True:
-        text = _json({"jaxlaunch": VERSION, **dataclasses.asdict(end)})
+        text = _json({"jaxlaunch": VERSION, **checked.to_json(end)})
         if len(text) <= MAX_MESSAGE:  # JSON in ASCII: characters are bytes
             return text
         trace, message = end.verdict.traceback or "", end.verdict.message
         if len(trace) > MAX_CUT:
             cut = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])  # the exception is at its end
         else:
-            cut = dataclasses.replace(end.verdict, message=message[: len(message) * 3 // 4])
+            cut = end.verdict.cut(len(message) * 3 // 4)
         end = dataclasses.replace(end, verdict=cut)
 
 

@@ -25,6 +25,7 @@ WHEN = {  # what the job did when this was true
     "volume": "by the files on its volume",
 }
 _MAX_MESSAGE = 600  # characters of a verdict's
+_MAX_FACT = 60  # characters of each text among its facts
 _MAX_CAUSES = 20
 
 
@@ -54,8 +55,10 @@ class Recorded:
         fields |= {} if self.goodput is None else {"goodput": round(self.goodput, 4)}
         if self.verdict is not None:
             fields["verdict"] = checked.fields_of(shortened(self.verdict))
-        while len(text := json.dumps(fields, separators=(",", ":"))) > MAX_BYTES and fields["verdict"]["message"]:
-            fields["verdict"]["message"] = fields["verdict"]["message"][: -len(fields["verdict"]["message"]) // 4]
+        verdict = None if self.verdict is None else shortened(self.verdict)
+        while len(text := json.dumps(fields, separators=(",", ":"))) > MAX_BYTES and verdict and verdict.message:
+            verdict = verdict.cut(len(verdict.message) * 3 // 4)
+            fields["verdict"] = checked.fields_of(verdict)
         return text
 
     @classmethod
@@ -78,5 +81,9 @@ class Recorded:
 def shortened(verdict: Verdict) -> Verdict:
     """The verdict without its traceback, and with the begin of its message: on one line, without what a terminal would
     obey."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in verdict.message[:_MAX_MESSAGE])
-    return dataclasses.replace(verdict, message=shown, traceback=None)
+
+    def printable(text: str) -> str:
+        return "".join(letter if letter.isprintable() else " " for letter in text)
+
+    cut = dataclasses.replace(verdict, traceback=None).cut(_MAX_MESSAGE, _MAX_FACT)
+    return dataclasses.replace(cut, message=printable(cut.message), failure=cut.failure.with_texts(printable))

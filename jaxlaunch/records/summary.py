@@ -42,7 +42,7 @@ class Of:
 
     def to_json(self, has_ended: bool) -> dict[str, Any]:
         """The fields, without those that only an attempt's record needs once it has one."""
-        fields = dataclasses.asdict(self)
+        fields = checked.to_json(self)
         return {
             name: fields[name]
             for name in fields

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.records import checked, messages
 from jaxlaunch.records.checked import Cause, ExitCode, Whole
-
-FULL_DISK = re.compile(
-    r"no space left on device|disk quota exceeded|of ephemeral storage|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
-)
+from jaxlaunch.records.failure import Failure, FailureKind
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How it ended, as in summary.json, attempts.jsonl, log lines and messages between agents."""
+    """How it ended, as in summary.json, attempts.jsonl, log lines and messages between agents.
+
+    `message` is `failure` as a sentence for people: no decision reads it.
+    """
 
     cause: Cause
     code: ExitCode
@@ -26,25 +25,50 @@ class Verdict:
     host: Whole | None = None
     step: Whole | None = None
     traceback: str | None = None
+    failure: Failure = Failure(FailureKind.OTHER)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them."""
-        return dict(vars(self))
+        """Return the fields as JSON has them."""
+        fields: dict[str, Any] = checked.to_json(self)
+        return fields
+
+    @property
+    def is_full_disk(self) -> bool:
+        """Whether storage failed for want of space, or a pod took too much: the next attempt finds it as full."""
+        return self.code == contract.STORAGE and self.failure.is_storage_full
+
+    @property
+    def facts(self) -> Failure:
+        """Return the failure as the cause of another; of a verdict without facts it has the message."""
+        return (
+            self.failure
+            if self.failure.kind is not FailureKind.OTHER
+            else Failure(FailureKind.OTHER, detail=self.message)
+        )
+
+    def with_failure(self, failure: Failure) -> Verdict:
+        """Return the verdict with other facts, and the sentence for them."""
+        return dataclasses.replace(self, failure=failure, message=messages.render(failure))
+
+    def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
+        """Return the verdict with the begin of its message, and of the texts of its facts, where space is scarce."""
+        limit = chars if fact_chars is None else min(chars, fact_chars)
+        failure = self.failure.with_texts(lambda text: text[:limit]) if chars else Failure(FailureKind.OTHER)
+        return dataclasses.replace(self, message=self.message[:chars], failure=failure)
 
 
-def of_code(code: int, message: str, **where: Any) -> Verdict:
-    """A verdict whose cause is its code's."""
-    return Verdict(contract.outcome(code).cause, code, message, **where)
+def verdict_for_code(
+    code: int,
+    what: Failure | str,
+    *,
+    rank: int | None = None,
+    host: int | None = None,
+    step: int | None = None,
+    traceback: str | None = None,
+) -> Verdict:
+    """Return the verdict for an exit code, whose row in contract.OUTCOMES has its cause.
 
-
-def is_full_disk(verdict: Verdict) -> bool:
-    """Whether storage failed for want of space, or a pod took too much: it will be as full at the next attempt."""
-    return verdict.code == contract.STORAGE and FULL_DISK.search(verdict.message) is not None
-
-
-def names(numbers: Sequence[int], noun: str = "host") -> str:
-    """ "host 3" or "hosts 2, 5"; after 20 the list is cut."""
-    if len(numbers) == 1:
-        return f"{noun} {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:20]))
-    return f"{noun}s {shown}" + (f" and {len(numbers) - 20} more" if len(numbers) > 20 else "")
+    `what` is a sentence where no decision needs more than the code.
+    """
+    message, failure = (what, Failure(FailureKind.OTHER)) if isinstance(what, str) else (messages.render(what), what)
+    return Verdict(contract.outcome(code).cause, code, message, rank, host, step, traceback, failure)

@@ -11,10 +11,10 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
-from jaxlaunch.launcher.agent.gang.verdict import may_pass
 from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.failure import Failure, FailureKind
 from jaxlaunch.records.summary import Restarted
-from jaxlaunch.records.verdict import Verdict, is_full_disk, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
 AT_ONCE_S = 600.0  # a program that ran longer has done something, although it reported nothing
@@ -50,22 +50,24 @@ def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bo
     if not outcome.in_place:
         return Next(False, verdict)
     if _has_repeated(records):
-        where = {"rank": verdict.rank, "host": verdict.host, "traceback": verdict.traceback}
-        said = "" if _is_raised(verdict) else _last_line(verdict)
-        message = (
-            f"{verdict.message}{said and f' ({said[:300]})'}; so did the attempt before, and neither made progress"
+        last_line = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
+        facts = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=last_line)
+        repeated = verdict_for_code(
+            contract.STARTUP, facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback
         )
-        return Next(False, of_code(contract.STARTUP, message, **where))
-    if is_full_disk(verdict):
+        return Next(False, repeated)
+    if verdict.is_full_disk:
         return Next(False, verdict)  # whatever came before it: this is what to mend
     if everyone_lives and restarts_before(records) < in_place_limit:
         return Next(True, verdict)
     first = first_error(records)
     count = generations_without_progress(records)
     if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        message = f"no newly committed step in {count} sets of pods; the first error was: {first.message}"
-        where = {"rank": first.rank, "host": first.host, "step": first.step, "traceback": first.traceback}
-        return Next(False, of_code(contract.NO_PROGRESS, message, **where))
+        facts = Failure(FailureKind.NO_PROGRESS, count=count, cause=first.facts)
+        given_up = verdict_for_code(
+            contract.NO_PROGRESS, facts, rank=first.rank, host=first.host, step=first.step, traceback=first.traceback
+        )
+        return Next(False, given_up)
     return Next(False, first)
 
 
@@ -87,21 +89,17 @@ def _has_repeated(records: Sequence[Record]) -> bool:
     return len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]
 
 
-def _failure(record: Record) -> tuple[str, str] | None:
+def _failure(record: Record) -> tuple[Failure, str] | None:
     """What failed and where, whichever the rank was; None where there was progress, or where it may pass by itself."""
-    verdict = record.verdict
+    verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
     has_progress = record.last_committed is not None or verdict.step is not None
-    if verdict.code != contract.CRASH or has_progress or record.ended - record.started > AT_ONCE_S or may_pass(verdict):
+    is_silent_progress = record.ended - record.started > AT_ONCE_S
+    if verdict.code != contract.CRASH or has_progress or is_silent_progress or failure.may_pass:
         return None
-    said = verdict.message.removeprefix(f"rank {verdict.rank}")
-    if not _is_raised(verdict):
-        return said, _last_line(verdict)
-    return _NUMBER.sub("#", said), next(reversed(_PLACE.findall(verdict.traceback or "")), "")
-
-
-def _is_raised(verdict: Verdict) -> bool:
-    """Whether the crash is known by its exception, not only by an exit code."""
-    return verdict.message.startswith(f"rank {verdict.rank} raised: ")
+    if failure.kind is not FailureKind.EXCEPTION:
+        return failure, _last_line(verdict)
+    failure = failure.with_texts(lambda text: _NUMBER.sub("#", text))
+    return failure, next(reversed(_PLACE.findall(verdict.traceback or "")), "")
 
 
 def _last_line(verdict: Verdict) -> str:
@@ -154,7 +152,7 @@ def given_up(records: Sequence[Record], generation: int, preempted_limit: int | 
         return None
     free = preemptions_without_progress(records)
     if preempted_limit is not None and free >= preempted_limit:
-        return _too_often_preempted(f"in {free} preemptions", preempted_limit, records[-1].verdict.message)
+        return _too_often_preempted(free, preempted_limit, records[-1].verdict.facts)
     if records[-1].generation == generation:
         return None
     verdict = next_move(records, 0, everyone_lives=False).verdict
@@ -175,12 +173,12 @@ def given_up_unseen(generation: int, crash_limit: int, preempted_limit: int | No
     free = generation - crash_limit
     if preempted_limit is None or free < preempted_limit:
         return None
-    return _too_often_preempted(f"in at least {free} preemptions", preempted_limit, "the job keeps no checkpoints")
+    return _too_often_preempted(free, preempted_limit, None)
 
 
-def _too_often_preempted(how_often: str, limit: int, last: str) -> Verdict:
-    message = f"no newly committed step {how_often} in a row, of {limit} (restarts.preempted): {last}"
-    return of_code(contract.NO_PROGRESS, message)
+def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdict:
+    facts = Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=count, limit=limit, cause=last)
+    return verdict_for_code(contract.NO_PROGRESS, facts)
 
 
 def preemptions_without_progress(records: Sequence[Record]) -> int:

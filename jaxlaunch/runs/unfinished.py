@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from jaxlaunch import contract
 from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.failure import Failure, FailureKind, LostHost
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 
 
@@ -58,7 +59,7 @@ def settle(folder: RunFolder, uid: str) -> list[Record]:
     if unfinished is None:
         return records
     found, of = unfinished
-    message = "host 0 was lost: its agent was killed before it could write how the attempt ended"
-    record = close(of, of_code(contract.LOST, message, rank=0, host=0, step=found.step))
+    facts = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0),))
+    record = close(of, verdict_for_code(contract.LOST, facts, rank=0, host=0, step=found.step))
     folder.append(record)
     return [*records, record]

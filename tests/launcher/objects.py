@@ -16,7 +16,7 @@ from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -192,7 +192,7 @@ def node(
 
 def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
     """The termination message of an agent."""
-    return log_lines.termination_message(Termination(of_code(code, message, **more), 0, generation, attempt))
+    return log_lines.termination_message(Termination(verdict_for_code(code, message, **more), 0, generation, attempt))
 
 
 def beat(at: float = -5, **fields: Any) -> Beat:
@@ -213,12 +213,12 @@ def beat(at: float = -5, **fields: Any) -> Beat:
 
 def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Past:
     """An earlier attempt, as a leader tells of it."""
-    about = {"attempt": attempt, "generation": generation, "verdict": of_code(code, message, **more)}
+    about = {"attempt": attempt, "generation": generation, "verdict": verdict_for_code(code, message, **more)}
     return Past(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
 
 
 def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Judged:
-    found = of_code(code, message, **more)
+    found = verdict_for_code(code, message, **more)
     return Judged(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
 
 

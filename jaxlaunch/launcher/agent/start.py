@@ -14,7 +14,8 @@ from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.host import preflight
 from jaxlaunch.launcher.agent.host.remote_folder import FolderError, RemoteFolder
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.failure import Failure, FailureKind
+from jaxlaunch.records.verdict import verdict_for_code
 
 
 def start() -> int:
@@ -82,5 +83,5 @@ def _run(place: Config, copied: RemoteFolder | None = None) -> int:
 def _refuse(exit_code: int, message: str) -> int:
     print(f"agent: {message}", file=sys.stderr)
     if os.environ.get(contract.NODE):
-        write_termination_message(of_code(exit_code, message), None, 0, 0)
+        write_termination_message(verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0)
     return exit_code

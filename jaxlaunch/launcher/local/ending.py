@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.records.attempt import Record, furthest
+from jaxlaunch.records.failure import Failure, FailureKind, LostHost, StopFacts, StopOutcome, StopReason
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history, unfinished
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
-
-_LOST = re.compile(r"\bhost (\d{1,6})(?: \([^)]*\))? was lost: [^;]*")  # in the message of a verdict
-_SAVED = re.compile(r"; step \d+ is saved$")
 
 
 def ended(
@@ -146,18 +142,16 @@ def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool, gone: int |
     `gone`: a step that was saved and that somebody has deleted.
     """
     lived = [code for code in codes if code >= 0]
-    where = {"rank": 0, "host": 0, "step": found.step}
     if lived and lived[0] in contract.OUTCOMES:
-        meaning = contract.outcome(lived[0]).meaning
-        where = where if contract.outcome(lived[0]).in_place else {"step": found.step}
-        return of_code(lived[0], f"{meaning}; the agents could not write more about it into the run folder", **where)
+        facts = Failure(FailureKind.UNRECORDED, exit_code=lived[0])
+        host = 0 if contract.outcome(lived[0]).in_place else None
+        return verdict_for_code(lived[0], facts, rank=host, host=host, step=found.step)
     if is_stopped:
-        saved = "nothing is saved" if found.saved is None else f"step {found.saved} is saved"
-        deleted = "" if gone is None else f"; step {gone} was, and somebody deleted it"
-        return of_code(contract.PREEMPTED, f"stopped by you; {saved}{deleted}", step=found.step)
-    how = f"was killed by {_signal(-codes[0])}" if codes[0] < 0 else f"ended with exit code {codes[0]}"
-    who = "every agent was killed: host 0's" if len(codes) > 1 and not lived else "host 0's agent"
-    return of_code(contract.LOST, f"{who} {how}", **where)
+        stop = StopFacts(StopReason.USER, committed_step=found.saved, deleted_step=gone)
+        return verdict_for_code(stop.code, Failure(FailureKind.STOPPED, stop=stop), step=found.step)
+    kind = FailureKind.AGENTS_KILLED if len(codes) > 1 and not lived else FailureKind.AGENT_ENDED
+    facts = Failure(kind, signal=-codes[0]) if codes[0] < 0 else Failure(kind, exit_code=codes[0])
+    return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=found.step)
 
 
 def _completed(
@@ -173,16 +167,22 @@ def _completed(
     which no process had the time to tell, and that a step on record is `gone`."""
     if (verdict := found.verdict) is None:
         return found
-    lost, message, before = _LOST.search(verdict.message), verdict.message, found
-    host = None if lost is None else int(lost[1])
-    if lost is not None and host is not None and host < len(codes) and codes[host] < 0:
-        message = f"{message[: lost.end()]} (its agent was killed by {_signal(-codes[host])}){message[lost.end() :]}"
+
+    def with_signal(lost: LostHost) -> LostHost:
+        code = codes[lost.host] if lost.host < len(codes) else 0
+        return dataclasses.replace(lost, agent_signal=-code) if code < 0 else lost
+
+    before, failure = found, verdict.failure.with_lost_hosts(with_signal)
     found = _with_saved(found, saved, starts, records[:-1])
-    if found.saved != before.saved and "not saved" in message:
-        message = f"{_SAVED.sub('', message)}; step {found.saved} is saved"
-    elif gone is not None:
-        message = message.replace(f"; step {gone} is saved", f"; step {gone} was saved, and somebody deleted it")
-    verdict = dataclasses.replace(verdict, message=message, step=found.step if host == 0 else verdict.step)
+    stop = failure.stop
+    if stop is not None and stop.outcome is StopOutcome.NOT_SAVED and found.saved != before.saved:
+        failure = failure.with_stop(committed_step=found.saved)
+    elif stop is not None and gone is not None and stop.committed_step == gone:
+        failure = failure.with_stop(committed_step=None, deleted_step=gone)
+    if failure != verdict.failure:
+        verdict = verdict.with_failure(failure)
+    if 0 in failure.lost_host_numbers:
+        verdict = dataclasses.replace(verdict, step=found.step)
     if records and records[-1].verdict == before.verdict and found.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
         if found.saved != before.saved:
@@ -192,11 +192,6 @@ def _completed(
             records[-1] = record
             folder.amend(record)
     return dataclasses.replace(found, verdict=verdict)
-
-
-def _signal(number: int) -> str:
-    hint = " (by the kernel because memory ran out, or by a person)" if number == signal.SIGKILL else ""
-    return f"{signal.Signals(number).name}{hint}"
 
 
 def _given_up(verdict: Verdict | None, records: Sequence[Record]) -> Verdict | None:

@@ -36,7 +36,6 @@ from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.records.verdict import is_full_disk
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import JOB, Starts
 
@@ -313,7 +312,7 @@ def generations(
         assert summary.verdict is not None
         outcome = contract.outcome(summary.verdict.code)
         is_last = outcome.action is not Action.RESTART or generation >= job.restarts.crash
-        if signals.received or is_last or is_full_disk(summary.verdict):  # a disk here is as full for the next agents
+        if signals.received or is_last or summary.verdict.is_full_disk:  # a disk here is as full for the next agents
             return summary
         generation += 1
         restarts = f"restart {generation} of {job.restarts.crash} (restarts.crash)"

@@ -15,8 +15,9 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
 from jaxlaunch.launcher.local.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.records.attempt import furthest
+from jaxlaunch.records.failure import Failure, FailureKind
 from jaxlaunch.records.summary import Summary, ratio
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import run_folder
 from jaxlaunch.runs.run_folder import Listed
 
@@ -25,7 +26,6 @@ MAX_ASKED = 16  # agents
 _SAMPLE = re.compile(r"^(jaxlaunch_[a-z_]+)\{([^}\n]*)\} (\S+)$", re.MULTILINE)
 _RANK = re.compile(r'\brank="(\d+)"')
 _PHASE = re.compile(r'\bphase="([^"]*)"')
-KILLED = "launcher and agents were killed together, or the machine was restarted, before they could write how it ended"
 
 
 class Live(NamedTuple):
@@ -108,7 +108,9 @@ def verdict_of(run: Run) -> Verdict | None:
     if run.holder is not None:
         return None
     judged = None if summary is None or summary.of is None else summary.of.judged
-    return judged or of_code(contract.LOST, KILLED, step=None if summary is None else summary.step)
+    return judged or verdict_for_code(
+        contract.LOST, Failure(FailureKind.RUN_KILLED), step=None if summary is None else summary.step
+    )
 
 
 def was_killed(run: Run) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from jaxlaunch.launcher.agent.agent import write_termination_message
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Beat, Judged, Tail, Termination
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 
 
 def test_a_line_is_read_as_it_was_written() -> None:
@@ -27,7 +27,7 @@ def test_any_other_line_is_none(line: str) -> None:
 
 
 def test_a_program_cannot_pass_for_the_agent() -> None:
-    assert not log_lines.is_for_programs("[0] " + log_lines.line(Judged(verdict=of_code(83, "x"))))
+    assert not log_lines.is_for_programs("[0] " + log_lines.line(Judged(verdict=verdict_for_code(83, "x"))))
 
 
 def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
@@ -37,7 +37,9 @@ def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
 @pytest.mark.parametrize("fill", ["x", "\n", "\x00", "é", "🦊"])
 @pytest.mark.parametrize("length", [0, 100, 3_000, 50_000])
 def test_a_termination_message_fits_whatever_the_program_printed(fill: str, length: int) -> None:
-    verdict = of_code(83, "rank 1 raised: " + fill * length, rank=1, traceback=fill * length + "\nValueError: last")
+    verdict = verdict_for_code(
+        83, "rank 1 raised: " + fill * length, rank=1, traceback=fill * length + "\nValueError: last"
+    )
     text = log_lines.termination_message(Termination(verdict, host=1, generation=2, attempt=3))
     assert len(text.encode()) <= log_lines.MAX_MESSAGE
     read = log_lines.parse_termination_message(text)
@@ -52,7 +54,7 @@ def test_anothers_termination_message_is_none(message: str | None) -> None:
 
 
 def test_a_verdict_is_the_same_after_a_termination_message() -> None:
-    verdict = of_code(83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError")
+    verdict = verdict_for_code(83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError")
     read = log_lines.parse_termination_message(log_lines.termination_message(Termination(verdict, 0, 0, 1)))
     assert read is not None and read.verdict == verdict
 
@@ -62,6 +64,6 @@ def test_what_a_program_wrote_in_its_place_is_no_part_of_the_termination_message
 ) -> None:
     monkeypatch.setattr(log_lines, "TERMINATION_LOG", str(tmp_path / "log"))
     (tmp_path / "log").write_text("x" * 100_000)
-    write_termination_message(of_code(83, "rank 1 raised", rank=1), 0, 0, 1)
+    write_termination_message(verdict_for_code(83, "rank 1 raised", rank=1), 0, 0, 1)
     read = log_lines.parse_termination_message((tmp_path / "log").read_text())
     assert read is not None and read.verdict.message == "rank 1 raised"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.records.progress_annotation import MAX_BYTES, Recorded
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 
 FULL = Recorded(
     "1234",
@@ -21,7 +21,7 @@ FULL = Recorded(
     committed=37,
     goodput=0.8125,
     ends={"crash": 1, "preempted": 1},
-    verdict=of_code(80, "saved at step 37", rank=0, step=37),
+    verdict=verdict_for_code(80, "saved at step 37", rank=0, step=37),
 )
 
 
@@ -35,7 +35,7 @@ def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
     ends = {
         f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50 for number in range(20)
     }
-    verdict = of_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
+    verdict = verdict_for_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
     text = Recorded("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
     assert len(text) <= MAX_BYTES
     found = Recorded.from_json(text, "1234")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jaxlaunch import contract
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.history import carried
 
 
 def record(started: float, ended: float, **seconds: float) -> Record:
-    verdict = of_code(contract.LOST, "host 0 was lost")
+    verdict = verdict_for_code(contract.LOST, "host 0 was lost")
     return Record("u", 0, 1, verdict.cause, 0, None, None, seconds, verdict, started, ended)
 
 

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, failure_of
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.failure import Failure, FailureKind
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.history import (
     AT_ONCE_S,
     advanced,
@@ -23,7 +25,7 @@ from jaxlaunch.runs.history import (
 
 
 def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:
-    verdict = of_code(code, f"error {attempt}", rank=1)
+    verdict = verdict_for_code(code, f"error {attempt}", rank=1)
     return Record("u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict, attempt, attempt)
 
 
@@ -109,7 +111,7 @@ def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not()
 def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> None:
     long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
     assert preemptions_without_progress([long]) == 0
-    stepped = dataclasses.replace(long, verdict=of_code(contract.PREEMPTED, "stopped", step=5))
+    stepped = dataclasses.replace(long, verdict=verdict_for_code(contract.PREEMPTED, "stopped", step=5))
     assert preemptions_without_progress([stepped]) == 1
 
 
@@ -127,9 +129,23 @@ def test_every_end_but_the_last_was_a_restart() -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/x/train.py", line {line}, in main\n    build()\nValueError: no\n'
 
 
+def raised(name: str, message: str, code: int | None = None) -> Failure:
+    """Return what a host reports of an exception."""
+    return failure_of(Event(Kind.ERROR, 0, 0, error={"type": name, "message": message, "code": code}))
+
+
+def exited(code: int) -> Failure:
+    return Failure(FailureKind.EXIT_CODE, exit_code=code)
+
+
+NO_LAYER = raised("ValueError", "no such layer")
+KEY = raised("KeyError", "3")
+SIGKILL = Failure(FailureKind.SIGNAL, signal=9)
+
+
 def failed(
     attempt: int,
-    said: str = "raised: ValueError: no such layer",
+    what: Failure = NO_LAYER,
     trace: str = TRACE.format(line=3),
     *,
     rank: int = 0,
@@ -139,7 +155,8 @@ def failed(
     code: int = contract.CRASH,
 ) -> Record:
     """An attempt that crashed, `took_s` seconds after its start."""
-    verdict = of_code(code, f"rank {rank} {said}", rank=rank, step=step, traceback=trace)
+    facts = dataclasses.replace(what, rank=rank)
+    verdict = verdict_for_code(code, facts, rank=rank, step=step, traceback=trace)
     return Record("u", attempt, attempt, verdict.cause, rank, committed, committed, {}, verdict, 100.0, 100.0 + took_s)
 
 
@@ -148,11 +165,14 @@ def failed(
     [
         [failed(1), failed(2)],
         [failed(1), failed(2, rank=3)],
-        [failed(1), failed(2, "raised: KeyError: 3"), failed(3, "raised: KeyError: 3")],
-        [failed(1, "raised: ValueError: at 0x7f01, pid 17"), failed(2, "raised: ValueError: at 0x7f99, pid 18")],
-        [failed(1, "raised: ValueError: option reduce='nccl'"), failed(2, "raised: ValueError: option reduce='nccl'")],
-        [failed(n, "'s program ended with exit code 2", "python: can't open file 'x.py'") for n in (1, 2)],
-        [failed(n, "'s program ended with exit code 1", "") for n in (1, 2)],
+        [failed(1), failed(2, KEY), failed(3, KEY)],
+        [failed(1, raised("ValueError", "at 0x7f01, pid 17")), failed(2, raised("ValueError", "at 0x7f99, pid 18"))],
+        [
+            failed(1, raised("ValueError", "option reduce='nccl'")),
+            failed(2, raised("ValueError", "option reduce='nccl'")),
+        ],
+        [failed(n, exited(2), "python: can't open file 'x.py'") for n in (1, 2)],
+        [failed(n, exited(1), "") for n in (1, 2)],
     ],
 )
 def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[Record]) -> None:
@@ -167,17 +187,17 @@ def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(re
     [
         [failed(1)],
         [failed(1), failed(2, trace=TRACE.format(line=4))],
-        [failed(1), failed(2, "raised: KeyError: 3")],
-        [failed(1), failed(2, "raised: ValueError: another word")],
+        [failed(1), failed(2, KEY)],
+        [failed(1), failed(2, raised("ValueError", "another word"))],
         [failed(1, step=7), failed(2, step=7)],
         [failed(1, committed=7), failed(2)],
         [failed(1, took_s=4000.0), failed(2)],
-        [failed(n, "raised: ConnectionRefusedError: [Errno 111] Connection refused") for n in (1, 2)],
-        [failed(n, "raised: JaxRuntimeError: UNAVAILABLE: failed to connect to all addresses") for n in (1, 2)],
-        [failed(n, "raised: ValueError: Gloo all-reduce failed: Connection closed by peer") for n in (1, 2)],
-        [failed(n, "'s program ended while other ranks were still running", "") for n in (1, 2)],
-        [failed(n, "was killed by SIGKILL", "", code=137) for n in (1, 2)],
-        [failed(1, "'s program ended with exit code 2", "x"), failed(2, "'s program ended with exit code 3", "x")],
+        [failed(n, raised("ConnectionRefusedError", "[Errno 111] Connection refused")) for n in (1, 2)],
+        [failed(n, raised("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses")) for n in (1, 2)],
+        [failed(n, raised("ValueError", "Gloo all-reduce failed: Connection closed by peer")) for n in (1, 2)],
+        [failed(n, Failure(FailureKind.LEFT_EARLY), "") for n in (1, 2)],
+        [failed(n, SIGKILL, "", code=137) for n in (1, 2)],
+        [failed(1, exited(2), "x"), failed(2, exited(3), "x")],
     ],
 )
 def test_what_may_pass_or_made_progress_is_tried_again(records: list[Record]) -> None:
@@ -186,16 +206,16 @@ def test_what_may_pass_or_made_progress_is_tried_again(records: list[Record]) ->
 
 @pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"])
 def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
-    full = failed(1, f"raised at step 5: StorageError: saving failed: {words}", step=5, code=contract.STORAGE)
-    broken = failed(1, "raised at step 5: StorageError: saving failed: stale handle", step=5, code=contract.STORAGE)
+    errors = [raised("StorageError", f"saving failed: {text}", contract.STORAGE) for text in (words, "stale handle")]
+    full, broken = (failed(1, error, step=5, code=contract.STORAGE) for error in errors)
     move = next_move([full], 3, True)
     assert (move.again, move.verdict.code) == (False, contract.STORAGE) and words in move.verdict.message
     assert next_move([broken], 3, True).again
 
 
 def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
-    full = failed(2, "raised: StorageError: saving failed: No space left on device", step=5, code=contract.STORAGE)
-    for earlier in (failed(1, step=5), failed(1, "was killed by SIGKILL", code=137, step=5)):
+    full = failed(2, raised("StorageError", "saving failed: No space left on device"), step=5, code=contract.STORAGE)
+    for earlier in (failed(1, step=5), failed(1, SIGKILL, code=137, step=5)):
         move = next_move([earlier, full], 3, True)
         assert (move.again, move.verdict.code) == (False, contract.STORAGE)
         assert "No space left on device" in move.verdict.message

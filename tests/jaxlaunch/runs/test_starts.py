@@ -14,7 +14,7 @@ from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.leader import reported_fields
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
@@ -30,7 +30,7 @@ def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 
     starts.write(Summary(None, step=None, seconds={}, restarts={}, of=of))
     assert read(folder, "summary.json")["starts"][-1]["ended"] is None
     code = contract.BAD_SPEC if first is None else contract.DONE
-    starts.write(Summary(of_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of))
+    starts.write(Summary(verdict_for_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of))
     return starts
 
 

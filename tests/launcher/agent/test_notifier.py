@@ -15,7 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import notifier
 from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import View
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 
 
 class Hook(ThreadingHTTPServer):
@@ -85,8 +85,8 @@ def view(step: int, metrics: Mapping[str, Any] | None = None) -> View:
     return View("run", 1, "0", [], [], step, None, [], None, {}, {}, None, metrics, {})
 
 
-CRASH = of_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)
-DONE = of_code(contract.DONE, "every process finished", step=9)
+CRASH = verdict_for_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)
+DONE = verdict_for_code(contract.DONE, "every process finished", step=9)
 
 
 def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import start_folder
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -78,11 +78,13 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def fill(folder: Path, uid: str) -> None:
     keeper = RunFolder(folder, pytest.fail)
-    verdict = of_code(83, "rank 1 raised: X", rank=1)
+    verdict = verdict_for_code(83, "rank 1 raised: X", rank=1)
     keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
     of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
     seconds = {"step": 3.0, "init": 1.0}
-    Starts(keeper, uid).write(Summary(of_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of))
+    Starts(keeper, uid).write(
+        Summary(verdict_for_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of)
+    )
     for rank in range(2):
         log = RankLog(start_folder(folder, 1), rank, 1 << 20, pytest.fail)
         for number in range(3):

@@ -12,8 +12,17 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local.ending import close, ended
+from jaxlaunch.records.failure import (
+    ExceptionFacts,
+    Failure,
+    FailureKind,
+    LostHost,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+)
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import unfinished
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -67,51 +76,63 @@ def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) 
 KILLED = "(its agent was killed by SIGKILL (by the kernel because memory ran out, or by a person))"
 
 
+LOST_LEADER = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, "connection closed"),))
+NOT_SAVED = Failure(
+    FailureKind.STOPPED,
+    stop=StopFacts(StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=40),
+    cause=LOST_LEADER,
+)
+
+
 @pytest.mark.parametrize(
-    ("code", "message", "told"),
+    ("code", "facts", "told"),
     [
-        (81, "host 0 was lost: connection closed", f"host 0 was lost: connection closed {KILLED}"),
-        (81, "host 1 (ranks 2 to 3) was lost: no message for 10 s", None),
+        (81, LOST_LEADER, f"host 0 was lost: connection closed {KILLED}"),
+        (
+            81,
+            Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(1, "no message for 10 s", 2, 3),)),
+            "host 1 (ranks 2 to 3) was lost: no message for 10 s",
+        ),
         (
             80,
-            "stopped from outside: not saved: host 0 was lost: connection closed; step 40 is saved",
+            NOT_SAVED,
             f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step 40 is saved",
         ),
     ],
 )
 @pytest.mark.parametrize("is_written", [True, False], ids=["whole", "killed after the record"])
 def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
-    tmp_path: Path, code: int, message: str, told: str | None, is_written: bool
+    tmp_path: Path, code: int, facts: Failure, told: str, is_written: bool
 ) -> None:
-    folder, verdict = RunFolder(tmp_path, fail), of_code(code, message, rank=0, host=0, step=43)
+    folder, verdict = RunFolder(tmp_path, fail), verdict_for_code(code, facts, rank=0, host=0, step=43)
     before = running()
     assert before.of is not None
     folder.append(unfinished.close(dataclasses.replace(before.of, uid="another"), verdict))
     folder.append(unfinished.close(before.of, verdict))
     write(folder, dataclasses.replace(before, verdict=verdict) if is_written else dataclasses.replace(before, step=0))
     found = end(tmp_path, [-9, code])
-    assert (found["verdict"]["message"], found["step"]) == (told or message, 43)
-    assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [message, told or message]
+    assert (found["verdict"]["message"], found["step"]) == (told, 43)
+    assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [verdict.message, told]
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "told"),
+    ("code", "facts", "told"),
     [
-        (82, "rank 1 makes no progress at step 43", "rank 1 makes no progress at step 43"),
-        (81, "host 0 was lost: reset", f"host 0 was lost: reset {KILLED}"),
+        (82, Failure(FailureKind.EXIT_CODE, rank=1, exit_code=3), "rank 1's program ended with exit code 3"),
+        (81, LOST_LEADER, f"host 0 was lost: connection closed {KILLED}"),
         (
             80,
-            "stopped from outside: not saved: host 0 was lost: reset; step 40 is saved",
-            f"stopped from outside: not saved: host 0 was lost: reset {KILLED}; step 60 is saved",
+            NOT_SAVED,
+            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step 60 is saved",
         ),
     ],
 )
 def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
-    tmp_path: Path, code: int, message: str, told: str
+    tmp_path: Path, code: int, facts: Failure, told: str
 ) -> None:
     folder, before = RunFolder(tmp_path, fail), running(first_step=1)
     assert before.of is not None
-    folder.append(unfinished.close(before.of, verdict := of_code(code, message, rank=0, host=0, step=43)))
+    folder.append(unfinished.close(before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)))
     write(folder, dataclasses.replace(before, verdict=verdict))
     for step in (40, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
@@ -189,12 +210,12 @@ def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(tmp_path: Path, ke
 
 
 def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(tmp_path: Path) -> None:
-    said = "stopped from outside: not saved: host 1 was lost: connection closed; step 40 is saved"
-    write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=of_code(contract.PREEMPTED, said, step=43)))
+    verdict = verdict_for_code(contract.PREEMPTED, NOT_SAVED, step=43)
+    write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=verdict))
     found = end(tmp_path, [80], is_stopped=True, trains=True)
     assert (found["saved"], found["verdict"]["message"]) == (
         None,
-        said.replace("40 is saved", "40 was saved, and somebody deleted it"),
+        verdict.message.replace("40 is saved", "40 was saved, and somebody deleted it"),
     )
 
 
@@ -206,7 +227,7 @@ def test_storage_that_does_not_answer_leaves_the_end_as_it_is_on_record(tmp_path
 
 
 def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
-    judged = of_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
+    judged = verdict_for_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
     write(RunFolder(tmp_path, fail), running(judged=judged))
     found = end(tmp_path, [-9])
     assert found["verdict"] == judged.to_json() and attempts(tmp_path)[0]["cause"] == "crash"
@@ -214,7 +235,9 @@ def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -
 
 def test_a_job_result_is_final(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, fail)
-    done = dataclasses.replace(running(), verdict=of_code(contract.DONE, "done"), metrics={"loss": 1.5}, notes=["a"])
+    done = dataclasses.replace(
+        running(), verdict=verdict_for_code(contract.DONE, "done"), metrics={"loss": 1.5}, notes=["a"]
+    )
     write(folder, done)
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["metrics"], found["notes"]) == ("done", {"loss": 1.5}, ["a"])
@@ -251,7 +274,9 @@ def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt
 ) -> None:
     folder, before = RunFolder(tmp_path, fail), running(step=0)
     assert before.of is not None
-    folder.append(unfinished.close(before.of, of_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)))
+    folder.append(
+        unfinished.close(before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43))
+    )
     write(folder, before)
     close(folder, tmp_path / "checkpoints")
     found = json.loads((tmp_path / "summary.json").read_text())
@@ -268,11 +293,11 @@ def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> No
 
 
 def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Path) -> None:
-    for generation, words in enumerate(
-        ("rank 0 raised: KeyError: 3", "rank 0 raised: OSError: No space left on device")
-    ):
+    full = ExceptionFacts("OSError", "No space left on device", is_storage_full=True)
+    for generation, exception in enumerate((ExceptionFacts("KeyError", "3"), full)):
         code = (contract.CRASH, contract.STORAGE)[generation]
-        judged = of_code(code, words, rank=0, step=43)
+        facts = Failure(FailureKind.EXCEPTION, rank=0, exception=exception)
+        judged = verdict_for_code(code, facts, rank=0, step=43)
         write(RunFolder(tmp_path, fail), running(generation + 1, generation, judged=judged, first_committed=None))
         found = end(tmp_path, [-9], generation)
     assert found["verdict"]["code"] == contract.STORAGE and "No space left" in found["verdict"]["message"]

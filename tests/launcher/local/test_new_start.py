@@ -13,7 +13,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import new_start
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
@@ -29,7 +29,7 @@ def begin(folder: Path, uid: str, text: str) -> Starts:
 
 
 def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
-    verdict = None if code is None else of_code(code, "it ended")
+    verdict = None if code is None else verdict_for_code(code, "it ended")
     of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
     return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of)
 

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agent_file, run
 from jaxlaunch.launcher.local.lock import Holder, holder, locked
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -39,7 +39,7 @@ def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_firs
     ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
 )
 def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
-    summary = Summary(of_code(code, "it ended"), step=None, seconds=history.carried([], 0.0), restarts={})
+    summary = Summary(verdict_for_code(code, "it ended"), step=None, seconds=history.carried([], 0.0), restarts={})
     assert summary.to_json()["status"] == status
 
 
@@ -86,7 +86,9 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
         job: object, folder: RunFolder, checkpoints: object, environ: Mapping[str, str], *_: object
     ) -> Summary:
         shutil.rmtree(home)
-        found = Summary(of_code(64, "it ended", rank=0), None, {}, {}, of=Of(environ[contract.UID], 0, 1, 3.0, 4.0))
+        found = Summary(
+            verdict_for_code(64, "it ended", rank=0), None, {}, {}, of=Of(environ[contract.UID], 0, 1, 3.0, 4.0)
+        )
         Starts(folder, environ[contract.UID]).write(found)
         return found
 
@@ -117,7 +119,7 @@ def test_only_what_the_verdict_repeats_is_not_shown(
 ) -> None:
     def run_job(job: object, local: object, show: Callable[[Line], None], *_: object, **__: object) -> run.Ended:
         show(Line(0, 0, text))
-        verdict = of_code(contract.BAD_DATA, "no data", rank=0)
+        verdict = verdict_for_code(contract.BAD_DATA, "no data", rank=0)
         return run.Ended(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
 
     (tmp_path / "job.yaml").write_text(kind)

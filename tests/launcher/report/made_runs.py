@@ -13,7 +13,7 @@ from jaxlaunch import contract
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.rank_history import FILE, RankHistory
 from jaxlaunch.records.summary import Of, Start, Summary
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 BEGAN = 1_795_000_000.0
 JOB = """name: made
@@ -34,7 +34,7 @@ def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] =
     """An attempt that ended at `ended` seconds of the run, with 3 more of steps that were lost unless it is done."""
     lost = {} if code == contract.DONE else {"lost_work": 3.0}
     spent = {**seconds, "save": 0.5, **lost}
-    verdict = of_code(
+    verdict = verdict_for_code(
         code, "every process finished" if not code else f"rank 1 ended with {code}", rank=1 if code else None
     )
     began = BEGAN + ended - sum(spent.values())

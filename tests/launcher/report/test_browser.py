@@ -11,7 +11,7 @@ from jaxlaunch.launcher.report import compare, page
 from jaxlaunch.launcher.report.run import Followed
 from jaxlaunch.launcher.report.server import Runs, Server
 from jaxlaunch.launcher.report.serving import viewers
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from tests import needs
 from tests.launcher.report import browser, made_runs
 from tests.launcher.report.serving import serving
@@ -130,7 +130,7 @@ def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(chromium: br
 def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)
-    made_runs.failed(tmp_path / "third", of_code(83, NASTY, rank=0))
+    made_runs.failed(tmp_path / "third", verdict_for_code(83, NASTY, rank=0))
     with serving(Server(Runs(tmp_path, None))) as server:
         chromium.open(server.address)
         names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
@@ -202,7 +202,7 @@ def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: brows
     wall_s = sum(made_runs.run(tmp_path / "first", (137, 83, 0), points=300).values())
     made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
     made_runs.classification(tmp_path / "first", [f"class {at}" for at in range(12)])
-    made_runs.failed(tmp_path / "second", of_code(83, "rank 0 raised ValueError", rank=0))
+    made_runs.failed(tmp_path / "second", verdict_for_code(83, "rank 0 raised ValueError", rank=0))
     seen = [Followed(tmp_path / name).read() for name in ("first", "second")]
     rows = Runs(tmp_path, None).table()
     rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]

@@ -13,7 +13,7 @@ import pytest
 
 from jaxlaunch.launcher.report import classes, page, rows
 from jaxlaunch.launcher.report.run import Followed
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
 
@@ -41,7 +41,7 @@ def test_a_report_is_one_file_that_names_nothing_elsewhere(tmp_path: Path, capsy
 
 def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
-    made_runs.failed(folder, of_code(83, NASTY, rank=0))
+    made_runs.failed(folder, verdict_for_code(83, NASTY, rank=0))
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 2000, NASTY[:60]: 1.0, "loss": 1.0}) + "\n")
     (folder / "reported").mkdir()

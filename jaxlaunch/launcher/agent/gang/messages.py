@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Whole, at_most, like
+from jaxlaunch.records.failure import DiskExcess
 from jaxlaunch.records.members import Wire
 from jaxlaunch.records.summary import Of
 from jaxlaunch.records.verdict import Verdict
@@ -87,7 +88,7 @@ class Ping:
 class Stop:
     """A host was told to stop; for an `excess` of its own if it used more of its node's disk than it may."""
 
-    excess: Text | None = None
+    excess: DiskExcess | None = None
 
 
 FROM_LEADER: Mapping[str, Any] = {"ping": Ping, "start": Start, "verdict": Judged, "leave": Leave}

@@ -75,12 +75,6 @@ class Status:
         return {name: value for name, value in vars(after).items() if value != mine[name]}
 
     @property
-    def where(self) -> str:
-        """Where the rank is, for a message: "in data at step 20", or "at step 20" within a step; may be empty."""
-        place = f"in {self.phase}" if self.phase and not (self.phase == "step" and self.stepped) else ""
-        return " ".join(part for part in (place, f"at step {self.step}" if self.stepped else "") if part)
-
-    @property
     def ended_clean(self) -> bool:
         """Whether the process has ended without an error, or as the trainer does when it is stopped."""
         if self.exit == contract.PREEMPTED:

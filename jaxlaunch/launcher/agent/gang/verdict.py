@@ -17,7 +17,17 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Exit, Seconds, Whole
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.failure import (
+    ExceptionFacts,
+    Failure,
+    FailureKind,
+    HangFacts,
+    LostHost,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+)
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
@@ -52,11 +62,12 @@ OF_JAX_OR_OS = OF_A_CONNECTION | {"JaxRuntimeError", "XlaRuntimeError", "OSError
 OF_GLOO = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
 # The rank that JAX's coordination service misses, in the output of those that it aborts for that.
 MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
-_RAISED = re.compile(r" raised(?: [^:]*)?: ([\w.]+)(?:: (.*))?")  # of a verdict's message: type, what it says
-_ENDED = re.compile(r" ended with exit code \d+")
+# As the operating system, Python and storage clients write them.
+FULL_DISK = re.compile(r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE)
+ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
 LAST_SIGNAL = 64  # of Linux: SIGRTMAX
-UNSTARTED = "could not be started"  # of a verdict's message, behind the rank
 NOT_FOUND = (126, 127)  # a shell's exit codes of a command that it cannot start
+MESSAGE_CHARS = 500  # of the first line of an exception
 TAIL_CHARS = 8_000  # of a traceback or a log's end, kept in a verdict
 WHOLE, CUT_CHARS = 64, 500  # events of each closeness that are kept whole; characters that are kept of the others
 
@@ -107,7 +118,10 @@ class Event:
     exit: Exit = 0  # EXIT: exit code, or minus the signal
     oom: bool = False  # EXIT: the OOM killer sent the signal
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
-    text: str = ""  # EXIT: the last lines of output; else the message
+    text: str = ""  # EXIT: the last lines of output; UNSTARTABLE: why
+    lost: LostHost | None = None  # LOST
+    hang: HangFacts | None = None  # HANG
+    peers: Failure | None = None  # HANG: how the peers failed that gave up waiting for the rank
     unseen_s: Seconds = 0.0  # HANG, LOST: since the last sign of life
     is_alone: bool = False  # the process has no peers, whose death it could echo
 
@@ -131,15 +145,6 @@ def echoes(text: str) -> bool:
 def _asserts(text: str) -> bool:
     lowered = text.lower()
     return any(phrase in lowered for phrase in ASSERTED)
-
-
-def may_pass(verdict: Verdict) -> bool:
-    """Whether a crash, as its message says, may be a connection's or a peer's: the next attempt may not see it."""
-    if (raised := _RAISED.search(verdict.message)) is None:
-        return _ENDED.search(verdict.message) is None
-    kind, message = raised[1], raised[2] or ""
-    is_echo = kind in OF_JAX_OR_OS and echoes(message)
-    return is_echo or kind in OF_A_CONNECTION or OF_GLOO.search(message) is not None
 
 
 def closeness(event: Event) -> Closeness | None:
@@ -281,37 +286,70 @@ def decide(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
 
 
 def verdict_of(event: Event) -> Verdict:
-    """The message and the code of the event that explains an attempt's end."""
-    where = {"rank": event.rank, "host": event.host, "step": event.status.step}
-    name, place = f"rank {event.rank}", f" {event.status.where}" if event.status.where else ""
+    """Return the verdict for the event that explains an attempt's end."""
+    facts = failure_of(event)
+    where: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
+    if facts.kind is FailureKind.HEARTBEATS_MISSED:
+        where |= {"rank": facts.rank, "host": None}
+    trace = _tail(event.error.get("traceback") if event.kind is Kind.ERROR else event.text)
+    if event.kind in (Kind.LOST, Kind.HANG, Kind.UNSTARTABLE) or facts.kind is FailureKind.LEFT_EARLY:
+        trace = None
+    return verdict_for_code(_code(event, facts), facts, traceback=trace, **where)
+
+
+def failure_of(event: Event) -> Failure:
+    """Return what happened to the rank or the host of an event."""
+    facts = _kind_facts(event)
+    if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
+        return facts
+    status = event.status
+    phase = "" if status.phase is None or (status.phase == "step" and status.stepped) else status.phase
+    return dataclasses.replace(facts, rank=event.rank, phase=phase, step=status.step if status.stepped else None)
+
+
+def _kind_facts(event: Event) -> Failure:
+    """Return the failure without the rank and its place."""
     if event.kind is Kind.LOST:
-        return of_code(contract.LOST, event.text, **where)
+        return Failure(FailureKind.HOST_LOST, lost_hosts=() if event.lost is None else (event.lost,))
     if event.kind is Kind.HANG:
-        return of_code(contract.HANG, event.text, **where)
+        return Failure(FailureKind.HANG, hang=event.hang, cause=event.peers)
     if event.kind is Kind.UNSTARTABLE:
-        return of_code(contract.STARTUP, f"{name} {UNSTARTED}: {event.text}", **where)
+        return Failure(FailureKind.NOT_STARTED, detail=event.text)
     if event.kind is Kind.ERROR:
-        message = f"{name} {'raised' if event.error.get('code') in _CRASHED else 'ended'}{place}: {_title(event.error)}"
-        return of_code(_code(event), message, traceback=_tail(event.error.get("traceback")), **where)
+        is_sentence = event.error.get("code") not in _CRASHED
+        kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
+        return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
     if closeness(event) is Closeness.LEFT:
-        return of_code(_code(event), f"{name}'s program ended while other ranks were still running", **where)
-    missed = MISSED.search(event.text)
-    if closeness(event) is Closeness.ECHO and missed is not None:
-        message = f"rank {missed[1]} stopped sending heartbeats to JAX, which then aborted its peers"
-        return of_code(contract.HANG, message, rank=int(missed[1]), step=event.status.step, traceback=_tail(event.text))
+        return Failure(FailureKind.LEFT_EARLY)
+    if closeness(event) is Closeness.ECHO and (missed := MISSED.search(event.text)):
+        return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(missed[1]))
     if event.oom:
-        message = f"{name} was OOMKilled{place}: its container reached its memory limit"
-    elif event.exit < 0:
-        message = f"{name} was killed by {_signal(-event.exit)}{place}{_hint(-event.exit)}"
-    elif event.exit == 0 and event.status.jax is None and not event.status.stepped:
-        message = f"{name}'s program ended with exit code 0 before the trainer began"
-    elif event.exit == 0:
-        message = f"{name}'s program ended{place}, before its last step"
-    elif _is_not_found(event):
-        message = f"{name} {UNSTARTED}: {event.text.strip().rpartition(chr(10))[2] or f'exit code {event.exit}'}"
-    else:
-        message = f"{name}'s program ended with exit code {event.exit}{place}"
-    return of_code(_code(event), message, traceback=_tail(event.text), **where)
+        return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)
+    if event.exit < 0:
+        return Failure(FailureKind.SIGNAL, signal=-event.exit)
+    if event.exit == 0:
+        has_begun = event.status.jax is not None or event.status.stepped
+        return Failure(FailureKind.ENDED_EARLY if has_begun else FailureKind.NO_TRAINER)
+    if _is_not_found(event):
+        last_line = event.text.strip().rpartition("\n")[2]
+        return Failure(FailureKind.NOT_STARTED, exit_code=event.exit, detail=last_line)
+    return Failure(FailureKind.EXIT_CODE, exit_code=event.exit)
+
+
+def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> ExceptionFacts:
+    """Return an exception as facts; `is_sentence`: its message is the trainer's, for a person."""
+    name, text = str(error.get("type", "an error")), str(error.get("message", "")).strip()
+    first_line = text.splitlines()[0][:MESSAGE_CHARS] if text else ""
+    message = contract.in_one_line(text) if is_sentence else first_line
+    is_echo = name in OF_JAX_OR_OS and echoes(message)
+    errno = ERRNO.search(message)
+    return ExceptionFacts(
+        name,
+        message,
+        errno=None if errno is None else int(errno[1]),
+        may_pass=is_echo or name in OF_A_CONNECTION or OF_GLOO.search(message) is not None,
+        is_storage_full=FULL_DISK.search(message) is not None,
+    )
 
 
 def of_lost_leader(
@@ -321,26 +359,37 @@ def of_lost_leader(
 
     `committed` is the newest step on storage that host 0 has told of.
     """
-    text = f"host 0 was lost: {reason}"
+    lost = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, reason),))
     steps = [status.step for status in own if status.step is not None]
-    where = {"rank": rank, "host": 0, "step": min(steps, default=None)}
+    step = min(steps, default=None)
     if not is_stopping:
-        return of_code(contract.LOST, text, **where)
+        return verdict_for_code(contract.LOST, lost, rank=rank, host=0, step=step)
     reports = [status.stopped for status in own if status.stopped is not None]
     if any(stopped.get("saved") for stopped in reports):
-        saved = f"saved at step {max(int(stopped.get('step') or 0) for stopped in reports)}; {text}"
+        saved_step = max(int(stopped.get("step") or 0) for stopped in reports)
+        stop = StopFacts(StopReason.OUTSIDE, StopOutcome.SAVED, saved_step=saved_step)
+        facts = dataclasses.replace(lost, kind=FailureKind.STOPPED, stop=stop)
     else:
-        newest = max((step for step in (committed, *(one.committed for one in own)) if step), default=None)
-        saved = f"not saved: {text}" + (f"; step {newest} is saved" if newest else "")
-    return of_code(contract.PREEMPTED, f"stopped from outside: {saved}", **where)
+        newest = max((step for step in (committed, *(status.committed for status in own)) if step), default=None)
+        stop = StopFacts(StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest)
+        facts = Failure(FailureKind.STOPPED, stop=stop, cause=lost)
+    return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
 
-def _code(event: Event) -> int:
-    """The exit code of the gang: the trainer's own where it is of the contract, 70 or 83 for any other program."""
-    if event.kind is Kind.EXIT and event.exit < 0:
-        return 128 - event.exit
-    if _is_not_found(event):
-        return contract.STARTUP
+_CODES = {
+    FailureKind.HOST_LOST: contract.LOST,
+    FailureKind.HANG: contract.HANG,
+    FailureKind.HEARTBEATS_MISSED: contract.HANG,
+    FailureKind.NOT_STARTED: contract.STARTUP,
+}
+
+
+def _code(event: Event, facts: Failure) -> int:
+    """Return the gang's exit code: the trainer's where it is of the contract, 70 or 83 for any other program."""
+    if facts.kind in _CODES:
+        return _CODES[facts.kind]
+    if facts.signal is not None:
+        return 128 + facts.signal
     own = event.error.get("code") if event.kind is Kind.ERROR else event.exit
     crash = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
     if closeness(event) is Closeness.ECHO and own != contract.STORAGE:
@@ -358,24 +407,5 @@ def _is_not_found(event: Event) -> bool:
 _CRASHED = (None, contract.STARTUP, contract.CRASH)  # the code of an error that is no sentence of the trainer's
 
 
-def _title(error: Mapping[str, Any]) -> str:
-    kind, message = error.get("type", "an error"), str(error.get("message", "")).strip()
-    if error.get("code") not in _CRASHED:
-        return contract.in_one_line(message) or str(kind)  # a sentence of the trainer's, for a person
-    first = message.splitlines()[0][:500] if message else ""
-    return f"{kind}: {first}" if first else str(kind)
-
-
 def _tail(text: Any) -> str | None:
     return str(text)[-TAIL_CHARS:] or None if text else None
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _hint(number: int) -> str:
-    return " (by the kernel because memory ran out, or by a person)" if number == signal.SIGKILL else ""

@@ -11,12 +11,13 @@ import time
 from collections.abc import Collection
 
 from jaxlaunch.contract import AgentJob
+from jaxlaunch.records.failure import DiskExcess
 
 MEASURE_S = 0.4  # of the second that an evicted pod has
 
 
-def excess(job: AgentJob, host: int) -> str | None:
-    """The limit that this host is beyond, as a sentence; None where it is beyond none that can be seen.
+def excess(job: AgentJob, host: int) -> DiskExcess | None:
+    """Return the limit that this host exceeds; None where it exceeds none that can be seen.
 
     Seen are its folders, not its log, and of a folder with very many files only a part.
     """
@@ -28,13 +29,11 @@ def excess(job: AgentJob, host: int) -> str | None:
         used = _used(folder, scratch, end)
         total += used
         if limit is not None and used > limit:
-            where = f"in {folder}, over that volume's limit of {_mib(limit)} of ephemeral storage (volumes: ephemeral)"
-            return f"host {host} has {_mib(used)} {where}, for which its pod is evicted"
+            return DiskExcess(host, used, limit, folder)
     limit = job.ephemeral_bytes
     if limit is None or total <= limit:
         return None
-    over = f"over its limit of {_mib(limit)} (resources.ephemeral)"
-    return f"host {host} uses {_mib(total)} of ephemeral storage, {over}, for which its pod is evicted"
+    return DiskExcess(host, total, limit)
 
 
 def _used(folder: str, scratch: Collection[str], end: float) -> int:
@@ -66,7 +65,3 @@ def _used(folder: str, scratch: Collection[str], end: float) -> int:
         except OSError:
             continue  # removed meanwhile, or not ours to read
     return total
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"

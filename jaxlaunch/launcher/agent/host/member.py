@@ -37,10 +37,20 @@ from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
 from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, secured
 from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
-from jaxlaunch.records import checked
+from jaxlaunch.records import checked, messages
 from jaxlaunch.records.checked import Malformed
+from jaxlaunch.records.failure import (
+    Failure,
+    FailureKind,
+    HangFacts,
+    Numbers,
+    RendezvousFacts,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+)
 from jaxlaunch.records.members import from_wire as members_of
-from jaxlaunch.records.verdict import Verdict, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 TICK_S = 0.2
 CHALLENGE_S = 60.0  # the leader's silence on a new connection: it may have thousands to accept before this one
@@ -139,12 +149,13 @@ class Member:
         excess = ephemeral.excess(self._config.job, self._config.host) if first is None else None
         if self._link is None or self._link.epoch is None:
             self.processes.kill()
-            code = contract.PREEMPTED if excess is None else contract.STORAGE
-            verdict = of_code(code, f"{excess or 'stopped from outside'} before every host had joined")
+            reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
+            stop = StopFacts(reason, StopOutcome.NOT_JOINED, excess=excess)
+            verdict = verdict_for_code(stop.code, Failure(FailureKind.STOPPED, stop=stop))
             return self._finish(verdict, self._config.job.replaces and excess is None)
         if first is None:
-            self._say("received a signal to stop" + (f": {excess}" if excess else ""))
-            return self._link.send("stop", excess=excess)
+            self._say("received a signal to stop" + (f": {messages.render_excess(excess)}" if excess else ""))
+            return self._link.send("stop", excess=checked.to_json(excess))
         self._say("received a second signal to stop: killing the processes")
         self._link.send("kill")
         self.processes.kill()
@@ -201,7 +212,7 @@ class Member:
             self._try_again(f"refused this host: {answer.message}")
         else:
             self._say(f"host 0 refused this host: {answer.message}")
-            self._finish(of_code(answer.code, answer.message), False)
+            self._finish(verdict_for_code(answer.code, Failure(FailureKind.REFUSED, detail=answer.message)), False)
 
     def _try_again(self, reason: str) -> None:
         """Dials once more in a while; why is said once."""
@@ -211,7 +222,7 @@ class Member:
         self._dialer.dial(RETRY_REFUSED_S)
 
     def _pinged(self, link: Link, order: Ping) -> None:
-        self.gang = dataclasses.asdict(order.gang)
+        self.gang = checked.to_json(order.gang)
 
     def _leader_lost(self, link: Link, reason: str) -> None:
         self._link = None
@@ -251,8 +262,8 @@ class Member:
             return  # it does already
         timeout_s = self.timeouts_s["replace"]
         self._say("keeping this host, until host 0 is replaced")
-        message = f"{verdict.message}; no other host 0 within {timeout_s or math.inf:.0f} s (timeouts.replace)"
-        given_up = dataclasses.replace(verdict, message=message)
+        wait = RendezvousFacts(Numbers.of([0]), timeout_s, "timeouts.replace")
+        given_up = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
         self._returns = self._loop.after(timeout_s or math.inf, lambda: self._given_up(given_up))
         self._dialer.dial(RETRY_S)
 
@@ -264,10 +275,10 @@ class Member:
     def _rendezvous_timed_out(self) -> None:
         is_admitted = self._link is not None and self._link.epoch is not None
         if not is_admitted and not self._has_started:
-            address = ":".join(map(str, self._config.leader))
-            message = f"rendezvous: cannot join host 0 at {address}: {self._refusal or self._dialer.reason}"
-            self._say(message)
-            verdict = of_code(contract.LOST, message, rank=0, host=0)
+            wait = RendezvousFacts(address=":".join(map(str, self._config.leader)))
+            facts = Failure(FailureKind.CANNOT_JOIN, detail=self._refusal or self._dialer.reason, rendezvous=wait)
+            verdict = verdict_for_code(contract.LOST, facts, rank=0, host=0)
+            self._say(verdict.message)
             self._orphaned(verdict)
             self._finish(verdict, False)
 
@@ -446,9 +457,9 @@ class Member:
                 continue
             self._overdue.add(child.rank)
             limit = child.progress.timeout_s(self.timeouts_s) or 0.0
-            phase, seconds = child.progress.status.phase, child.progress.in_phase_s(now)
-            text = f"the {phase} timeout of {limit:.0f} s passed first on rank {child.rank}, after {seconds:.0f} s"
-            self._send_event(Kind.HANG, child, text=text, unseen_s=seconds)
+            phase, elapsed_s = child.progress.status.phase, child.progress.in_phase_s(now)
+            hang = HangFacts(phase or "", limit, elapsed_s, child.rank)
+            self._send_event(Kind.HANG, child, hang=checked.to_json(hang), unseen_s=elapsed_s)
 
     def _send_stacks(self, now: float) -> None:
         """Sends the stacks once they are complete; a process that cannot write any sends an empty text."""

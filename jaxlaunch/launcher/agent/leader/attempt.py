@@ -22,12 +22,14 @@ from jaxlaunch.launcher.agent.gang.verdict import (
     Symptoms,
     closeness,
     decide,
+    failure_of,
     settle_s,
     verdict_of,
 )
 from jaxlaunch.launcher.agent.leader.hang import Hang
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
-from jaxlaunch.records.verdict import Verdict, names, of_code
+from jaxlaunch.records.failure import Failure, FailureKind, LostHost, Numbers, StopFacts, StopOutcome, StopReason
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 # Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no longer visible.
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0
@@ -39,22 +41,14 @@ IN_FLIGHT_S = 0.2
 SAVE_WITHOUT_HOST_S = 3.0
 
 
-@dataclasses.dataclass(frozen=True)
-class StopCause:
-    """Exit code of a stop, and the words that its verdict begins with."""
-
-    code: int
-    words: str
-
-
-FROM_OUTSIDE = StopCause(contract.PREEMPTED, "stopped from outside")
+FROM_OUTSIDE = StopFacts(StopReason.OUTSIDE)
 
 
 @dataclasses.dataclass
 class Stop:
     """A stop of the attempt that is under way."""
 
-    cause: StopCause
+    cause: StopFacts
     requested_at: float
     deadline: float
     is_killed: bool = False
@@ -101,15 +95,14 @@ class Attempt:
         """Record that the connection to a host's agent was lost, `unseen_s` after its last message."""
         self._fault = self._fault or (now, unseen_s)
         ranks, statuses = self.ranks.ranks_by_host[host], self.statuses
-        span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-        text = f"host {host} ({span}) was lost: {reason}"
-        self._symptoms.add(Event(Kind.LOST, host, ranks[0], statuses[ranks[0]], text=text), now)
+        lost = LostHost(host, reason, ranks[0], ranks[-1])
+        self._symptoms.add(Event(Kind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost), now)
         self._lost_ranks += sum(statuses[rank].exit is None for rank in ranks)
         # The trainer's ranks save together or not at all.
         if self._stop is not None and self._lost_ranks and all(status.trainer for status in statuses):
             self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_S)
 
-    def stop(self, deadline_s: float, now: float, cause: StopCause = FROM_OUTSIDE) -> None:
+    def stop(self, deadline_s: float, now: float, cause: StopFacts = FROM_OUTSIDE) -> None:
         """Start a stop of at most `deadline_s`. A second one may come while the gang stops to grow."""
         if self._stop is None:
             self._stop = Stop(cause, now, now + deadline_s)
@@ -178,8 +171,8 @@ class Attempt:
         imported = [(rank, status.jax) for rank, status in enumerate(self.statuses) if status.jax is not None]
         first_rank, first_version = imported[0]
         rank, version = next(pair for pair in imported if pair[1] != first_version)
-        message = f"rank {rank} imported jax {version}, rank {first_rank} imported {first_version}"
-        return of_code(contract.BAD_SPEC, message, rank=rank)
+        facts = Failure(FailureKind.MIXED_VERSIONS, versions={first_rank: str(first_version), rank: str(version)})
+        return verdict_for_code(contract.BAD_SPEC, facts, rank=rank)
 
     def _nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom nearest to the cause, and when it arrived."""
@@ -213,41 +206,50 @@ class Attempt:
         return status.waits and status.exit is None and now - arrived_at >= BARRIER_PATIENCE_S
 
     def _done_verdict(self) -> Verdict:
-        message = "every process finished" if len(self.statuses) > 1 else "the process finished"
-        return of_code(contract.DONE, message, step=self.ranks.first_step)
+        facts = Failure(FailureKind.DONE, count=len(self.statuses))
+        return verdict_for_code(contract.DONE, facts, step=self.ranks.first_step)
 
     def _stop_verdict(self, stop: Stop, all_ended: bool) -> Verdict:
         if all(status.exit == contract.DONE and status.done for status in self.statuses):
             return self._done_verdict()
-        message = f"{stop.cause.words}: {self._describe_save(stop, all_ended)}"
-        return of_code(stop.cause.code, message, step=self.ranks.first_step)
+        return verdict_for_code(stop.cause.code, self._stop_failure(stop, all_ended), step=self.ranks.first_step)
 
-    def _describe_save(self, stop: Stop, all_ended: bool) -> str:
+    def _stop_failure(self, stop: Stop, all_ended: bool) -> Failure:
         """Return whether the work was saved, or which ranks or lost hosts held it up."""
+
+        def failure(outcome: StopOutcome, cause: Failure | None = None, **facts: Any) -> Failure:
+            return Failure(
+                FailureKind.STOPPED, stop=dataclasses.replace(stop.cause, outcome=outcome, **facts), cause=cause
+            )
+
         reports: list[Mapping[str, Any]] = [status.stopped for status in self.statuses if status.stopped is not None]
         all_reported = bool(reports) and (all_ended or len(reports) == len(self.statuses))
         lost = self._symptoms.of(Closeness.HOST) if self._lost_ranks else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
-            late = [] if all_reported else [f"{self._late_ranks()} did not end"]
-            return "; ".join([f"saved at step {max(steps, default=0)}", *(event.text for event in lost), *late])
+            late = {} if all_reported else self._late_ranks()
+            saved = failure(StopOutcome.SAVED, saved_step=max(steps, default=0), late=late)
+            return dataclasses.replace(saved, lost_hosts=tuple(event.lost for event in lost if event.lost is not None))
         if all_reported and not lost:
-            return next((str(report["note"]) for report in reports if report.get("note")), "not saved")
+            note = next((str(report["note"]) for report in reports if report.get("note")), "")
+            return dataclasses.replace(failure(StopOutcome.NOT_SAVED), detail=note)
         if all_ended and not lost and all(status.phase is None for status in self.statuses):
-            return "the program did not report whether it saved"
+            return failure(StopOutcome.NOT_REPORTED)
         faults = [*lost, *self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
         cause = decide([event for event in faults if event.exit != -signal.SIGTERM])
         if cause is not None and not stop.is_killed:
-            committed = self.ranks.committed
-            saved_before = f"; step {committed} is saved" if lost and committed else ""
-            return f"not saved: {verdict_of(cause[0]).message}{saved_before}"
-        return f"not saved: {self._late_ranks()}" + (", killed" if stop.is_killed else "")
+            committed_step = (self.ranks.committed or None) if lost else None
+            return failure(StopOutcome.NOT_SAVED, failure_of(cause[0]), committed_step=committed_step)
+        return failure(StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed)
 
-    def _late_ranks(self) -> str:
-        """Return the ranks that did not reach the common stop: those outside a step, if others wait inside one."""
+    def _late_ranks(self) -> dict[str, Numbers]:
+        """Return the ranks that did not reach the common stop: those outside a step, if others wait inside one.
+
+        They are listed by phase, which is "" for a program that reports none.
+        """
         late = {rank: status for rank, status in enumerate(self.statuses) if status.stopped is None}
         outside = {rank: status for rank, status in late.items() if status.phase not in ("step", "done")}
         phases: dict[str, list[int]] = {}
         for rank, status in (outside or late).items():
-            phases.setdefault(status.phase or "its program", []).append(rank)
-        return ", ".join(f"{names(ranks, 'rank')} in {phase}" for phase, ranks in phases.items())
+            phases.setdefault(status.phase or "", []).append(rank)
+        return {phase: Numbers.of(ranks) for phase, ranks in phases.items()}

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
+from jaxlaunch.records.failure import Failure, FailureKind, Numbers, RendezvousFacts
 from jaxlaunch.records.members import Members
-from jaxlaunch.records.verdict import Verdict, names, of_code
+from jaxlaunch.records.messages import names
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 LOG_S = 10.0  # between two lines about who is missing
 LINGER_S = 10.0  # in which hosts that have not joined yet can learn that the gang was refused
@@ -68,11 +70,10 @@ class Gathering:
         It is asked after every message of every host, so it looks for them only where it names them.
         """
         if self._until is not None and now >= self._until:
-            waited = f"within {now - self._since:.0f} s ({self._limit})"
-            refused = f"; refused: {'; '.join(self._refused)}" if self._refused else ""
             missing = find()
-            where = {"rank": members.ranks(missing[0])[0], "host": missing[0]}
-            return of_code(contract.LOST, f"rendezvous: {names(missing)} did not join {waited}{refused}", **where)
+            wait = RendezvousFacts(Numbers.of(missing), now - self._since, self._limit, tuple(self._refused))
+            facts = Failure(FailureKind.NOT_JOINED, rendezvous=wait)
+            return verdict_for_code(contract.LOST, facts, rank=members.ranks(missing[0])[0], host=missing[0])
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             of = f"{names(find())} of {len(members)}"

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from jaxlaunch.launcher.agent.gang import nccl_status, stacks
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.stacks import Stacks
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, verdict_of
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, failure_of
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
-from jaxlaunch.records.verdict import names
+from jaxlaunch.records import messages
+from jaxlaunch.records.failure import HangFacts, Numbers
 
 # Every rank's stacks arrive within this time or never, and so does NCCL's answer.
 STACKS_S = 4.0
@@ -43,7 +44,8 @@ class Hang:
     @property
     def overdue(self) -> str | None:
         """The message about the timeout that was exceeded."""
-        return None if self._overdue is None else self._overdue[1].text
+        hang = None if self._overdue is None else self._overdue[1].hang
+        return None if hang is None else messages.render_timeout(hang)
 
     def add_timeout(self, event: Event, now: float) -> None:
         """Record the first timeout of the attempt."""
@@ -88,9 +90,8 @@ class Hang:
         if not stalled:
             return None
         rank = Stacks(stalled, self.stacks).suspect(min(stalled))
-        text = f"{_no_progress(rank, stalled[rank])}: its process stands still, and its peers gave up: "
-        text += verdict_of(echo).message
-        return Event(Kind.HANG, self._statuses.host_of(rank), rank, stalled[rank], text=text)
+        host = self._statuses.host_of(rank)
+        return Event(Kind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=failure_of(echo))
 
     def _have_stacks(self, awaited: list[int]) -> bool:
         statuses = self._statuses.by_rank
@@ -104,18 +105,14 @@ class Hang:
         analysis = Stacks(living, self.stacks)
         culprit = analysis.suspect(event.rank if event.rank in living else min(living))
         waiting, status = analysis.waiting, living[culprit]
-        text = f"{_no_progress(culprit, status)} ({event.text}): {analysis.describe(culprit)}"
+        facts = dataclasses.replace(event.hang or HangFacts(), stacks=analysis.describe(culprit))
         if waiting and culprit not in waiting:
             late = sorted(living.keys() - waiting)
-            text += f"; {names(waiting, 'rank')} {'waits' if len(waiting) == 1 else 'wait'} for {names(late, 'rank')}"
+            facts = dataclasses.replace(facts, waiting=Numbers.of(waiting), late=Numbers.of(late))
         if self.nccl and (faults := nccl_status.describe(self.nccl)):
-            text += f"; NCCL: {faults}"
+            facts = dataclasses.replace(facts, nccl=faults)
         host = self._statuses.host_of(culprit)
-        return dataclasses.replace(event, rank=culprit, host=host, status=status, text=text)
-
-
-def _no_progress(rank: int, status: Status) -> str:
-    return f"rank {rank} makes no progress {status.where}".rstrip()
+        return dataclasses.replace(event, rank=culprit, host=host, status=status, hang=facts)
 
 
 def _writes_stacks(status: Status) -> bool:

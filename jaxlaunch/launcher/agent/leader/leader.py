@@ -28,18 +28,20 @@ from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, e
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.ports import bracketed, free_port
 from jaxlaunch.launcher.agent.leader import jobset, reported_fields
-from jaxlaunch.launcher.agent.leader.attempt import FROM_OUTSIDE, Attempt, StopCause
+from jaxlaunch.launcher.agent.leader.attempt import FROM_OUTSIDE, Attempt
 from jaxlaunch.launcher.agent.leader.connections import Gate
 from jaxlaunch.launcher.agent.leader.gathering import Gathering
 from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.launcher.agent.leader.notifier import Notifier
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.launcher.agent.leader.rank_counts import RankLooks
-from jaxlaunch.records import checked
+from jaxlaunch.records import checked, messages
 from jaxlaunch.records.attempt import furthest
+from jaxlaunch.records.failure import Failure, FailureKind, StopFacts, StopOutcome, StopReason
+from jaxlaunch.records.messages import names
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
-from jaxlaunch.records.verdict import Verdict, names, of_code
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history, unfinished
 from jaxlaunch.runs.run_folder import AGENTS, RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -254,7 +256,8 @@ class Leader:
             if self._verdict is None:
                 rank = next(iter(self._members.ranks(hello.host)), None)
                 self._gathering.linger()
-                self._verdict = of_code(contract.BAD_SPEC, why.message, rank=rank, host=hello.host)
+                facts = Failure(FailureKind.REFUSED, detail=why.message)
+                self._verdict = verdict_for_code(contract.BAD_SPEC, facts, rank=rank, host=hello.host)
                 self._broadcast("verdict", attempt=self._number + 1, verdict=self._verdict.to_json())
 
     def _disconnected(self, link: Link, reason: str) -> None:
@@ -287,12 +290,13 @@ class Leader:
             excess = checked.read(Stop, message).excess
             if excess is None and self._config.job.replaces:
                 if peer.hello.host not in self._members and self._stage is Stage.RUN:  # the gang goes on without it
-                    return self._dismiss(peer, of_code(contract.PREEMPTED, f"{FROM_OUTSIDE.words}: it held no rank"))
+                    return self._dismiss(peer, _stopped(FROM_OUTSIDE, StopOutcome.NO_RANK))
                 self._leaving.add(peer.hello.host)
                 if self._stage is Stage.GATHER and self._verdict is None:
                     self._let_go(self._stopped_while_waiting())
                     return
-            self._stop_requested(now, FROM_OUTSIDE if excess is None else StopCause(contract.STORAGE, excess))
+            by = StopFacts(StopReason.DISK_EXCEEDED, excess=excess) if excess else FROM_OUTSIDE
+            self._stop_requested(now, by)
         elif kind == "kill":
             self._say(f"{peer.hello.name} received a second signal to stop")
             self._attempt.kill(now)
@@ -329,17 +333,17 @@ class Leader:
             elif self._stage is Stage.RUN:
                 attempt.add(Event.from_wire(host, message), now)
 
-    def _stop_requested(self, now: float, by: StopCause = FROM_OUTSIDE) -> None:
+    def _stop_requested(self, now: float, by: StopFacts = FROM_OUTSIDE) -> None:
         if self._is_stopping:
             return
         self._is_stopping, self._stopped_by = True, by
-        code, words = by.code, by.words
-        is_evicted = code == contract.STORAGE  # for its own excess: that pod is gone in a second
+        reason = messages.render_stop_reason(by)
+        is_evicted = by.reason is StopReason.DISK_EXCEEDED  # that pod is gone in a second
         deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
         can_save = self._stage is Stage.RUN and not is_evicted
-        self._say(f"{words}: the processes have {deadline_s:.0f} s to save" if can_save else words)
+        self._say(f"{reason}: the processes have {deadline_s:.0f} s to save" if can_save else reason)
         if self._stage is Stage.GATHER and self._verdict is None:
-            self._decide(of_code(code, f"{words} before every host had joined"))
+            self._decide(_stopped(by, StopOutcome.NOT_JOINED))
         elif self._stage is Stage.RUN:
             self._attempt.stop(deadline_s, now, by)
             self._broadcast("stop")
@@ -350,7 +354,7 @@ class Leader:
         if self._stage is Stage.LEAVE:
             return  # it has ended: there is nothing left to stop
         if limit_s is not None and not self._is_stopping and sum(self._clock.seconds(now).values()) >= limit_s:
-            self._stop_requested(now, StopCause(contract.DEADLINE, f"the job's deadline of {limit_s:g} s passed"))
+            self._stop_requested(now, StopFacts(StopReason.DEADLINE, deadline_s=limit_s))
 
     def _note(self, text: str) -> None:
         if text not in self._notes and len(self._notes) < MAX_NOTES:
@@ -452,8 +456,7 @@ class Leader:
             return self._start() if self._can_start else self._wait(self._missing)
         end = None if move.again else move.verdict
         if move.again and self._is_stopping:
-            code, words = self._stopped_by.code, self._stopped_by.words
-            end = of_code(code, f"{words}, after: {move.verdict.message}")
+            end = _stopped(self._stopped_by, StopOutcome.BETWEEN_ATTEMPTS, move.verdict)
         if end is not None:
             others_stay = bool(self._leaving and self._peers.keys() - self._leaving)
             parts = others_stay and may_wait and end.code == contract.PREEMPTED
@@ -515,10 +518,8 @@ class Leader:
         last = self._records[-1].verdict if self._records and self._may_wait else None
         if last is not None and last.code == contract.PREEMPTED:
             return last
-        words = "before every host had joined" if last is None else f"after: {last.message}"
-        return of_code(
-            contract.PREEMPTED, f"{FROM_OUTSIDE.words} {words}" if last is None else f"{FROM_OUTSIDE.words}, {words}"
-        )
+        outcome = StopOutcome.NOT_JOINED if last is None else StopOutcome.BETWEEN_ATTEMPTS
+        return _stopped(FROM_OUTSIDE, outcome, last)
 
     # --- more or fewer hosts ------------------------------------------------------------------------------------------
 
@@ -546,13 +547,11 @@ class Leader:
         """Once the ranks have saved: has them stop, so that the gang starts again with the hosts that have come."""
         size, least = self._size, len(self._members)
         if size > least and (self._attempt.last_committed or -1) > known:
-            words = f"stopped to continue with {size} hosts instead of {least}"
-            self._say(words)
+            by = StopFacts(StopReason.GROWTH, hosts=size, hosts_before=least)
+            self._say(messages.render_stop_reason(by))
             self._is_growing, self._least = True, least
             save_s = phase_timeouts(self._config.job.timeouts_s)["save"]  # nobody ends these pods
-            self._attempt.stop(
-                self._config.job.grace_s if save_s is None else save_s, now, StopCause(contract.PREEMPTED, words)
-            )
+            self._attempt.stop(self._config.job.grace_s if save_s is None else save_s, now, by)
             self._broadcast("stop")
 
     def _record(self, verdict: Verdict, now: float) -> None:
@@ -675,7 +674,7 @@ class Leader:
         oldest = next((at for host, at in self._heard.items() if host != self._config.host), now)
         return {
             "attempt": self._number,
-            "of": {**dataclasses.asdict(self._of(seconds, now)), "uid": ""},  # which is the key, and never sent
+            "of": {**checked.to_json(self._of(seconds, now)), "uid": ""},  # which is the key, and never sent
             "seconds": seconds,
             "unsafe_s": self._clock.unsafe_s(now),
             "foremost": self._attempt.ranks.last_step,
@@ -784,3 +783,10 @@ class Leader:
         peers, self._have_come_late = sorted(self._peers.items()), False
         of = [reported_fields.address(peer.hello, peer.link.peer, self._members.ranks(host)) for host, peer in peers]
         self._run_folder.write(AGENTS, of)
+
+
+def _stopped(by: StopFacts, outcome: StopOutcome, before: Verdict | None = None) -> Verdict:
+    """Return the verdict on a stop that no process was running for, `before` being that on the attempt before it."""
+    cause = None if before is None else before.facts
+    facts = Failure(FailureKind.STOPPED, stop=dataclasses.replace(by, outcome=outcome), cause=cause)
+    return verdict_for_code(by.code, facts)

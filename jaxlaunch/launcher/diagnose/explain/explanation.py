@@ -27,7 +27,7 @@ from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_lin
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.wording import placed
-from jaxlaunch.records import verdict
+from jaxlaunch.records import messages
 from jaxlaunch.spelling import in_full, nearest
 
 MAX_EVIDENCE = 24
@@ -181,7 +181,7 @@ def ranks_line(status: JobStatus) -> str:
     """ "ranks on hosts 0, 3, 2; spare: host 1", of a job whose ranks may move; empty of others."""
     if status.members is None:
         return ""
-    spare = f"spare: {verdict.names(status.spares)}" if status.spares else "no spare is ready"
+    spare = f"spare: {messages.names(status.spares)}" if status.spares else "no spare is ready"
     return f"ranks on {'host' if status.members.isdecimal() else 'hosts'} {status.members.replace(',', ', ')}; {spare}"
 
 

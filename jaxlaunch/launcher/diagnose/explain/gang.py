@@ -35,7 +35,7 @@ from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, age, seconds_since, template
 from jaxlaunch.launcher.wording import count
-from jaxlaunch.records.verdict import names
+from jaxlaunch.records.messages import names
 
 _LOOPS = 2  # charged restarts without a committed step that make a crash loop
 _RECENT_S = 60.0  # since a probe failed

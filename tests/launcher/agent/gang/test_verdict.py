@@ -11,6 +11,7 @@ from jaxlaunch.launcher.agent.gang.progress import Progress, Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, Attempt
 from jaxlaunch.launcher.agent.leader.hang import STACKS_S
+from jaxlaunch.records.failure import HangFacts, LostHost
 from tests.found import shows
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
@@ -37,8 +38,8 @@ def left(rank: int, status: Status = STEPPING) -> Event:
     return Event(Kind.LEFT, rank, rank, dataclasses.replace(status, left=True, waits=True))
 
 
-LOST = Event(Kind.LOST, 2, 2, STEPPING, text="host 2 (rank 2) was lost: connection closed")
-HANG = Event(Kind.HANG, 1, 1, STEPPING, text="rank 1 makes no progress")
+LOST = Event(Kind.LOST, 2, 2, STEPPING, lost=LostHost(2, "connection closed", 2, 2))
+HANG = Event(Kind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def test_an_abort_when_everyone_has_left_blames_nobody_for_leaving() -> None:
 
 
 def overdue(rank: int) -> Event:
-    return Event(Kind.HANG, rank, rank, STEPPING, text="the step timeout of 5 s passed first on rank 0, after 5 s")
+    return Event(Kind.HANG, rank, rank, STEPPING, hang=HangFacts("step", 5.0, 5.0, 0))
 
 
 def stack(file: str, name: str) -> str:

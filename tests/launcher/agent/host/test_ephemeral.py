@@ -11,6 +11,7 @@ import pytest
 
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.host import ephemeral
+from jaxlaunch.records.messages import render_excess
 
 MIB = 2**20
 
@@ -24,8 +25,9 @@ def test_more_than_the_limit_in_all_folders_together_is_named_with_its_key(tmp_p
     fill(tmp_path / "tmp/deep/down", 2 * MIB)
     fill(tmp_path / "code", 2 * MIB)
     scratch = {str(tmp_path / "tmp"): None, str(tmp_path / "code"): None}
-    said = ephemeral.excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 1)
-    assert said == (
+    excess = ephemeral.excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 1)
+    assert excess is not None and (excess.host, excess.limit_bytes, excess.folder) == (1, 3 * MIB, "")
+    assert render_excess(excess) == (
         "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), "
         "for which its pod is evicted"
     )
@@ -35,9 +37,11 @@ def test_more_than_the_limit_in_all_folders_together_is_named_with_its_key(tmp_p
 
 def test_more_than_a_volume_may_hold_is_named_with_its_folder(tmp_path: Path) -> None:
     fill(tmp_path / "tmp", 2 * MIB)
-    said = ephemeral.excess(AgentJob("t", scratch={str(tmp_path / "tmp"): MIB}), 0)
-    assert said is not None and f"host 0 has 2 MiB in {tmp_path}/tmp, over that volume's limit of 1 MiB" in said
-    assert "(volumes: ephemeral)" in said
+    excess = ephemeral.excess(AgentJob("t", scratch={str(tmp_path / "tmp"): MIB}), 0)
+    assert excess is not None and (excess.limit_bytes, excess.folder) == (MIB, f"{tmp_path}/tmp")
+    message = render_excess(excess)
+    assert f"host 0 has 2 MiB in {tmp_path}/tmp, over that volume's limit of 1 MiB" in message
+    assert "(volumes: ephemeral)" in message
 
 
 def test_what_is_mounted_below_a_folder_or_linked_from_it_is_counted_once(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from jaxlaunch.launcher.agent.leader.leader import CLOSE_S
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import AGENTS, RunFolder
 from jaxlaunch.runs.starts import Starts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
-HANG = "the step timeout of 5 s passed first on rank 4, after 5 s"
+HANG = {"phase": "step", "limit_s": 5.0, "elapsed_s": 5.0, "first_rank": 4}
 
 
 def beats(of: Gang) -> list[int]:
@@ -43,7 +43,7 @@ def echoes(of: Gang) -> list[int]:
 
 
 def stacks(of: Gang) -> list[int]:
-    of.event(2, "hang", text=HANG)
+    of.event(2, "hang", hang=HANG)
     of.send(3, "stacks", rank=6, status=STEPPING.to_wire(), text="t")
     return [of.send(3, "stacks", rank=7, status=STEPPING.to_wire(), text="t"), of.beat(2)]
 
@@ -331,10 +331,10 @@ def test_an_attempt_that_host_1_has_ended_while_the_leader_stood_still_keeps_tha
     gang: Callable[..., Gang], tmp_path: Path
 ) -> None:
     of, folder = gang(2), RunFolder(tmp_path / "0", pytest.fail)
-    lost = of_code(contract.LOST, "host 0 was lost: no message for 10 s", rank=0, host=0)
+    lost = verdict_for_code(contract.LOST, "host 0 was lost: no message for 10 s", rank=0, host=0)
     theirs = Record(UID, 0, 1, "lost", 0, None, None, {}, lost, 1.0, 2.0)
     folder.append(theirs)
-    of.leader._record(of_code(contract.LOST, "host 1 (ranks 2 to 3) was lost: connection closed", rank=2), 1.0)
+    of.leader._record(verdict_for_code(contract.LOST, "host 1 (ranks 2 to 3) was lost: connection closed", rank=2), 1.0)
     assert folder.records(UID) == [theirs] and of.leader._records[-1] == theirs
 
 

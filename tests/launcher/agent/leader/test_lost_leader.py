@@ -16,13 +16,13 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.leader import lost_leader
 from jaxlaunch.launcher.agent.leader.lost_leader import Reported
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import unfinished
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
 GENERATION = 1
-LOST = of_code(contract.LOST, "host 0 was lost: connection closed", rank=0, host=0)
+LOST = verdict_for_code(contract.LOST, "host 0 was lost: connection closed", rank=0, host=0)
 
 
 @pytest.fixture
@@ -132,7 +132,9 @@ def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attemp
 def test_a_host_that_was_held_up_does_not_replace_the_end_that_host_0_wrote_without_it(
     place: Config, folder: RunFolder
 ) -> None:
-    ended = unfinished.close(of(2), of_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1))
+    ended = unfinished.close(
+        of(2), verdict_for_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1)
+    )
     folder.append(ended)
     Starts(folder, "u").write(Summary(ended.verdict, step=9, seconds={}, restarts={}, of=of(2)))
     lost_leader.record_lost_leader(folder, place, Reported.of(gang(of(2), {"step": 4.0}), 2, time.time()), [], LOST)

@@ -14,7 +14,7 @@ from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.log_lines import Beat, Tail
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 
 
@@ -99,7 +99,7 @@ def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
 def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path) -> None:
     (tmp_path / "starts" / "1" / "logs").mkdir(parents=True)
     (tmp_path / "starts" / "1" / "logs" / "rank-1.log").write_text("step 7\n")
-    lost = of_code(contract.LOST, "host 1 was lost", rank=1, host=1)
+    lost = verdict_for_code(contract.LOST, "host 1 was lost", rank=1, host=1)
     usual = Record("uid", 0, 1, "lost", 1, None, None, {}, lost, 1.0, 2.0)
     for members, host in (("0,3,2", 3), (None, None)):
         lines: list[str] = []

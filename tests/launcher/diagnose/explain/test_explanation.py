@@ -19,7 +19,7 @@ from jaxlaunch.launcher.kubernetes import kept_fields
 from jaxlaunch.launcher.manifests import nodes
 from jaxlaunch.records.log_lines import Past
 from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.objects import (
@@ -284,15 +284,19 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is stopped; step 37 is saved$",
     ),
     "stopped without a checkpoint, and its pods are gone": (
-        snapshot(recorded(jobset(1, suspend=True), verdict=of_code(80, "stopped by SIGTERM: nothing was saved"))),
+        snapshot(
+            recorded(jobset(1, suspend=True), verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"))
+        ),
         "^lm is stopped; stopped by SIGTERM: nothing was saved$",
     ),
     "failed, its pods are gone, and how it ended is on record": (
-        snapshot(recorded(jobset(1, status=objects.ended("Failed")), "ended", verdict=of_code(82, "rank 1 hangs"))),
+        snapshot(
+            recorded(jobset(1, status=objects.ended("Failed")), "ended", verdict=verdict_for_code(82, "rank 1 hangs"))
+        ),
         r"^lm failed: hang \(exit 82\): rank 1 hangs$",
     ),
     "failed after it was stopped and resumed, and its pods are gone": (
-        snapshot(recorded(jobset(1, status=objects.ended("Failed")), verdict=of_code(80, "saved at step 40"))),
+        snapshot(recorded(jobset(1, status=objects.ended("Failed")), verdict=verdict_for_code(80, "saved at step 40"))),
         "^lm failed: (?!.*saved at step 40)",
     ),
     "done with steps, and its pods are gone": (

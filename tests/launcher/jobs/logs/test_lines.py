@@ -13,7 +13,7 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.lines import CONTINUED, Lines
 from jaxlaunch.records.log_lines import Past, Tail, Termination
 from jaxlaunch.records.members import Members
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher import objects
 
 
@@ -91,7 +91,7 @@ def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Hos
 
 def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
     """The state of a container whose agent left a verdict."""
-    verdict = of_code(code, text, rank=rank, host=rank)
+    verdict = verdict_for_code(code, text, rank=rank, host=rank)
     message = log_lines.termination_message(Termination(verdict, host, generation, 1))
     return {"terminated": {"exitCode": code, "message": message}}
 

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.jobs.status import read_run, run_files
 from jaxlaunch.launcher.jobs.status.run_files import RunFiles
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import FILE, Of, Summary
-from jaxlaunch.records.verdict import of_code
+from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import log_path, start_folder
 from jaxlaunch.runs.run_folder import ATTEMPTS, RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -48,11 +48,11 @@ def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> No
 
 def told(folder: Path) -> Path:
     """A run of two attempts, the last of which was stopped at step 40."""
-    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, of_code(83, "rank 1 raised: X"), 1.0, 2.0)
+    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, verdict_for_code(83, "rank 1 raised: X"), 1.0, 2.0)
     RunFolder(folder, pytest.fail).append(record)
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}
-    summary = Summary(of_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of)
+    summary = Summary(verdict_for_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of)
     Starts(RunFolder(folder, pytest.fail), "1234").write(summary)
     write(folder, 0, ["one", "two"])
     return folder
@@ -63,7 +63,7 @@ def test_the_summary_the_attempts_and_the_logs_come_back(tmp_path: Path) -> None
     assert found.recorded is not None
     assert (found.recorded.step, found.recorded.committed, found.recorded.goodput) == (40, 40, 0.75)
     assert (found.recorded.at, found.recorded.ends) == (1_795_000_000.0, {"crash": 1})
-    assert found.recorded.verdict == of_code(80, "saved at step 40")
+    assert found.recorded.verdict == verdict_for_code(80, "saved at step 40")
     assert [one.title for one in found.attempts] == ["attempt 1 of generation 0: crash (83): rank 1 raised: X"]
     assert [(one.rank, one.lines, one.left_out) for one in found.logs] == [(0, ("one", "two"), 0)]
 
@@ -71,7 +71,7 @@ def test_the_summary_the_attempts_and_the_logs_come_back(tmp_path: Path) -> None
 def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_path: Path) -> None:
     stacks = {rank: "x" * 15_000 for rank in range(200)}
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
-    hung = Summary(of_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
+    hung = Summary(verdict_for_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
     Starts(RunFolder(tmp_path, pytest.fail), "1234").write(hung)
     assert (tmp_path / FILE).stat().st_size > 2_000_000
     found = read(tmp_path).recorded
