@@ -16,7 +16,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+from jaxlaunch.runs import atomic_file
 
 FOLDER = "reported"  # of a run folder; STEP.json in it is an object with `step`, `time` and `samples`
 FILE = re.compile(r"([0-9]{1,15})\.json")
@@ -161,10 +164,7 @@ class Shown:
         found = _joined(before, found) if step == newest else found
         row = {"step": step, "time": time.time(), "samples": [_row(*item) for item in found]}
         os.makedirs(self._folder, exist_ok=True)
-        path = os.path.join(self._folder, f"{step}.json")
-        with open(f"{path}.tmp", "w", encoding="ascii") as file:
-            json.dump(row, file)
-        os.replace(f"{path}.tmp", path)
+        atomic_file.write(Path(self._folder, f"{step}.json"), json.dumps(row).encode())
         self._newest = step, found
         kept = steps(self._folder)[:MOST_STEPS]
         self._remove(lambda each: each < kept[-1])

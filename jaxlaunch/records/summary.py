@@ -17,7 +17,6 @@ from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Seconds, Time, Whole
 from jaxlaunch.records.verdict import Verdict
 
-FILE = "summary.json"
 _NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}  # of a summary, and of its `of`
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 

@@ -14,10 +14,10 @@ from jaxlaunch import regular_files
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.checked import Whole
-from jaxlaunch.records.summary import FILE, Summary
-from jaxlaunch.runs.layout import log_path, start_folder
+from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, STARTS, SUMMARY, log_path, start_folder
 
-ATTEMPTS, AGENTS, RECORDS = "attempts.jsonl", "agents.json", "starts/*/summary.json"
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
 MAX_READ = 8 * 1024 * 1024  # of attempts.jsonl
 MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000  # the stacks of thousands of ranks; the ranks of as many hosts
@@ -90,11 +90,9 @@ class RunFolder:
         if self._folder is None:
             return
         path = self._folder / name
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(data)
-            draft.replace(path)
+            atomic_file.write(path, data)
         except OSError as error:
             self._failed(error)
 
@@ -108,10 +106,10 @@ class RunFolder:
         """The starts whose record is in the folder."""
         if self._folder is None:
             return []
-        names = (path.parent.name for path in self._folder.glob(RECORDS))
+        names = (path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def summary(self, uid: str | None = None, name: str = FILE) -> Summary | None:
+    def summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
         """The summary in a file, of run `uid` or of any; None where there is none, or another run's."""
         try:
             found = Summary.from_json(self.read(name))
@@ -122,7 +120,7 @@ class RunFolder:
     def row(self) -> Summary | None:
         """The summary of the run as a table shows it (`Summary.row_from_json`); None where there is none."""
         try:
-            return Summary.row_from_json(self.read(FILE))
+            return Summary.row_from_json(self.read(SUMMARY))
         except ValueError:
             return None
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxlaunch.records.summary import FILE, Start, Summary
+from jaxlaunch.records.summary import Start, Summary
+from jaxlaunch.runs.layout import JOB, SUMMARY, start_file
 from jaxlaunch.runs.run_folder import RunFolder
 
-JOB, LOGS = "job.yaml", "logs"
 SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
 
 
@@ -28,7 +28,7 @@ class Starts:
         self._folder, self._has_job, self._is_new = folder, False, False
         self.known: int | None = None  # the newest step on storage, by the summary of this start
         self._rows = rows(found) or [
-            _row(number, folder.summary(name=_path(number, FILE))) for number in folder.starts()
+            _row(number, folder.summary(name=start_file(number, SUMMARY))) for number in folder.starts()
         ]
         if self._rows and self._rows[-1].uid == uid:
             self.known = None if found is None else found.saved
@@ -52,7 +52,7 @@ class Starts:
     @property
     def saved(self) -> int:
         """The newest step that earlier starts saved; 0 where they saved none."""
-        kept = [self._folder.summary(name=_path(row.start, FILE)) for row in self.earlier]
+        kept = [self._folder.summary(name=start_file(row.start, SUMMARY)) for row in self.earlier]
         return max((found.saved or 0 for found in kept if found is not None), default=0)
 
     @property
@@ -71,7 +71,7 @@ class Starts:
         if not self._is_new:
             return
         self._folder.write(self.path(JOB), without_secrets(job))
-        before = {} if self.compared is None else self._folder.read(_path(self.compared.start, JOB))
+        before = {} if self.compared is None else self._folder.read(start_file(self.compared.start, JOB))
         changed = dict(changed_keys("", before, without_secrets(job))) if before else {}
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
         self._keep_newest_job()
@@ -94,16 +94,16 @@ class Starts:
             self._folder.copy(self.path(JOB), JOB)
             self._has_job = True
         if summary.verdict is not None:
-            self._folder.write(self.path(FILE), dataclasses.replace(summary, starts=()).to_json())
-        self._folder.write(FILE, dataclasses.replace(summary, starts=self._rows).to_json())
+            self._folder.write(self.path(SUMMARY), dataclasses.replace(summary, starts=()).to_json())
+        self._folder.write(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
     def path(self, name: str) -> str:
         """A file of this start, below the run folder."""
-        return _path(self.number, name)
+        return start_file(self.number, name)
 
     def _keep(self, found: Summary, number: int) -> None:
         """Puts the record of the start before into its folder, where a kill prevented it."""
-        record, name = dataclasses.replace(found, starts=()), _path(number, FILE)
+        record, name = dataclasses.replace(found, starts=()), start_file(number, SUMMARY)
         has_begun = found.of is not None or not found.starts  # else it was killed before its agents began
         if has_begun and self._folder.summary(name=name) != record:
             self._folder.write(name, record.to_json())
@@ -150,7 +150,3 @@ def _row(number: int, found: Summary | None) -> Start:
         first_step=first if first is not None and last is not None and last >= first else None,
         last_step=last,
     )
-
-
-def _path(number: int, name: str) -> str:
-    return f"starts/{number}/{name}"

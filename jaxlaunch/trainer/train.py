@@ -14,10 +14,10 @@ import jax
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Key
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
-from jaxlaunch.trainer.data import atomic_write
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -324,7 +324,7 @@ class BuiltInTraining(Training[TrainState]):
         about = {"step": step, "ema": self.spec.optimizer.ema is not None}
         path = Path(self.place.run_dir) / contract.CLASSIFICATION
         try:
-            with atomic_write.draft(path) as draft:
+            with atomic_file.draft(path) as draft:
                 draft.write_text(json.dumps(about | record))
         except OSError as error:
             self.note(f"{path} cannot be written: {error.strerror or error}")

@@ -24,10 +24,7 @@ _LOSSES = ("eval/loss", "loss")
     help="The axis of the curves. [default: step]",
 )
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="Also write a page, one HTML file.")
-@click.option("--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write pictures, as SVG and PNG.")
-def compare_command(
-    runs: tuple[str, ...], metrics: tuple[str, ...], at: str, to: Path | None, pictures: Path | None
-) -> None:
+def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], at: str, to: Path | None) -> None:
     """Compare RUNS: what differs in their jobs, and their curves.
 
     Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for all of its runs.
@@ -49,12 +46,6 @@ def compare_command(
         output.show("", metric, *plot.drawn(compare.lines(seen, metric, at), at))
     if to is not None:
         write(to, page.of("compare", "Compare", data))
-    if pictures is not None:
-        from jaxlaunch.launcher.report.pictures import curves, written
-
-        shown = {metric: list(curves(compare.lines(seen, metric, at), at)) for metric in data["columns"]}
-        title = " and ".join(run["name"] for run in data["runs"])
-        output.show(*map(str, written(shown, title, pictures)))
 
 
 def _folders(name: str) -> list[Path]:

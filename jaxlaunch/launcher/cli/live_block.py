@@ -21,7 +21,7 @@ from jaxlaunch.launcher.report.rows import Curve, Rows
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.runs import run_folder
+from jaxlaunch.runs import layout, run_folder
 from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
@@ -48,14 +48,14 @@ class Block:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, RunFolder(folder, lambda sentence: None)
-        self._rows = Rows(folder / "metrics.jsonl")
+        self._rows = Rows(folder / layout.METRICS)
         self._done = threading.Event()
         self._first: tuple[float, float] | None = None  # the first step that was read, and when
         self._thread = threading.Thread(target=self._follow, name="block", daemon=True)
 
     def __enter__(self) -> Block:
         with contextlib.suppress(OSError):
-            (self._folder / run_folder.AGENTS).unlink()  # an earlier run's addresses
+            (self._folder / layout.AGENTS).unlink()  # an earlier run's addresses
         output.status("starting")
         self._thread.start()
         return self

@@ -22,8 +22,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run import Ended, LocalRun
 from jaxlaunch.launcher.local.run import run as run_job
-from jaxlaunch.records import summary
-from jaxlaunch.runs import starts
+from jaxlaunch.runs import layout, starts
 from jaxlaunch.runs.run_folder import RunFolder
 
 RUN_DIR = "name another folder with --run-dir."
@@ -63,7 +62,7 @@ def run(
     show = printer.show if job.train is None else partial(_show, printer)  # a program may print what it likes
     is_live = not plain and _is_terminal()
     ended = run_job(job, local, show, output.say, during=_block(folder) if is_live else None)
-    _conclude(folder / summary.FILE, ended, shown)
+    _conclude(folder / layout.SUMMARY, ended, shown)
     if is_live:
         _lead_on(job, folder, ended)
     return ended.code
@@ -78,7 +77,7 @@ def _shown(rank: str | None, processes: int) -> Select:
 
 def _keep(job_file: Path, folder: Path) -> None:
     """Raises UserError where the run would write its job.yaml over the user's; a run's own may be started again."""
-    if os.path.realpath(job_file) == os.path.realpath(folder / "job.yaml") and not (folder / ".lock").exists():
+    if os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB) and not (folder / layout.LOCK).exists():
         raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", RUN_DIR)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from pathlib import Path
 
 from jaxlaunch import user_cache
 from jaxlaunch.launcher.agent import pack
+from jaxlaunch.runs import atomic_file
 
 NAME = "agent-{}.pyz"
 KEPT, DAY_S = 5, 86_400.0
@@ -35,16 +35,9 @@ def _made(folder: Path, name: str) -> Path:
     if _is_mine(file):
         os.utime(file)  # when it was last used
         return file
-    descriptor, draft = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as written:
-            written.write(pack.pack_compiled())
-            written.flush()
-            os.fsync(descriptor)  # else a machine that loses its power may keep an empty file of that name
-        os.replace(draft, file)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    with atomic_file.draft(file) as draft:
+        draft.touch(mode=0o600)
+        draft.write_bytes(pack.pack_compiled())
     if not _is_mine(file):
         raise PermissionError(f"{file} is another user's")
     return file
@@ -53,7 +46,7 @@ def _made(folder: Path, name: str) -> Path:
 def _prune(folder: Path) -> None:
     """Removes the files of other versions, but for the last KEPT that were used, and those of the last day: an agent
     has read all of its own by then. So are drafts of who was killed."""
-    files = [*folder.glob(NAME.format("*")), *folder.glob(f".{NAME.format('*')}.*")]
+    files = [*folder.glob(NAME.format("*")), *folder.glob(f"{NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}")]
     with contextlib.suppress(OSError):  # another run removes them too
         used = {file: file.lstat().st_mtime for file in files}
         for file in sorted(files, key=lambda each: used[each])[:-KEPT]:

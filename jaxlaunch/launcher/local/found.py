@@ -18,8 +18,9 @@ from jaxlaunch.launcher.local.lock import Holder
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
+from jaxlaunch.runs.layout import JOB
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import JOB, rows
+from jaxlaunch.runs.starts import rows
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec

@@ -13,8 +13,8 @@ from typing import TextIO
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.runs.layout import LOCK
 
-FILE = ".lock"
 LONGEST = 256  # characters of the file that are read: who holds it, and whether that is stopping
 DYING_S = 2.0  # agents that were killed with their launcher are gone after less
 LOOK_S = 0.2  # for which nobody's name may be in the file of a taken lock: a look at it takes it for an instant
@@ -52,7 +52,7 @@ class Holder:
     is_here: bool = True  # False: on another machine, or in a container whose processes cannot be seen from here
 
 
-def holder(folder: Path, name: str = FILE) -> Holder | None:
+def holder(folder: Path, name: str = LOCK) -> Holder | None:
     """Who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
     try:  # a descriptor and no file object: `launcher list` looks at ten thousand of them
         descriptor = regular_files.opener(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
@@ -74,7 +74,7 @@ def holder(folder: Path, name: str = FILE) -> Holder | None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = FILE) -> Iterator[Lock]:
+def locked(folder: Path, name: str = LOCK) -> Iterator[Lock]:
     """Holds the lock of a run folder, `name`. Raises UserError when another run holds it: both would write the same
     files."""
     folder.mkdir(parents=True, exist_ok=True)

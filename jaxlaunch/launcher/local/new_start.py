@@ -10,8 +10,9 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.local import ending, orphans
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records.summary import Start
+from jaxlaunch.runs.layout import JOB
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import JOB, Starts, changed_keys, rows
+from jaxlaunch.runs.starts import Starts, changed_keys, rows
 
 
 def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:

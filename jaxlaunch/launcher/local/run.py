@@ -36,8 +36,9 @@ from jaxlaunch.launcher.local.paths import Paths, of
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs.layout import CHECKPOINTS, JOB
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import JOB, Starts
+from jaxlaunch.runs.starts import Starts
 
 Show = Callable[[Line], None]
 _LONGEST_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
@@ -277,7 +278,7 @@ def _checkpoints(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
     given = None if job.train is None else paths.train(job.train).checkpoint.path
     if given is not None and "://" in given:
         return None
-    return folder / "checkpoints" if given is None else Path(given)
+    return folder / CHECKPOINTS if given is None else Path(given)
 
 
 def generations(

@@ -7,10 +7,9 @@ import stat
 from pathlib import Path
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import lock
+from jaxlaunch.runs.layout import LOCK, SWEEP
 
 HOME = Path("runs")
-SWEEP = "sweep.jsonl"  # in the folder of a sweep, whose runs are folders in it
 
 
 def find(run: str) -> Path | None:
@@ -35,7 +34,7 @@ def is_sweep(folder: Path) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's. One that this user may not look into may be: who reads it says that."""
     try:
-        return stat.S_ISREG(os.stat(f"{folder}/{lock.FILE}").st_mode)
+        return stat.S_ISREG(os.stat(f"{folder}/{LOCK}").st_mode)
     except PermissionError:
         return True
     except (OSError, ValueError):

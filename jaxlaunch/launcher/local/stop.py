@@ -13,11 +13,12 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import found, lock
 from jaxlaunch.launcher.local.found import Run
 from jaxlaunch.launcher.local.lock import Holder
+from jaxlaunch.runs.layout import LOCK
 
 POLL_S = 0.1
 
 
-def stop(run: Run, file: str = lock.FILE) -> None:
+def stop(run: Run, file: str = LOCK) -> None:
     """Has the run save and end, and returns when it knows. A run that already stops is not asked again: a second
     signal would kill it. `file` is the lock that it holds in its folder.
 
@@ -36,7 +37,7 @@ def stop(run: Run, file: str = lock.FILE) -> None:
             _ask(run, holder, file)
 
 
-def until_ended(run: Run, limit_s: float, file: str = lock.FILE) -> bool:
+def until_ended(run: Run, limit_s: float, file: str = LOCK) -> bool:
     """Waits until nobody runs in the folder any more; False where somebody still does after `limit_s`."""
     until = time.monotonic() + limit_s
     while (goes_on := lock.holder(run.folder, file) is not None) and time.monotonic() < until:

@@ -9,6 +9,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import paths, run_folders
+from jaxlaunch.runs.layout import CHECKPOINTS, JOB
 from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 
@@ -34,7 +35,7 @@ def checkpoints(run: str) -> str:
     if "://" in run:
         return run
     home = run_folders.folder(run)
-    if not (home / "job.yaml").exists():
+    if not (home / JOB).exists():
         return str(home)
     job = jobs.kept(home)
     hint = "give the folder of the checkpoints in place of the run."
@@ -42,7 +43,7 @@ def checkpoints(run: str) -> str:
         raise UserError(f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint)
     path = job.train.checkpoint.path
     if path is None:
-        return str(home / "checkpoints")
+        return str(home / CHECKPOINTS)
     if "://" not in path and not PurePosixPath(path).is_absolute():
         raise UserError(
             f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that is unknown.", hint
@@ -53,7 +54,7 @@ def checkpoints(run: str) -> str:
 def training(run: str, overrides: Sequence[str] = ()) -> tuple[JobSpec, TrainSpec, Path]:
     """The job of a run with `overrides`, its train block, and its folder. Raises UserError where it trains nothing."""
     home = run_folders.folder(run)
-    if not (home / "job.yaml").exists():
+    if not (home / JOB).exists():
         raise UserError(
             f"{home} is not the folder of a run: it has no job.yaml, which says the task and the data.",
             "give the name of a run, or its folder.",
@@ -70,7 +71,7 @@ def training(run: str, overrides: Sequence[str] = ()) -> tuple[JobSpec, TrainSpe
 def has_job(run: str) -> bool:
     """Whether `run` is a run, or its folder, with the job.yaml that it was started from."""
     home = run_folders.find(run)
-    return home is not None and (home / "job.yaml").exists()
+    return home is not None and (home / JOB).exists()
 
 
 def generates_no_text(run: str) -> bool:

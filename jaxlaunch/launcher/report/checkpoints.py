@@ -11,6 +11,7 @@ from typing import Any
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.report import jobs
 from jaxlaunch.launcher.report.rows import Rows
+from jaxlaunch.runs import layout
 
 _MAX_MANIFEST = 64 << 20
 _MOST = 200
@@ -19,7 +20,7 @@ _MOST = 200
 def of(folder: Path, evals: Rows) -> list[dict[str, Any]]:
     """The steps in the run folder, the newest first: `verified` where a manifest says what they hold. No link is
     followed."""
-    where = folder / "checkpoints"
+    where = folder / layout.CHECKPOINTS
     try:
         at = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -35,7 +36,7 @@ def of(folder: Path, evals: Rows) -> list[dict[str, Any]]:
             "bytes": size,
             "verified": size is not None,
             "best": step == best,
-            "where": f"checkpoints/{step}",
+            "where": f"{layout.CHECKPOINTS}/{step}",
         }
         for step in steps
         for size in (_bytes(where / str(step) / contract.MANIFEST, folder),)

@@ -14,9 +14,9 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs.layout import JOB, LOCK, SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
 
-LOCK, JOB = ".lock", "job.yaml"
 _STEPS = ("train", "steps")
 KILLED = "killed"  # of a run that says it goes on, while no launcher holds its folder
 
@@ -53,7 +53,7 @@ def folders(below: Path) -> Iterator[Path]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's."""
-    return os.path.lexists(folder / summary.FILE) or os.path.lexists(folder / LOCK)
+    return os.path.lexists(folder / SUMMARY) or os.path.lexists(folder / LOCK)
 
 
 def brief(folder: Path) -> Brief:

@@ -11,8 +11,8 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.launcher.yaml import reader, writer
-from jaxlaunch.records.summary import FILE as FILE_OF_RUN
 from jaxlaunch.records.summary import Start, Summary
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
 FILE = "job.yaml"
@@ -76,8 +76,8 @@ def changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
     kept = RunFolder(folder, lambda sentence: None)
     before: dict[str, str] = {}
     for start in starts:
-        is_last = start is starts[-1]
-        now_made = made_of(kept.summary(name=FILE_OF_RUN if is_last else f"starts/{start.start}/{FILE_OF_RUN}"))
+        name = layout.SUMMARY if start is starts[-1] else layout.start_file(start.start, layout.SUMMARY)
+        now_made = made_of(kept.summary(name=name))
         for key in before.keys() & now_made.keys():
             if before[key] != now_made[key]:
                 found.append({"start": start.start, "key": key, "then": before[key], "now": now_made[key]})

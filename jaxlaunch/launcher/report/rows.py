@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files, shown
-from jaxlaunch.records.journal import MAX_LINE, STEP
+from jaxlaunch.runs.journal import MAX_LINE, STEP
 
 MOST_POINTS = 1000  # of a curve; twice as many before it is thinned
 MOST_CURVES = 100

@@ -15,7 +15,8 @@ from jaxlaunch.launcher.report.rows import Curve, Rows, reported, samples
 from jaxlaunch.launcher.report.timeline import Running, Timeline
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import FILE, Start, Summary, ratio
+from jaxlaunch.records.summary import Start, Summary, ratio
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import rows as starts_of
 
@@ -31,7 +32,7 @@ class Followed:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics, self.evals = Rows(path / "metrics.jsonl"), Rows(path / "eval.jsonl")
+        self.metrics, self.evals = Rows(path / layout.METRICS), Rows(path / layout.EVALS)
 
     def read(self) -> Seen:
         """The run as it is now."""
@@ -51,7 +52,7 @@ class Followed:
 
 def _seconds(files: RunFolder, found: Summary | None, start: Start, last: Start) -> Mapping[str, float]:
     """The seconds of a start by cause; none where its record is gone."""
-    of = found if start is last else files.summary(name=f"starts/{start.start}/{FILE}")
+    of = found if start is last else files.summary(name=layout.start_file(start.start, layout.SUMMARY))
     return {} if of is None else of.seconds
 
 
@@ -193,7 +194,7 @@ class Seen:
 
     def _samples(self) -> list[dict[str, Any]]:
         """What the model went on with after its prompts, and what the program reported, by step."""
-        rows = samples(self.brief.folder / "samples.jsonl", MOST_SAMPLES) + reported(self.brief.folder, MOST_SAMPLES)
+        rows = samples(self.brief.folder / layout.SAMPLES, MOST_SAMPLES) + reported(self.brief.folder, MOST_SAMPLES)
         found = dict[int, list[Any]]()
         for row in rows:
             if type(step := row.get("step")) is int and 0 <= step < 2**53:

@@ -22,7 +22,7 @@ from jaxlaunch.launcher.report import compare, folder, page
 from jaxlaunch.launcher.report.run import Followed
 from jaxlaunch.launcher.report.serving.answers import Answers, Listening
 from jaxlaunch.launcher.wording import visible
-from jaxlaunch.records import summary
+from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
 PERIOD_S = 1.0  # between two looks at a run
@@ -63,7 +63,7 @@ class Runs:
 
     def _brief(self, path: Path) -> dict[str, Any]:
         """The row of a run, read again where its summary or lock has changed, or it may have been killed since."""
-        stamp = *_stamp(f"{path}/{summary.FILE}"), *_stamp(f"{path}/{folder.LOCK}")
+        stamp = *_stamp(f"{path}/{SUMMARY}"), *_stamp(f"{path}/{LOCK}")
         kept = self._briefs.get(path)
         if kept is None or kept[0] != stamp or kept[1]["state"] in ("running", "unknown"):
             kept = self._briefs[path] = stamp, _row(folder.brief(path))

@@ -14,6 +14,7 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.halving import Standing
+from jaxlaunch.runs.layout import SWEEP
 
 LOCK = ".sweep"  # held by the launcher that leads the sweep
 _MAX_BYTES = 64 << 20
@@ -67,7 +68,7 @@ class Table:
 
     def _append(self, row: Mapping[str, Any]) -> None:
         text = json.dumps({**row, "time": round(time.time(), 3)}) + "\n"
-        with open(self.folder / run_folders.SWEEP, "ab+", opener=regular_files.opener) as file:
+        with open(self.folder / SWEEP, "ab+", opener=regular_files.opener) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 text = text if file.read(1) == b"\n" else "\n" + text  # a line that was cut by a kill stays alone
@@ -76,7 +77,7 @@ class Table:
 
     def _rows(self) -> list[Any]:
         try:
-            text = regular_files.read(self.folder / run_folders.SWEEP, _MAX_BYTES).decode(errors="replace")
+            text = regular_files.read(self.folder / SWEEP, _MAX_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return []
         except OSError as error:

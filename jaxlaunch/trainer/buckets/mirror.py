@@ -24,15 +24,16 @@ import time
 from pathlib import Path
 
 from jaxlaunch import contract, regular_files
+from jaxlaunch.runs import layout
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
-EVERY_S = {"attempts.jsonl": 1.0, "summary.json": 1.0, "metrics.jsonl": 1.0}  # what the next generation needs first
+EVERY_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}  # what the next generation needs first
 OTHERS_S = 5.0
 CHUNK = 1 << 20  # bytes that are read at once
 BYTES_PER_S = 1 << 20  # a file is put no more often than at this rate
 LOG = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
-LINES = "attempts.jsonl"  # the one file that a second host adds to, when the first is lost
+LINES = layout.ATTEMPTS  # the one file that a second host adds to, when the first is lost
 SHOWN = 32  # ranks whose logs the leader shows the ends of
 
 State = tuple[int, int]  # time of the last change in ns, size

@@ -19,16 +19,17 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from etils import epath
 
 from jaxlaunch import contract
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import remote
 
 NAME = contract.MANIFEST
 STEP = re.compile(r"0|[1-9][0-9]*")  # the name of a step's folder
-TEMPORARY = ".tmp"  # a file in the making, on POSIX
 FORMAT = 1
 CHUNK = 1 << 20  # bytes of a read
 LONGEST_PATH, LONGEST_NAME = 1024, 255  # of a file below a step, and of a part of it; Linux's NAME_MAX is 255 bytes
@@ -157,7 +158,12 @@ def listing(folder: epath.Path, whole: bool = False) -> list[str]:
         root = os.fspath(parent) if root is None else root  # as the file system spells it, with its scheme or without
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
-    return sorted(name for name in names if whole or name not in (NAME, NAME + TEMPORARY))
+    return sorted(name for name in names if whole or not (name == NAME or is_draft(name)))
+
+
+def is_draft(name: str) -> bool:
+    """Return whether a file is a manifest that a process was writing when it was killed."""
+    return name.startswith(f"{NAME}.") and name.endswith(atomic_file.DRAFT_SUFFIX)
 
 
 def digest(path: epath.Path, written: int | None = None) -> Entry:
@@ -218,18 +224,12 @@ def each(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
 def replace(path: epath.Path, data: bytes) -> None:
     """Writes a small file so that a reader sees the old one or the new one, never a part. Raises OSError.
 
-    An object store's put is that already. POSIX needs a rename, and a sync before it: after a power cut the file
-    could otherwise be empty under its final name.
+    An object store's put is that already.
     """
     if is_remote(path):
         path.write_bytes(data)
         return
-    temporary = path.with_name(path.name + TEMPORARY)
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    atomic_file.write(Path(path), data)
 
 
 def is_remote(path: epath.Path) -> bool:

@@ -90,7 +90,8 @@ def remove(folder: epath.Path) -> list[str]:
     names = manifest.listing(folder)
     own = set(written.files) if written else {name for name in names if name.split("/")[0].split(MAKING)[0] in WRITTEN}
     each(lambda name: _unlink(folder / name), [name for name in names if name in own and name != NAME])
-    for name in (manifest.NAME + manifest.TEMPORARY, NAME, manifest.NAME):  # killed while the manifest was written
+    drafts = [name for name in manifest.listing(folder, whole=True) if manifest.is_draft(name)]
+    for name in (*drafts, NAME, manifest.NAME):
         _unlink(folder / name)
     left = [name for name in names if name not in own and name != NAME]
     if not is_remote(folder):

@@ -32,7 +32,7 @@ from jaxlaunch.trainer.checkpoint.owner import Owner
 from jaxlaunch.trainer.errors import CheckpointError, StorageError, TrainerError, first_line
 
 DIGESTS = "jaxlaunch.digests"  # where the processes leave their digests for process 0 to collect
-POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.tmp)?")
+POST = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
 ASIDE = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")  # a step that failed verification
 OF_THE_SYSTEM = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
 SHOWN = 3  # damaged files of a step that are named

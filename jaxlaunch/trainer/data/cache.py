@@ -11,13 +11,13 @@ import fcntl
 import functools
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from jaxlaunch import user_cache
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError
 
@@ -132,14 +132,11 @@ def _fits(size: int) -> bool:
 
 def _keep(place: Path, parts: Iterator[bytes] | list[bytes]) -> bool:
     """Writes a copy, whole or not at all; False where the disk refuses it."""
-    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        with atomic_file.draft(place) as draft, draft.open("wb") as file:
             for part in parts:
                 file.write(part)
-        draft.replace(place)
     except OSError:
-        draft.unlink(missing_ok=True)
         return False
     return True

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.trainer.data import atomic_write
+from jaxlaunch.runs import atomic_file
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
@@ -56,7 +56,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 
     _messages()  # before examples are drawn, which threads may decode
     count = 0
-    with atomic_write.draft(Path(path)) as unfinished:
+    with atomic_file.draft(Path(path)) as unfinished:
         # One: records are read at random.
         writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract, programs
 from jaxlaunch.contract import Key
-from jaxlaunch.records.journal import finite
+from jaxlaunch.runs.journal import finite
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.evaluation.trained import load
 from jaxlaunch.trainer.start.process import print_result

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.trainer.data import atomic_write
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.errors import DataError, SpecError
 
 ENDINGS = (".csv", ".jsonl", ".parquet")
@@ -41,7 +41,7 @@ def write(path: str | None, rows: Iterable[Row], most: int) -> tuple[int, list[R
         kept = list(itertools.islice(whole, most))
         return len(kept) + sum(1 for _ in whole), kept
     count = 0
-    with atomic_write.draft(Path(path)) as draft, _writer(os.path.splitext(path)[1], draft, first) as add:
+    with atomic_file.draft(Path(path)) as draft, _writer(os.path.splitext(path)[1], draft, first) as add:
         for row in whole:
             add(row)
             count += 1

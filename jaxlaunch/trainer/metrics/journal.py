@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from jaxlaunch.records.journal import Journal, TensorBoard
+from jaxlaunch.runs.journal import Journal, TensorBoard
 
 __all__ = ["Journal", "TensorBoard", "tensorboard_installed"]
 

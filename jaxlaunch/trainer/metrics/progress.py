@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxlaunch import contract, shown
-from jaxlaunch.records.journal import finite
+from jaxlaunch.runs.journal import finite
 
 PERIOD_S = 0.1  # between two updates of the same phase
 BURST = 10  # changes of phase that may be sent at once before they too wait for the thread

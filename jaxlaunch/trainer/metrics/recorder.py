@@ -19,6 +19,7 @@ import jax
 import jax.monitoring
 
 from jaxlaunch.contract import PROMETHEUS, Key
+from jaxlaunch.runs import layout
 from jaxlaunch.trainer.metrics.journal import Journal, TensorBoard, tensorboard_installed
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.prometheus import Exporter, Histogram, Value
@@ -162,7 +163,7 @@ class Metrics:
         for sample in samples:
             print(f"step {step}/{self._total}  sample  {json.dumps(sample, ensure_ascii=False)}", flush=True)
         if self._run_dir is not None:
-            path = os.path.join(self._run_dir, "samples.jsonl")
+            path = os.path.join(self._run_dir, layout.SAMPLES)
             self._try("no samples in the run folder", lambda: self._append(path, step, samples))
 
     def _append(self, path: str, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -201,7 +202,7 @@ class Metrics:
         for name in ("metrics", "eval"):
             self._journals[name] = Journal(os.path.join(folder, f"{name}.jsonl"), step)
         if tensorboard_installed() and not feeding.writes_events():
-            self._board = TensorBoard(os.path.join(folder, "tensorboard"), step)
+            self._board = TensorBoard(os.path.join(folder, layout.TENSORBOARD), step)
 
     def _track(self, folder: str) -> None:
         self._feed = feeding.start(folder)

@@ -21,8 +21,9 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import atomic_write, records
+from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment.source import Held
 from jaxlaunch.trainer.data.source import Source, name_of
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
@@ -140,7 +141,7 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
             file.truncate(0)
             json.dump(made, file)
             file.flush()
-            for draft in folder.glob(f"*{atomic_write.ENDING}"):
+            for draft in folder.glob(f"*{atomic_file.DRAFT_SUFFIX}"):
                 draft.unlink(missing_ok=True)
         yield is_begun
         (folder / MAKING).unlink(missing_ok=True)

@@ -28,8 +28,8 @@ from etils import epath
 from jax._src import cache_key, compilation_cache
 
 from jaxlaunch import contract, user_cache
+from jaxlaunch.runs.atomic_file import DRAFT_SUFFIX, draft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data.atomic_write import ENDING, draft
 from jaxlaunch.trainer.spec import AUTO
 from jaxlaunch.trainer.start import distributed
 
@@ -165,7 +165,7 @@ def _name(key: str) -> str:
 
 def _names(folder: epath.Path) -> list[str]:
     try:
-        return sorted(found.name for found in folder.iterdir() if not found.name.endswith(ENDING))[:MOST]
+        return sorted(found.name for found in folder.iterdir() if not found.name.endswith(DRAFT_SUFFIX))[:MOST]
     except Exception:  # there is none yet; or a store's own error, which its checkpoints will say
         return []
 

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import atomic_write, cache, files
+from jaxlaunch.trainer.data import cache, files
 from jaxlaunch.trainer.errors import DataError, Stopped
 
 CHUNK = 1 << 20
@@ -101,5 +102,5 @@ def _keep(path: Path, found: Known) -> None:
     _hashed.update(settled)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write.draft(path) as draft:
+        with atomic_file.draft(path) as draft:
             draft.write_text(json.dumps(list(settled.items())))

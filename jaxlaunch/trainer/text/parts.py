@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import atomic_write
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.data.order import mixed
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document
@@ -69,7 +69,7 @@ def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], 
     tables: list[Ints] = []  # of each lot, the first document of each bucket, and the end
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
-    with atomic_write.draft(place_of_tokens) as draft, draft.open("wb") as file:
+    with atomic_file.draft(place_of_tokens) as draft, draft.open("wb") as file:
         for lot in _tokenized(recipe, parts):
             table_B, rows_D5, order_D = _sorted(lot, keys(recipe.seed, unit, first + np.arange(len(lot.ids))), buckets)
             tables.append(first + table_B)
@@ -78,7 +78,7 @@ def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], 
                 file.write(lot.ids[at].data)
             first, tokens = first + len(lot.ids), tokens + lot.tokens
             replaced, empty = replaced + lot.replaced, empty + lot.empty
-    with atomic_write.draft(place(folder, unit)) as draft:
+    with atomic_file.draft(place(folder, unit)) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
         np.concatenate([header, *tables, *(each.ravel() for each in rows)]).astype(np.int64).tofile(draft)
 

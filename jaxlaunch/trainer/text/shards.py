@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import atomic_write, records
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.share import Share
 from jaxlaunch.trainer.text import packing, parts
 from jaxlaunch.trainer.text.recipe import Recipe
@@ -181,5 +182,5 @@ def digest(path: Path) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a file of JSON, whole or not at all."""
-    with atomic_write.draft(path) as draft:
+    with atomic_file.draft(path) as draft:
         draft.write_text(json.dumps(content, indent=1) + "\n")

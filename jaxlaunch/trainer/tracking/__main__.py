@@ -15,9 +15,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch.records.journal import STEP
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.runs.journal import STEP
 from jaxlaunch.trainer.tracking import trackers
 from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED
 
@@ -111,9 +113,8 @@ class _State:
         self._write()
 
     def _write(self) -> None:
-        with open(f"{self._path}.tmp", "w") as file:
-            json.dump({"tracker": self._tracker, "id": self.id, "sent": self.sent}, file)
-        os.replace(f"{self._path}.tmp", self._path)
+        state = {"tracker": self._tracker, "id": self.id, "sent": self.sent}
+        atomic_file.write(Path(self._path), json.dumps(state).encode())
 
 
 class _Followed:

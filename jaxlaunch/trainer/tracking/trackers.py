@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jaxlaunch.records.journal import TensorBoard
+from jaxlaunch.runs.journal import TensorBoard
 
 
 class Run(NamedTuple):

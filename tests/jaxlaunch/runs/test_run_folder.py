@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, unfinished
-from jaxlaunch.runs.layout import log_path, start_folder
+from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, SUMMARY, log_path, start_folder
 from jaxlaunch.runs.run_folder import (
-    AGENTS,
-    ATTEMPTS,
     MAX_JSON,
     MAX_READ,
     TAIL_BYTES,
@@ -78,13 +76,13 @@ def test_a_record_with_a_field_of_another_form_is_left_out(tmp_path: Path, chang
     assert [each.attempt for each in folder.records("uid")] == [1, 3]
 
 
-@pytest.mark.parametrize("name", [ATTEMPTS, FILE])
+@pytest.mark.parametrize("name", [ATTEMPTS, SUMMARY])
 def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: str) -> None:
     for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
         said: list[str] = []
         folder = RunFolder(tmp_path, said.append)
         make(tmp_path / name)  # type: ignore[operator]
-        assert folder.records("uid") == [] and folder.read(FILE) == {}
+        assert folder.records("uid") == [] and folder.read(SUMMARY) == {}
         assert len(said) == (name == ATTEMPTS), said
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
@@ -107,7 +105,7 @@ def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
 
 def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_path: Path) -> None:
     for data in (b"[" * MAX_JSON, b"[" + b"[]," * (MAX_JSON // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON)):
-        (tmp_path / FILE).write_bytes(data)
+        (tmp_path / SUMMARY).write_bytes(data)
         tracemalloc.start()
         assert RunFolder(tmp_path, print).summary() is None
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
@@ -131,7 +129,7 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(t
     whole = json.dumps(summary).encode()
     for _ in range(200):
         (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.lines(seeds, 100, chance)))
-        (tmp_path / FILE).write_bytes(mutate.one(whole, chance))
+        (tmp_path / SUMMARY).write_bytes(mutate.one(whole, chance))
         records = unfinished.settle(folder, "uid")
         if records:
             json.dumps(history.next_move(records, 3, everyone_lives=True).verdict.to_json(), allow_nan=False)

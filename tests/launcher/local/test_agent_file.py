@@ -32,7 +32,7 @@ def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Pat
 
 def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(parents=True)
-    names = [f"agent-{number}.pyz" for number in range(6)] + [".agent-6.pyz.draft"]
+    names = [f"agent-{number}.pyz" for number in range(6)] + ["agent-6.pyz.0123456789abcdef.tmp"]
     for days, name in enumerate([*reversed(names), "agent-of-today.pyz", "mine.txt"]):
         (cache / name).touch()
         os.utime(cache / name, (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then))

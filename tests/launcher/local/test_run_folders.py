@@ -12,8 +12,10 @@ import yaml
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import paths, run_folders, trained
+from jaxlaunch.launcher.local import found, paths, run_folders, trained
+from jaxlaunch.runs.layout import SWEEP
 from tests.launcher.invoke import launcher
+from tests.launcher.report import made_runs
 
 JOB = {"name": "one", "accelerator": {"type": "cpu"}, "volumes": [{"claim": "ckpt", "path": "/ckpt"}]}
 ROOT = Path(__file__).parents[3]
@@ -103,3 +105,13 @@ def test_what_cannot_be_exported_is_the_user_s_to_mend(
     left = launcher(capsys, monkeypatch, "export", "one", "--to", "out")
     assert (left.code, left.out) == (2, "")
     assert "runs/one/checkpoints holds no checkpoint" in left.err and "Traceback" not in left.err
+
+
+def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        made_runs.run(tmp_path / name / f"{name}-0", points=1)
+        (tmp_path / name / SWEEP).touch()
+        for link in ("link-1", "link-2", "link-3"):
+            (tmp_path / name / link).symlink_to(tmp_path / other)
+
+    assert [run.name for run in found.runs_in(tmp_path)] == ["a-0", "b-0"]

@@ -93,7 +93,7 @@ def test_the_shares_of_all_processes_hold_each_file_once(count):
 
 
 def test_a_file_in_the_making_is_no_part_of_the_step(folder):
-    (folder / (manifest.NAME + manifest.TEMPORARY)).write_text("half")
+    (folder / (f"{manifest.NAME}.0123456789abcdef.tmp")).write_text("half")
     assert "jaxlaunch" not in str(manifest.listing(folder))
 
 

@@ -293,7 +293,7 @@ def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder,
     """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.NAME).unlink()
     if is_half_written:  # as a process leaves it that is killed in the middle
-        (folder / "40" / (manifest.NAME + manifest.TEMPORARY)).write_bytes(b'{"files": {')
+        (folder / "40" / (f"{manifest.NAME}.0123456789abcdef.tmp")).write_bytes(b'{"files": {')
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
         assert step == 30 and "step 40: no manifest" in said and "using step 30 (40 was removed)" in said

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.records.journal import Journal
+from jaxlaunch.runs.journal import Journal
 from jaxlaunch.trainer.tracking import feeding
 from tests import environments
 from tests.trainer.tracking import jobs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.records.journal import Journal
+from jaxlaunch.runs.journal import Journal
 from jaxlaunch.trainer.tracking import feeding
 
 TRACKERS = """

@@ -8,14 +8,15 @@ from __future__ import annotations
 import http
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.host.child import Child
+from jaxlaunch.runs import atomic_file
 
 STEPS = 5  # the default
 MAX_SHOWN = 60  # characters of a wrong value
@@ -73,9 +74,8 @@ class Profiles:
         self._requested = {child.rank: child for child in self._alive()}
         try:
             for child in self._requested.values():
-                with open(f"{child.profile_path}.draft", "w") as file:
-                    json.dump({"id": self._number, "steps": steps}, file)
-                os.replace(file.name, child.profile_path)  # atomic: a process reads all of it or nothing
+                request = {"id": self._number, "steps": steps}
+                atomic_file.write(Path(child.profile_path), json.dumps(request).encode())
         except OSError as error:
             self._requested = {}
             return _refusal(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.records.journal import STEP, Journal, TensorBoard, finite
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, finite
 
 SHOWN_EVERY_S = 10.0  # between two lines on the screen
 MOST_WAITING = 1000  # rows for storage that stalls; more are dropped
@@ -80,7 +81,7 @@ class ReportedMetrics:
             while (row := rows.get()) is not None:
                 step, values = row
                 if journal is None or board is None:
-                    journal = Journal(f"{self._folder}/metrics.jsonl", step - 1)
+                    journal = Journal(f"{self._folder}/{layout.METRICS}", step - 1)
                     board = TensorBoard(f"{self._folder}/tensorboard", step - 1)
                 journal.add(step, values)
                 board.write(step, {f"train/{name}": value for name, value in values.items() if name != "time"})

@@ -35,8 +35,8 @@ class SiteFolder:
             self._copy("jaxlaunch.launcher.agent", f"site/{name}", name)
         for name in (CONTRACT, ISOLATED):
             self._copy("jaxlaunch", name, name)
-        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
-        for name in ("__init__.py", "reporting.py", "shown.py"):
+        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch", "runs"))
+        for name in ("__init__.py", "reporting.py", "shown.py", "runs/__init__.py", "runs/atomic_file.py"):
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 
     def path(self, suffix: str) -> str:

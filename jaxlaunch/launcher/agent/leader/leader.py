@@ -43,7 +43,8 @@ from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Summary, ratio
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history, unfinished
-from jaxlaunch.runs.run_folder import AGENTS, RunFolder
+from jaxlaunch.runs.layout import AGENTS
+from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
 TICK_S = 0.2

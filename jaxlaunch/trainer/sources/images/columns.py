@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from jaxlaunch.trainer.data import arrow, atomic_write, files
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.trainer.data import arrow, files
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.sources.images import labels
 from jaxlaunch.trainer.sources.images.index import Member, shown
@@ -133,7 +134,7 @@ def _copied(path: str, batches: Iterator[Any], columns: tuple[str, str], copy: P
     found: list[Member] = []
     at = 0
     try:
-        with atomic_write.draft(copy) as draft, draft.open("wb") as file:
+        with atomic_file.draft(copy) as draft, draft.open("wb") as file:
             for batch in batches:
                 image, of_rows = _values(path, len(found), batch, columns)
                 for value, label in zip(image, of_rows, strict=True):

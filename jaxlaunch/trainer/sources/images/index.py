@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch import user_cache
+from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import atomic_write, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.sources.images.picture import MOST_BYTES, Broken
 
 VERSION = 1  # of what is kept: one that is made otherwise has another address
@@ -213,9 +214,9 @@ def _locked(folder: Path) -> Iterator[Path | None]:
 def _store(folder: Path, index: Index, mark: str) -> None:
     about = {key: value for key, value in dataclasses.asdict(index).items() if key not in (*_ARRAYS, "names")}
     arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
-    with atomic_write.draft(folder / "index.npz") as draft, draft.open("wb") as file:
+    with atomic_file.draft(folder / "index.npz") as draft, draft.open("wb") as file:
         np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-    with atomic_write.draft(folder / "index.json") as draft:
+    with atomic_file.draft(folder / "index.json") as draft:
         draft.write_text(json.dumps({"mark": mark, "index": about}))
 
 

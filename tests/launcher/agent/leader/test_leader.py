@@ -23,7 +23,8 @@ from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.run_folder import AGENTS, RunFolder
+from jaxlaunch.runs.layout import AGENTS
+from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 

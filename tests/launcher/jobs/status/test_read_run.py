@@ -18,10 +18,10 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.status import read_run, run_files
 from jaxlaunch.launcher.jobs.status.run_files import RunFiles
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import FILE, Of, Summary
+from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.layout import log_path, start_folder
-from jaxlaunch.runs.run_folder import ATTEMPTS, RunFolder
+from jaxlaunch.runs.layout import ATTEMPTS, SUMMARY, log_path, start_folder
+from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
 KEPT = 4_000  # bytes of each rank's log
@@ -73,7 +73,7 @@ def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_
     of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     hung = Summary(verdict_for_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
     Starts(RunFolder(tmp_path, pytest.fail), "1234").write(hung)
-    assert (tmp_path / FILE).stat().st_size > 2_000_000
+    assert (tmp_path / SUMMARY).stat().st_size > 2_000_000
     found = read(tmp_path).recorded
     assert found is not None and (found.step, found.committed, found.verdict) == (40, 37, hung.verdict)
 
@@ -106,7 +106,7 @@ def test_the_end_of_a_log_is_what_fits(tmp_path: Path) -> None:
         assert log.left_out == 11 * (10_000 - len(log.lines))
 
 
-@pytest.mark.parametrize("name", [FILE, ATTEMPTS, "starts/1/logs/rank-0.log"])
+@pytest.mark.parametrize("name", [SUMMARY, ATTEMPTS, "starts/1/logs/rank-0.log"])
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder", "nothing"])
 def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -> None:
     path = told(tmp_path) / name
@@ -118,7 +118,7 @@ def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -
     elif kind == "a folder":
         path.mkdir()
     found = read(tmp_path)
-    assert (found.recorded is None) == (name == FILE)
+    assert (found.recorded is None) == (name == SUMMARY)
     assert (found.attempts == ()) == (name == ATTEMPTS)
     assert any(log.lines for log in found.logs) == (not name.startswith("starts"))
 
@@ -127,7 +127,7 @@ def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -
     "text", ["[]", "{", "[" * 100_000, '{"of": {"uid": "5678"}, "verdict": null}', '{"of": 7}', "null"]
 )
 def test_a_summary_that_is_no_such_file_or_another_job_s_is_unknown(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / SUMMARY).write_text(text)
     (tmp_path / ATTEMPTS).write_text(f"{text}\n{text}\n")
     assert read(tmp_path) == RunFiles(None, (), ())
 

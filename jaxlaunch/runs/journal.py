@@ -12,9 +12,11 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxlaunch import regular_files
+from jaxlaunch.runs import atomic_file
 
 STEP = "step"
 MAX_LINE = 1024 * 1024  # characters: of a longer one no piece is a line of ours
@@ -34,9 +36,7 @@ class Journal:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         kept = {step: line for step, line in _lines(path) if step <= start}
         if os.path.exists(path):
-            with open(f"{path}.tmp", "w") as rewritten:
-                rewritten.writelines(kept.values())
-            os.replace(f"{path}.tmp", path)
+            atomic_file.write(Path(path), "".join(kept.values()).encode())
         self._last = max(kept, default=-1)
         self._row: dict[str, Any] | None = None  # the last line, where this journal wrote it, and where it begins
         self._at = 0

@@ -1,0 +1,52 @@
+"""The one way in which agents, launcher and trainer replace a file.
+
+The new content is written to a draft beside the file, synced, renamed over the file, and the folder is synced. A reader
+sees the old content or the new one, never a part of it, and a machine that loses its power keeps one of the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# What copies or lists a folder leaves names with this ending out.
+DRAFT_SUFFIX = ".tmp"
+
+
+@contextlib.contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """Give the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
+
+    Raises:
+        OSError: The draft cannot be written, synced or renamed. The file is as it was then.
+    """
+    # A random name: hosts that share the storage have equal process ids, in a pod every agent is process 1.
+    draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT_SUFFIX}")
+    try:
+        yield draft
+        # Without this sync the rename can reach the disk before the data: the file would be empty after a power cut.
+        _sync(draft)
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    # Some file systems of networks refuse to sync a folder. The file is whole in any case.
+    with contextlib.suppress(OSError):
+        _sync(path.parent)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file by `data`. Raises OSError, and the file is as it was then."""
+    with draft(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""A file is replaced as a whole, whoever else writes it, and also when the machine loses its power."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.runs.layout import SUMMARY
+from jaxlaunch.runs.run_folder import RunFolder
+
+
+def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path: Path) -> None:
+    """Two threads stand for the agents of two pods: they share the storage, and their process ids are equal."""
+    failures: list[str] = []
+
+    def write(writer: int) -> None:
+        folder = RunFolder(tmp_path, failures.append)
+        for step in range(100):
+            notes = [f"{writer}"] * 500
+            folder.write(SUMMARY, Summary(None, step=step, seconds={}, restarts={}, notes=notes).to_json())
+
+    RunFolder(tmp_path, failures.append).write(SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json())
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
+    for thread in writers:
+        thread.start()
+    while any(thread.is_alive() for thread in writers):
+        summary = RunFolder(tmp_path, failures.append).summary()
+        assert summary is not None and len(summary.notes) == 500 and len(set(summary.notes)) == 1
+    for thread in writers:
+        thread.join()
+    assert failures == []
+    assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]
+    summary = RunFolder(tmp_path, failures.append).summary()
+    assert summary is not None and summary.step == 99
+
+
+@pytest.mark.parametrize("failing_call", ["write", "fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: str
+) -> None:
+    file = tmp_path / "summary.json"
+    file.write_bytes(b"old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing_call == "write":
+        monkeypatch.setattr(Path, "write_bytes", lambda path, data: (path.touch(), fail()))
+    else:
+        owner = os if failing_call == "fsync" else Path
+        monkeypatch.setattr(owner, failing_call, fail)
+
+    with pytest.raises(OSError, match="No space left"):
+        atomic_file.write(file, b"new")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"] and file.read_bytes() == b"old"
+
+
+def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append("sync of the folder" if path == tmp_path else f"sync of {path.read_bytes().decode()}")
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+
+    atomic_file.write(tmp_path / "summary.json", b"all of it")
+
+    assert calls == ["sync of all of it", "rename", "sync of the folder"]
+
+
+def test_storage_that_cannot_sync_a_folder_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def sync_files_only(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(22, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+
+    atomic_file.write(tmp_path / "summary.json", b"new")
+
+    assert (tmp_path / "summary.json").read_bytes() == b"new"
