@@ -50,7 +50,9 @@ def status(environ: Mapping[str, str], until: float) -> str:
         return ""
     text = b""
     with contextlib.suppress(OSError, ValueError):  # a closed port; an address that is none
-        with socket.create_connection(_address(environ.get(ADDRESS, "")), timeout=until - time.monotonic()) as peer:
+        # A negative timeout is a ValueError, after which `create_connection` leaves its socket open.
+        left = max(until - time.monotonic(), 0.0)
+        with socket.create_connection(_address(environ.get(ADDRESS, "")), timeout=left) as peer:
             peer.sendall(QUESTION)
             while len(text) < MAX_TEXT and (left := until - time.monotonic()) > 0:
                 peer.settimeout(left)
