@@ -1,0 +1,317 @@
+"""The sentences of verdicts: golden texts, and that no decision depends on their words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
+from jaxlaunch.records import checked, messages
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.failure import (
+    DiskExcess,
+    ExceptionFacts,
+    Failure,
+    FailureKind,
+    HangFacts,
+    LostHost,
+    Numbers,
+    RendezvousFacts,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+)
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.runs import history
+
+HANG = HangFacts(
+    "step", 60.0, 61.0, 3, "rank 3 in step in f (x.py:1)", Numbers((0, 1), 2), Numbers((3,), 1), "no answer"
+)
+LOST = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(1, "connection closed", 2, 3, agent_signal=9),))
+RAISED = Failure(FailureKind.EXCEPTION, rank=1, phase="data", step=20, exception=ExceptionFacts("ValueError", "boom"))
+FULL = ExceptionFacts("StorageError", "saving failed: [Errno 28] No space left", errno=28, is_storage_full=True)
+EXCESS = DiskExcess(1, 4 * 2**20, 3 * 2**20)
+
+
+def stopped(outcome: StopOutcome | None, reason: StopReason = StopReason.OUTSIDE, **facts: Any) -> Failure:
+    cause, detail, lost = facts.pop("cause", None), facts.pop("detail", ""), facts.pop("lost_hosts", ())
+    stop = StopFacts(reason, outcome, **facts)
+    return Failure(FailureKind.STOPPED, stop=stop, cause=cause, detail=detail, lost_hosts=lost)
+
+
+# Every kind, with its exit code and its sentence.
+CASES: list[tuple[int, Failure, str]] = [
+    (83, Failure(FailureKind.OTHER, detail="as told"), "as told"),
+    (64, Failure(FailureKind.REFUSED, detail="host 1 has jax 1"), "host 1 has jax 1"),
+    (0, Failure(FailureKind.DONE, count=1), "the process finished"),
+    (0, Failure(FailureKind.DONE, count=2), "every process finished"),
+    (83, RAISED, "rank 1 raised in data at step 20: ValueError: boom"),
+    (84, Failure(FailureKind.TRAINER_ERROR, rank=1, exception=FULL), f"rank 1 ended: {FULL.message}"),
+    (83, Failure(FailureKind.EXIT_CODE, rank=0, exit_code=3), "rank 0's program ended with exit code 3"),
+    (
+        137,
+        Failure(FailureKind.SIGNAL, rank=0, signal=9),
+        "rank 0 was killed by SIGKILL (by the kernel because memory ran out, or by a person)",
+    ),
+    (190, Failure(FailureKind.SIGNAL, rank=0, signal=62, step=5), "rank 0 was killed by signal 62 at step 5"),
+    (
+        137,
+        Failure(FailureKind.OOM_KILLED, rank=0, signal=9),
+        "rank 0 was OOMKilled: its container reached its memory limit",
+    ),
+    (70, Failure(FailureKind.NOT_STARTED, rank=0, detail="no file x"), "rank 0 could not be started: no file x"),
+    (70, Failure(FailureKind.NOT_STARTED, rank=0, exit_code=127), "rank 0 could not be started: exit code 127"),
+    (
+        70,
+        Failure(FailureKind.NO_TRAINER, rank=0),
+        "rank 0's program ended with exit code 0 before the trainer began",
+    ),
+    (83, Failure(FailureKind.ENDED_EARLY, rank=0, step=5), "rank 0's program ended at step 5, before its last step"),
+    (
+        83,
+        Failure(FailureKind.LEFT_EARLY, rank=0),
+        "rank 0's program ended while other ranks were still running",
+    ),
+    (
+        82,
+        Failure(FailureKind.HANG, rank=3, step=5, hang=HANG),
+        "rank 3 makes no progress at step 5 (the step timeout of 60 s passed first on rank 3, after 61 s): "
+        "rank 3 in step in f (x.py:1); ranks 0, 1 wait for rank 3; NCCL: no answer",
+    ),
+    (
+        82,
+        Failure(FailureKind.HANG, rank=0, hang=HangFacts(), cause=RAISED),
+        "rank 0 makes no progress: its process stands still, and its peers gave up: "
+        "rank 1 raised in data at step 20: ValueError: boom",
+    ),
+    (
+        82,
+        Failure(FailureKind.HEARTBEATS_MISSED, rank=2),
+        "rank 2 stopped sending heartbeats to JAX, which then aborted its peers",
+    ),
+    (
+        64,
+        Failure(FailureKind.MIXED_VERSIONS, versions={0: "0.10", 2: "0.11"}),
+        "rank 2 imported jax 0.11, rank 0 imported 0.10",
+    ),
+    (
+        81,
+        LOST,
+        "host 1 (ranks 2 to 3) was lost: connection closed "
+        "(its agent was killed by SIGKILL (by the kernel because memory ran out, or by a person))",
+    ),
+    (
+        81,
+        Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0),)),
+        "host 0 was lost: its agent was killed before it could write how the attempt ended",
+    ),
+    (
+        81,
+        Failure(
+            FailureKind.NOT_JOINED,
+            rendezvous=RendezvousFacts(Numbers((2, 5), 2), 30.0, "timeouts.rendezvous", ("host 2 is old",)),
+        ),
+        "rendezvous: hosts 2, 5 did not join within 30 s (timeouts.rendezvous); refused: host 2 is old",
+    ),
+    (
+        81,
+        Failure(FailureKind.CANNOT_JOIN, detail="refused", rendezvous=RendezvousFacts(address="a:1")),
+        "rendezvous: cannot join host 0 at a:1: refused",
+    ),
+    (
+        83,
+        dataclasses.replace(RAISED, rendezvous=RendezvousFacts(Numbers((0,), 1), 300.0, "timeouts.replace")),
+        "rank 1 raised in data at step 20: ValueError: boom; no other host 0 within 300 s (timeouts.replace)",
+    ),
+    (81, Failure(FailureKind.AGENT_ENDED, exit_code=1), "host 0's agent ended with exit code 1"),
+    (81, Failure(FailureKind.AGENT_ENDED, signal=15), "host 0's agent was killed by SIGTERM"),
+    (
+        81,
+        Failure(FailureKind.AGENTS_KILLED, signal=15),
+        "every agent was killed: host 0's was killed by SIGTERM",
+    ),
+    (
+        83,
+        Failure(FailureKind.UNRECORDED, exit_code=83),
+        "a process crashed; the agents could not write more about it into the run folder",
+    ),
+    (
+        81,
+        Failure(FailureKind.RUN_KILLED),
+        "launcher and agents were killed together, or the machine was restarted, before they could write how it ended",
+    ),
+    (80, stopped(StopOutcome.NOT_JOINED), "stopped from outside before every host had joined"),
+    (80, stopped(StopOutcome.NO_RANK), "stopped from outside: it held no rank"),
+    (
+        77,
+        stopped(StopOutcome.BETWEEN_ATTEMPTS, StopReason.DEADLINE, deadline_s=90.0, cause=RAISED),
+        "the job's deadline of 90 s passed, after: rank 1 raised in data at step 20: ValueError: boom",
+    ),
+    (
+        80,
+        stopped(StopOutcome.SAVED, saved_step=7, late={"data": Numbers((1,), 1)}, lost_hosts=(LostHost(0, "reset"),)),
+        "stopped from outside: saved at step 7; host 0 was lost: reset; rank 1 in data did not end",
+    ),
+    (80, stopped(StopOutcome.NOT_SAVED), "stopped from outside: not saved"),
+    (
+        80,
+        stopped(StopOutcome.NOT_SAVED, detail="the step is saved already"),
+        "stopped from outside: the step is saved already",
+    ),
+    (80, stopped(StopOutcome.NOT_REPORTED), "stopped from outside: the program did not report whether it saved"),
+    (
+        80,
+        stopped(StopOutcome.NOT_SAVED, late={"": Numbers((0, 1), 2)}, was_killed=True),
+        "stopped from outside: not saved: ranks 0, 1 in its program, killed",
+    ),
+    (
+        80,
+        stopped(StopOutcome.NOT_SAVED, cause=RAISED, committed_step=7),
+        "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; step 7 is saved",
+    ),
+    (
+        80,
+        stopped(StopOutcome.NOT_SAVED, cause=RAISED, deleted_step=7),
+        "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; "
+        "step 7 was saved, and somebody deleted it",
+    ),
+    (
+        80,
+        stopped(None, StopReason.USER, committed_step=5, deleted_step=7),
+        "stopped by you; step 5 is saved; step 7 was, and somebody deleted it",
+    ),
+    (80, stopped(None, StopReason.USER), "stopped by you; nothing is saved"),
+    (
+        80,
+        stopped(StopOutcome.NOT_SAVED, StopReason.GROWTH, hosts=4, hosts_before=2),
+        "stopped to continue with 4 hosts instead of 2: not saved",
+    ),
+    (
+        84,
+        stopped(StopOutcome.NOT_JOINED, StopReason.DISK_EXCEEDED, excess=EXCESS),
+        "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), for which its pod is "
+        "evicted before every host had joined",
+    ),
+    (
+        70,
+        Failure(FailureKind.REPEATED, cause=RAISED, detail="the last line"),
+        "rank 1 raised in data at step 20: ValueError: boom (the last line); so did the attempt before, and neither "
+        "made progress",
+    ),
+    (
+        79,
+        Failure(FailureKind.NO_PROGRESS, count=3, cause=RAISED),
+        "no newly committed step in 3 sets of pods; the first error was: "
+        "rank 1 raised in data at step 20: ValueError: boom",
+    ),
+    (
+        79,
+        Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=3, limit=3, cause=LOST),
+        "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted): host 1 (ranks 2 to 3) was lost: "
+        "connection closed (its agent was killed by SIGKILL (by the kernel because memory ran out, or by a person))",
+    ),
+    (
+        79,
+        Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=3, limit=3),
+        "no newly committed step in at least 3 preemptions in a row, of 3 (restarts.preempted): "
+        "the job keeps no checkpoints",
+    ),
+]
+FREE_TEXT = (FailureKind.OTHER, FailureKind.REFUSED)
+STEPPING = Status(phase="step", step=20, stepped=True)
+GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer", "code": None}
+EVENTS = [
+    Event(Kind.ERROR, 0, 0, STEPPING, error=GLOO),
+    Event(Kind.ERROR, 1, 1, STEPPING, error={"type": "KeyError", "message": "3", "code": None}),
+    Event(Kind.ERROR, 1, 1, STEPPING, error={"type": "StorageError", "message": "disk quota exceeded", "code": 84}),
+    Event(Kind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=-9), exit=-9, oom=True),
+    Event(Kind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=3), exit=3, text="bye"),
+    Event(Kind.LOST, 1, 1, STEPPING, lost=LostHost(1, "connection closed", 1, 1)),
+    Event(Kind.HANG, 1, 1, STEPPING, hang=HANG),
+    Event(Kind.UNSTARTABLE, 1, 1, text="nope"),
+]
+
+
+def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put nonsense in the place of every word of the catalog."""
+    for name, template in messages.CATALOG.items():
+        parts = re.split(r"(\{[^}]*\})", template)
+        replaced = [part if part.startswith("{") else re.sub(r"[A-Za-z']+", "zq", part) for part in parts]
+        monkeypatch.setitem(messages.CATALOG, name, "".join(replaced))
+
+
+def record(attempt: int, verdict: Verdict) -> Record:
+    return Record("u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0)
+
+
+def decisions(verdict: Verdict) -> Any:
+    """Return what follows from a verdict after one attempt, after two alike, and in pods that do not start."""
+    histories = [[record(number, verdict) for number in range(1, count + 1)] for count in (1, 2, 3)]
+    moves = [history.next_move(records, 2, everyone_lives=True) for records in histories]
+    given_up = history.given_up(histories[2], 4, 3)
+    return (
+        (verdict.code, verdict.cause, verdict.rank, verdict.host, verdict.step, verdict.failure, verdict.is_full_disk),
+        [(move.again, move.verdict.code, move.verdict.cause, move.verdict.failure) for move in moves],
+        history.preemptions_without_progress(histories[2]),
+        given_up and (given_up.code, given_up.failure),
+    )
+
+
+def all_verdicts() -> list[Verdict]:
+    """Return verdicts of every kind, those that events lead to, and those of hosts that lost their leader."""
+    verdicts = [verdict_for_code(code, failure, rank=1) for code, failure, _ in CASES]
+    verdicts += [verdict_of(event) for event in EVENTS]
+    for first in EVENTS:
+        for second in EVENTS:
+            found = decide([first, second])
+            assert found is not None
+            verdicts.append(verdict_of(found[0]))
+    statuses = [dataclasses.replace(STEPPING, committed=10, stopped={"saved": saved}) for saved in (True, False)]
+    return verdicts + [
+        of_lost_leader("reset", 0, [status], 10, is_stopping=is_stopping)
+        for status in statuses
+        for is_stopping in (True, False)
+    ]
+
+
+def test_every_kind_has_a_case_and_a_sentence() -> None:
+    assert {failure.kind for _, failure, _ in CASES} == set(FailureKind)
+    for _, failure, sentence in CASES:
+        assert messages.render(failure) == sentence
+
+
+def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = all_verdicts()
+    expected = [decisions(verdict) for verdict in before]
+    replace_all_words(monkeypatch)
+    after = all_verdicts()
+    assert [decisions(verdict) for verdict in after] == expected
+    for old, new in zip(before, after, strict=True):
+        if old.failure.kind not in FREE_TEXT:
+            assert "zq" in new.message and new.message != old.message
+
+
+def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
+    for verdict in all_verdicts():
+        text = json.dumps(verdict.to_json())
+        assert checked.read(Verdict, checked.decoded(text)) == verdict
+    fields = verdict_for_code(83, RAISED).to_json()
+    fields["failure"]["kind"] = "of_next_year"
+    read = checked.read(Verdict, fields)
+    assert read.failure.kind is FailureKind.OTHER and read.facts.detail == read.message
+
+
+def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
+    verdict = verdict_for_code(contract.CRASH, "it broke")
+    assert messages.render(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
+
+
+def test_names_cuts_a_long_list() -> None:
+    assert messages.names(list(range(30)), "rank").endswith("18, 19 and 10 more")
+    assert Numbers.of(range(30)).count == 30
