@@ -205,9 +205,26 @@ def ends_by_cause(records: Sequence[Record]) -> dict[str, int]:
     return dict(Counter(record.cause for record in records))
 
 
-def restarts_by_cause(records: Sequence[Record]) -> dict[str, int]:
-    """How often each cause was followed by another start."""
-    return ends_by_cause(records[:-1])
+def restarts_by_cause(records: Sequence[Record], attempt: int | None = None) -> dict[str, int]:
+    """Count the restarts, in place or with new pods, by the cause that ended the attempt before.
+
+    Args:
+        records: Attempts that ended, oldest first.
+        attempt: Number of the newest attempt, which runs or waits for its hosts. None: the last record is of it.
+    """
+    if attempt is None and records:
+        attempt = records[-1].attempt
+    return dict(Counter(record.cause for record in records if attempt is not None and record.attempt < attempt))
+
+
+def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
+    """Return the number of restarts that every command, page and record shows.
+
+    Args:
+        generation: Number of the newest set of pods, from 0.
+        by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in `generation` alone.
+    """
+    return max(generation, sum((by_cause or {}).values()))
 
 
 def _since_progress(records: Sequence[Record]) -> Sequence[Record]:

@@ -18,7 +18,7 @@ from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.failure import Failure, FailureKind
 from jaxlaunch.records.summary import Summary, ratio
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
-from jaxlaunch.runs import run_folder
+from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.run_folder import Listed
 
 TIMEOUT_S = 1.0  # of an agent of this machine
@@ -159,7 +159,8 @@ def _restarts(run: Run) -> Restarts:
     found = run.summary
     generation = 0 if found is None or found.of is None else found.of.generation
     usual = run.numbers.get(CRASHES, 5)
-    return Restarts(generation, generation, usual, None if found is None else dict(found.restarts), None, None)
+    by_cause = None if found is None else dict(found.restarts)
+    return Restarts(history.restart_count(generation, by_cause), generation, usual, by_cause, None, None)
 
 
 def _step(summary: Summary | None, live: Live | None) -> int | None:

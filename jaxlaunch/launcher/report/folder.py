@@ -14,6 +14,7 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records import summary
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import JOB, LOCK, SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
 
@@ -74,7 +75,7 @@ def brief(folder: Path) -> Brief:
         found.step,
         _steps(folder),
         summary.ratio(found.seconds),
-        sum(found.restarts.values()),
+        history.restart_count(0 if of is None else of.generation, found.restarts),
         found.starts[0].started if found.starts else None if of is None else of.started,
         None if of is None else of.at,
         _owner(folder),

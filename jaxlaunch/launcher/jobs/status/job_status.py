@@ -16,6 +16,7 @@ from jaxlaunch.launcher.kubernetes.objects import age, condition, is_true, momen
 from jaxlaunch.records import checked
 from jaxlaunch.records.log_lines import Beat
 from jaxlaunch.records.progress_annotation import WHEN
+from jaxlaunch.runs import history
 
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
 
@@ -44,12 +45,12 @@ OVER = (State.DONE, State.FAILED, State.STOPPED)
 
 @dataclasses.dataclass(frozen=True)
 class Restarts:
-    """How often the JobSet was restarted, and how many of these restarts count against its limit."""
+    """How often the job was restarted, in place or with new pods, and how many restarts count against the limit."""
 
     total: int
     charged: int  # against the limit
     limit: int  # maxRestarts of the failure policy
-    by_cause: Mapping[str, int] | None  # attempts that ended, in place or not; None: not known
+    by_cause: Mapping[str, int] | None  # by what ended the attempt before; None: not known
     preempted: int | None  # preemptions in a row without a newly saved step; None: not known
     preempted_limit: int | None  # the limit of these; None: no limit
 
@@ -262,7 +263,8 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     if preempted is None and not snapshot.restarts:
         preempted = 0
     limit = checked.number_in(_variable(snapshot, contract.JOB), "preempted_limit")
-    return Restarts(snapshot.restarts, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
+    total = history.restart_count(snapshot.restarts, causes)
+    return Restarts(total, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 
 def _verdict(snapshot: Snapshot, state: State) -> Mapping[str, Any] | None:

@@ -1706,7 +1706,7 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     known = {"step": 40, "committed": 37, "goodput": 0.81, "ends": {"preempted": 2}}
     found = explain(snapshot(recorded(queued, "queued", **known), workload=workload()))
     assert found.facts == (
-        "restarts: 1, of which 0 count against the limit of 5; attempts ended by preempted 2",
+        "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
         "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: step 37, "
         "goodput 81.0%",
     )
