@@ -30,7 +30,8 @@ from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT
+from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
+from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.train_step import Batch, Step
 from jaxlaunch.trainer.task import Task, checked_source
@@ -78,8 +79,8 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
         case ViT() as model if isinstance(task, Classify):
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
         case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
-            side = getattr(spec.data, "size", None) or IMAGE
-            synthetic = Synthetic(source="synthetic", shape=[side, side, model.channels])
+            size = spec.data.shape if isinstance(spec.data, OfImages) else None
+            synthetic = Synthetic(source="synthetic", shape=[*(size or (IMAGE, IMAGE)), model.channels])
         case _:
             return spec
     steps = ENDLESS if spec.epochs else spec.steps  # the steps of an epoch are unknown without the data
@@ -145,7 +146,7 @@ class Plan:
         """
         whole, least, remat = self._residuals("none"), self._residuals("full"), self.spec.remat
         asked = whole if remat == "none" else least if remat == "full" else self._residuals(remat)
-        layers = getattr(self.spec.model, "layers", 1)
+        layers = model_sizes(self.spec.model).layers
 
         def peak(kept: Range) -> Range:
             again = (max(0, most - part) // layers for most, part in zip(whole, kept, strict=True))

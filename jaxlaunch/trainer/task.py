@@ -1,13 +1,11 @@
-"""The interface of a task: a model, its loss, its examples. The one that a user's training code implements.
-
-What does not keep to it fails with an error, as soon as it can be checked.
-"""
+"""The interface of a task, which users' training code implements, and the checks of what its methods return."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +15,10 @@ from jax import Array
 
 from jaxlaunch import contract
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import Apart, Source
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.models.foreign import Linen
+from jaxlaunch.trainer.spec import Images, Mixture, Torch, TrainSpec
 
 Split = Literal["train", "eval"]
 """Which examples are meant: those of the training, or those held out for evaluation."""
@@ -54,25 +53,17 @@ class Loss(NamedTuple):
     metrics: dict[str, tuple[Array, Array]] = {}
 
 
-class Task(Protocol):
-    """The interface of a task. `train.task: module:Name` names a class that can be called without arguments and has
-    these methods. It need not inherit from this protocol. It can inherit methods from the tasks [`Classify`](#classify)
-    and [`NextToken`](#nexttoken).
+class Task:
+    """The interface of a task: a model, its loss and its examples. A task of your own inherits from this class, or from
+    one of the tasks [`Classify`](#classify) and [`NextToken`](#nexttoken); `train.task: module:Name` names it. It must
+    define `model`, `loss`, `source` and `example`, and its class is called without arguments. A class that has these
+    methods without inheriting them also works.
 
-    It may also have
+    It may set these attributes:
 
     - `defaults`, a dict of keys of `train`, which the job's own keys override,
     - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed", "hidden")}`: a pattern for the
-        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions,
-    - `predict(model, batch)`, whose result [`TaskModel.predict`](#taskmodelpredict) returns; without it the model is
-        called,
-    - `check_batch(spec, batch)`, which is called on the host with numpy arrays, and returns the number of an invalid
-        row and a sentence that says what is wrong with it, or `None`,
-    - `samples(model, rng)`, which returns pictures by name for the [page of the run](seeing-runs.md), as arrays that
-        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights, under `jax.jit` on
-        all processes, and with the same key each time, so that the pictures of two steps can be compared,
-    - `shown(samples)`, which is called on the host with what `samples` returned, as numpy arrays, and returns the
-        pictures and texts to show, by name. Before the first step it is called once with zeros.
+        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions.
 
     **Example:**
 
@@ -83,7 +74,7 @@ class Task(Protocol):
     from flax import nnx
 
 
-    class Curve:  # y = f(x), learned from examples {"x": [], "y": []}
+    class Curve(jaxlaunch.Task):  # y = f(x), learned from examples {"x": [], "y": []}
         def model(self, spec: jaxlaunch.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
             return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1, rngs=rngs))
 
@@ -96,11 +87,13 @@ class Task(Protocol):
 
         def example(self, raw):
             return {"x": raw["x"], "y": raw["y"]}
-
-
-    task: jaxlaunch.Task = Curve()
     ```
     """
+
+    defaults: Mapping[str, Any] = {}
+    sharding: Mapping[str, Sequence[str | None]] = {}
+    # Whether the loss reads `reference_model.of(model)`, the frozen model that the training began with.
+    needs_reference: bool = False
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
         """Makes the model. It is called under `jax.jit`, so that no host ever holds all weights.
@@ -110,6 +103,7 @@ class Task(Protocol):
         - `spec`: the job's `train` block.
         - `rngs`: random keys, drawn from `train.seed`.
         """
+        raise NotImplementedError
 
     def loss(self, model: Any, batch: Batch, rng: Array, /) -> Loss | Array:
         """Computes the loss of a batch, in training and in evaluation.
@@ -124,6 +118,7 @@ class Task(Protocol):
 
         A [`Loss`](#loss), or a scalar, which is interpreted as the mean over the rows of the batch.
         """
+        raise NotImplementedError
 
     def source(self, spec: TrainSpec, split: Split, /) -> Source | None:
         """Opens the examples of a split; returns `None` if there is no such split.
@@ -133,39 +128,81 @@ class Task(Protocol):
         - `spec`: the job's `train` block.
         - `split`: `"train"` or `"eval"`.
         """
+        raise NotImplementedError
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
         """Turns an item of the source into a dict of numpy arrays, whose shapes are the same for all examples. If it
         has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each time the example is
         read."""
+        raise NotImplementedError
+
+    def predict(self, model: Any, batch: Batch, /) -> Any:
+        """Optional: computes what [`TaskModel.predict`](#taskmodelpredict) returns. By default the model is called with
+        the arrays of the batch as keywords, or with `image` if the batch contains nothing else."""
+        return model(batch["image"]) if batch.keys() == {"image"} else model(**batch)
+
+    def check_batch(self, spec: TrainSpec, batch: dict[str, np.ndarray[Any, Any]], /) -> tuple[int, str] | None:
+        """Optional: checks a batch on the host. Returns the number of an invalid row and a sentence that says what is
+        wrong with it, or `None`."""
+        return None
+
+    def derived(self, means: dict[str, float], /) -> Mapping[str, float]:
+        """Optional: computes further metrics from the means of an evaluation, such as a perplexity from the loss."""
+        return {}
+
+    def samples(self, model: Any, rng: Array, /) -> Any:
+        """Optional: returns pictures by name for the [page of the run](seeing-runs.md), as arrays that
+        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights, under `jax.jit` on
+        all processes, and with the same key each time, so that the pictures of two steps can be compared."""
+        return {}
+
+    def shown(self, samples: Any, /) -> Any:
+        """Optional: turns what `samples` returned, as numpy arrays, into the pictures and texts to show, by name. It is
+        called on the host. Before the first step it is called once with zeros."""
+        return samples
 
 
-PARTS = ("model", "loss", "source", "example")  # the methods of a task
+REQUIRED = (Task.model, Task.loss, Task.source, Task.example)
+PARTS = tuple(method.__name__ for method in REQUIRED)
 
 
-def defaults(name: str, found: Any) -> Mapping[str, Any]:
-    """The train block that the task class `found` brings. Raises SpecError where its `defaults` are no mapping."""
-    given = getattr(found, "defaults", {})
-    if not isinstance(given, Mapping):
-        raise SpecError(f"train.task = {name}: its defaults are {user_code.kind(given)}, not a dict of keys of train")
-    return given
+def task_class(name: str, named: object) -> type[Task]:
+    """Return the class `named`, to which `train.task: name` refers, as a subclass of Task.
 
+    A class that has the methods of a task without inheriting them gets those that are optional from Task.
 
-def make(name: str, found: Any) -> Task:
-    """The task of the class `found`, which `name` (`module:Name`) names. Raises SpecError for what is no task."""
-    if not isinstance(found, type):
-        raise SpecError(f"train.task = {name} is {user_code.kind(found)}, not a class with {_listed(PARTS)}")
-    if issubclass(found, nnx.Module) or user_code.is_linen(found):
+    Raises:
+        SpecError: It is no class of tasks.
+    """
+    if not isinstance(named, type):
+        raise SpecError(f"train.task = {name} is {user_code.kind(named)}, not a class with {', '.join(PARTS)}")
+    if issubclass(named, nnx.Module) or user_code.is_linen(named):
         hint = "a task's `model` makes one; with a task of ours name it as train.model.kind"
         raise SpecError(f"train.task = {name} is a model, not a task: {hint}")
-    if missing := [part for part in PARTS if not callable(getattr(found, part, None))]:
-        raise SpecError(f"train.task = {name} has no {_listed(missing)}; a task has the methods {_listed(PARTS)}")
+    found = named if issubclass(named, Task) else _with_optional_methods(named)
+    if not isinstance(found.defaults, Mapping):
+        what = user_code.kind(found.defaults)
+        raise SpecError(f"train.task = {name}: its defaults are {what}, not a dict of keys of train")
+    methods = found.model, found.loss, found.source, found.example
+    pairs = zip(PARTS, REQUIRED, methods, strict=True)
+    if missing := [part for part, inherited, method in pairs if method is inherited or not callable(method)]:
+        raise SpecError(f"train.task = {name} has no {', '.join(missing)}; a task has the methods {', '.join(PARTS)}")
+    return found
+
+
+def _with_optional_methods(named: type) -> type[Task]:
+    # Errors name the file of a task's class, which is found by these attributes.
+    origin = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__doc__": named.__doc__}
+    return types.new_class(named.__name__, (named, Task), exec_body=lambda attributes: attributes.update(origin))
+
+
+def make(name: str, named: type[Task]) -> Task:
+    """Return a task of this class, to which `train.task: name` refers. Raises SpecError where it takes arguments."""
     try:
-        inspect.signature(found).bind()
+        inspect.signature(named).bind()
     except TypeError as error:
         raise SpecError(f"train.task = {name} cannot be made: a task is called without arguments ({error})") from None
-    task: Any = found()
-    return task  # type: ignore[no-any-return]
+    return named()
 
 
 def checked_model(name: str, model: Any) -> nnx.Module:
@@ -180,7 +217,7 @@ def check_arrays(name: str, model: nnx.Module) -> None:
     """Raises SpecError where a model has no parameter, one of whole numbers, or an array outside of an nnx.Variable."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     for path, leaf in leaves:
-        where = ".".join(str(getattr(key, "key", key)) for key in path)
+        where = jax.tree_util.keystr(path, simple=True, separator=".")
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
         if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
             what = user_code.kind(value)
@@ -204,8 +241,8 @@ def checked_source(spec: TrainSpec, source: Any) -> Source | None:
     if not isinstance(source, Source):
         needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.Source)"
         raise SpecError(f"{spec.task}: source returned {user_code.kind(source)}; {needed}")
-    workers = getattr(spec.data, "workers", None)
-    if workers and getattr(source, "workers", 0) != workers:
+    workers = spec.data.workers if isinstance(spec.data, Images | Mixture | Torch) else 0
+    if workers and (source.workers if isinstance(source, Apart) else 0) != workers:
         raise SpecError(
             f"{spec.task}: source returned {user_code.kind(source)}, which the {workers} processes of "
             "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
@@ -240,7 +277,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
 
 def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     """`logits` [..., V], which a model of the user's made for labels [...]. Raises SpecError for any other."""
-    made = getattr(model, "module", model)
+    made = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
         return logits  # type: ignore[no-any-return]
@@ -260,7 +297,7 @@ def _check_name(name: str, metric: Any) -> None:
     if not metric.strip() or not metric.isprintable():
         raise SpecError(f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'")
     if metric in contract.RESERVED_METRICS or metric.startswith(contract.HELD_OUT):
-        taken = f"{_listed(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.HELD_OUT}"
+        taken = f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.HELD_OUT}"
         raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {taken}")
 
 
@@ -285,7 +322,3 @@ def _described(value: Any) -> str:
     if not _is_number(value):
         return user_code.kind(value)
     return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(names)

@@ -19,7 +19,6 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.example_log import Trace
-from jaxlaunch.trainer.data.examples import Check
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Ordered, Source
@@ -40,6 +39,7 @@ from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.pictures import Pictures
 from jaxlaunch.trainer.step.train_step import Step, TrainState
 from jaxlaunch.trainer.task import Split, Task, checked_source
+from jaxlaunch.trainer.tasks.classify import Classify
 
 Batch = dict[str, jax.Array]
 Like = Mapping[str, Any]  # a global batch, or its shapes and dtypes alone
@@ -93,11 +93,9 @@ class BuiltInTraining(Training[TrainState]):
         self.conditions = conditions(spec, train_set)
         self.record = resume.record(spec, self.step.attention, self.total, eval_set)
         self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
-        describe = getattr(task, "describe_inputs", None)
-        self.inputs: Mapping[str, Any] | None = None if describe is None else describe(spec)
-        self.derived = getattr(task, "derived", None)  # metrics that follow from the means of an evaluation
-        tells = getattr(task, "tells_classes", None)  # of a classification
-        self.classify: Any = None if tells is None or not tells(spec) else task
+        self.task = task
+        self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
+        self.classify = task if isinstance(task, Classify) and task.tells_classes(spec) else None
         self.trace: Trace | None = None  # of the examples that each step sees, where the job asks for it
         self._ahead: Future[float | None] | None = None  # the FLOPs of a step, once the steps are compiled
 
@@ -128,7 +126,7 @@ class BuiltInTraining(Training[TrainState]):
             prefetch=data.prefetch,
             threads=data.threads,
             deterministic=data.deterministic,
-            check=batch_check(task, self.spec),
+            check=partial(task.check_batch, self.spec),
         )
 
     def _evaluation(self, task: Task, eval_set: Source | None, rows: range) -> Evaluation | None:
@@ -144,7 +142,7 @@ class BuiltInTraining(Training[TrainState]):
             threads=self.spec.data.threads,
             seed=self.spec.seed,
             deterministic=self.spec.data.deterministic,
-            check=batch_check(task, self.spec),
+            check=partial(task.check_batch, self.spec),
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
@@ -301,7 +299,7 @@ class BuiltInTraining(Training[TrainState]):
         """The means over the held-out set, each example counted once, beside those of simpler models."""
         if self.evaluation is None:
             return {}
-        means, told = Means(self.derived), None
+        means, told = Means(self.task.derived), None
         if self.classify is not None and self.place.run_dir is not None and jax.process_index() == 0:
             told = self.classify.classification()
         batches = zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True)
@@ -340,12 +338,6 @@ def _fingerprints(**sets: Source | None) -> dict[str, str]:
     """The identity of each set; a user's own source may tell of itself what differs between hosts."""
     ours = {name: each for name, each in sets.items() if type(each).__module__.startswith("jaxlaunch.trainer.")}
     return {name: each.fingerprint() for name, each in ours.items() if each is not None}
-
-
-def batch_check(task: Task, spec: TrainSpec) -> Check | None:
-    """How `task` judges the batches of a run; None where it does not."""
-    judge = getattr(task, "check_batch", None)
-    return None if judge is None else partial(judge, spec)
 
 
 def conditions(spec: TrainSpec, train_set: Source) -> dict[str, Any]:

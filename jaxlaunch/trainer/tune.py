@@ -29,7 +29,7 @@ from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.plan import Plan, ahead_of_time, read_job
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
 
@@ -154,7 +154,7 @@ def _traced(spec: TrainSpec, task: Task, chips: Chips, every: Sequence[Candidate
     plan = Plan(spec.model_copy(update={"accumulate": 1}), task, on)
     state = plan.step.abstract
     remats = {each.remat: each.keys()["remat"] for each in every}
-    model = spec.model
+    sizes = model_sizes(spec.model)
     return Traced(
         type=chips.type,
         slices=chips.slices,
@@ -162,9 +162,9 @@ def _traced(spec: TrainSpec, task: Task, chips: Chips, every: Sequence[Candidate
         state=memory.total_bytes((state.params, state.opt, state.ema, state.rest)),
         flops=plan.flops() or 0.0,
         residuals={key: plan.residuals(remat) for key, remat in remats.items()},
-        layers=getattr(model, "layers", 1),
-        rows=spec.batch * (getattr(model, "length", None) or 1),
-        width=getattr(model, "width", 0),
+        layers=sizes.layers,
+        rows=spec.batch * (sizes.length or 1),
+        width=sizes.width,
     )
 
 

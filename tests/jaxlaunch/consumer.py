@@ -24,7 +24,7 @@ class Squares:
         return "squares"
 
 
-class Curve:
+class Curve(Task):
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         if spec.seed:
             return jaxlaunch.Linen(linen.Dense(1), jnp.zeros((1, 1)), rngs=rngs)

@@ -54,6 +54,12 @@ def test_a_published_model_has_its_published_parameters(model: Any, task: Any, p
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
 
 
+def test_a_convolutional_network_is_planned_for_images_of_the_size_that_the_data_has() -> None:
+    data = {"source": "images", "path": "photos", "size": [32, 48]}
+    train = spec.TrainSpec(task="classify", model=spec.ResNet(), data=data)
+    assert plan.with_synthetic_data(train, Classify()).data.shape == [32, 48, 3]
+
+
 def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() -> None:
     asked = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
     found = planned(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=asked)

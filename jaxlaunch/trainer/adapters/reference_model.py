@@ -16,11 +16,6 @@ NAME = "reference"  # the attribute of the model that holds it
 PREFIX = f"{NAME}."  # of its parameters' names
 
 
-def is_wanted(task: Any) -> bool:
-    """Whether the loss of a task reads `of(model)`: its class says `needs_reference = True`."""
-    return bool(getattr(task, "needs_reference", False))
-
-
 def put(model: nnx.Module, made: nnx.Module) -> None:
     """Gives `model` the reference `made`. Raises SpecError for a model that uses the name itself."""
     if hasattr(model, NAME):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from jaxlaunch.contract import MESH_AXES
-from jaxlaunch.trainer.spec import Mesh, Precision, Remat, TrainSpec
+from jaxlaunch.trainer.spec import Mesh, Precision, Remat, TrainSpec, model_sizes
 
 Choice = Literal["mesh", "remat", "accumulate", "attention", "precision"]
 CHOICES: Sequence[Choice] = get_args(Choice)
@@ -91,8 +91,8 @@ def every(spec: TrainSpec, devices: int, over: Collection[Choice]) -> Iterator[C
 
 def _meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int, int, int]]:
     """The ways to divide devices over the axes that the model can be split by."""
-    experts = getattr(spec.model, "experts", None) or 1
-    heads = getattr(spec.model, "groups", None) or getattr(spec.model, "heads", None) or _WIDEST_MP
+    sizes = model_sizes(spec.model)
+    experts, heads = sizes.experts or 1, sizes.heads or _WIDEST_MP
     for dp, fsdp, ep in itertools.product(_divisors(devices), repeat=3):
         mp = devices // (dp * fsdp * ep)
         if dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0 and mp <= _WIDEST_MP:

@@ -155,10 +155,15 @@ def _sentence(text: str) -> str:
 
 def _memory(executable: Executable) -> dict[str, int]:
     """Bytes on a device: what is handed in, what is computed meanwhile, and the largest sum at any time."""
-    said = executable.memory()
-    parts = {name: int(getattr(said, f"{name}_size_in_bytes")) for name in ("argument", "output", "alias", "temp")}
+    stats = executable.memory()
+    parts = {
+        "argument": stats.argument_size_in_bytes,
+        "output": stats.output_size_in_bytes,
+        "alias": stats.alias_size_in_bytes,
+        "temp": stats.temp_size_in_bytes,
+    }
     together = parts["argument"] + parts["output"] - parts["alias"] + parts["temp"]
-    peak = int(getattr(said, "peak_memory_in_bytes", 0))
+    peak = stats.peak_memory_in_bytes
     return {**parts, "peak": peak if peak > parts["temp"] else together}  # the CPU's leaves the temporaries out
 
 
@@ -193,7 +198,7 @@ def _between(on: jax.sharding.Mesh) -> dict[str, int]:
 
 
 def _domain(device: jax.Device) -> int:
-    return int(getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index)
+    return mesh.slice_index(device) if device.platform == "tpu" else device.process_index
 
 
 def _changes(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str, Any], TrainSpec]]:

@@ -34,6 +34,7 @@ class Accelerator(NamedTuple):
         """What a device is; a ROCm device is one of the platform gpu."""
         if not _is_cuda(device):
             return cls(device.platform)
+        # Only the devices of CUDA have this attribute, and JAX's type does not declare it.
         return cls("cuda", capability(getattr(device, "compute_capability", None)))
 
 

@@ -34,7 +34,6 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classification import Classification
 from jaxlaunch.trainer.tasks.classify import Classify
-from jaxlaunch.trainer.train import batch_check
 
 
 class TaskModel:
@@ -95,7 +94,7 @@ class TaskModel:
             raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {what or 'none'}")
         count, most = counts.pop(), self.spec.batch
         if self._predicts is None:
-            self._predicts = jax.jit(lambda *arrays: self._said(inputs, *arrays))
+            self._predicts = jax.jit(self._said)
         size = min(most, -(-count // self._step.shards) * self._step.shards)
         parts = [self._part(rows, start, size) for start in range(0, count, size)]
         return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
@@ -164,7 +163,7 @@ class TaskModel:
         self, evaluation: Evaluation, also: Callable[..., Any] | None, add: Callable[[int, Any], None]
     ) -> dict[str, float]:
         """One pass over the held-out data; `add` gets what `also` makes of each batch."""
-        means, compiled = Means(getattr(self._task, "derived", None)), None
+        means, compiled = Means(self._task.derived), None
         for number, batch in enumerate(evaluation.iterate(self._step.put)):
             compiled = compiled or self._step.evaluator(batch, also)
             sums, found = compiled(self.params, self.rest, batch)
@@ -186,7 +185,7 @@ class TaskModel:
             threads=spec.data.threads,
             seed=spec.seed,
             deterministic=spec.data.deterministic,
-            check=batch_check(self._task, spec),
+            check=partial(self._task.check_batch, spec),
         )
 
     def _part(self, rows: Mapping[str, np.ndarray[Any, Any]], start: int, size: int) -> Any:
@@ -197,12 +196,9 @@ class TaskModel:
         with self._step.context():
             return jax.device_get(self._predicts(self.params, self.rest, batch))
 
-    def _said(self, inputs: Any, params: Named, rest: Named, batch: Named) -> Any:
+    def _said(self, params: Named, rest: Named, batch: Named) -> Any:
         model: Any = self._step.merged(params, rest)
-        predict = getattr(self._task, "predict", None)
-        if predict is not None:
-            return predict(model, batch)
-        return model(**batch) if isinstance(inputs, Mapping) else model(batch["image"])
+        return self._task.predict(model, batch)
 
 
 def load(
@@ -229,8 +225,8 @@ def load(
             f"step {found.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
         )
     described = saved_inputs.kept(folder)
-    if described is not None and (use := getattr(task, "use_inputs", None)) is not None:
-        use(described)
+    if described is not None and isinstance(task, Classify):
+        task.use_inputs(described)
     spec = peft.resolved(_resolved(spec, found)).model_copy(update={"accumulate": 1, "attention": "xla"})
     compiled = Step(task, spec, mesh_for(spec, mesh), int(found.meta.get("total_steps", 1)))
     if not ema and found.part("ema"):

@@ -7,8 +7,8 @@ rows alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,7 @@ class Batches:
     def __init__(self, data: Any, options: Options, mesh: jax.sharding.Mesh) -> None:
         self._mesh = mesh
         self._pipeline: Pipeline | None = None
+        self._first: Tree = None  # the batch of step 0, of data that is no dataset
         self.identity: dict[str, Any] = {}  # what must not change when a run resumes
         if options.batch is not None:
             self._open(data, options)
@@ -145,7 +146,7 @@ class Batches:
                 f"{self.name}: in the batch of step {step} {what}; a batch is a pytree of arrays of numbers"
             )
         batch = jax.tree.map(_narrow, made)
-        if hasattr(self, "_first"):
+        if self._first is not None:
             difference = trees.differing(trees.named(self._first), trees.named(batch))
             if difference is not None:
                 raise DataError(
@@ -174,6 +175,20 @@ class Batches:
             )
 
 
+@runtime_checkable
+class _Indexed(Protocol):
+    """A program's object whose items have numbers."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class _Batched(Protocol):
+    """A program's object that makes the batch of a step."""
+
+    def batch(self, step: int, /) -> Any: ...
+
+
 class _Items(MapStyle):
     """A dataset that the program has made."""
 
@@ -189,12 +204,13 @@ def _function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
             f"jaxlaunch.run(data=…) is {trees.kind(data)}, which cannot go back to the batch of a step when the run "
             f"resumes; give {FORMS}"
         )
-    if not isinstance(data, type) and callable(getattr(data, "batch", None)) and not hasattr(data, "__getitem__"):
+    is_plain = not isinstance(data, type | _Indexed)
+    if is_plain and isinstance(data, _Batched) and callable(data.batch):
         return data.batch, f"{type(data).__name__}.batch", True
-    if inspect.isroutine(data) or (callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, type)):
+    if inspect.isroutine(data) or (is_plain and callable(data)):
         _check_signature(data)
         return data, user_code.named(data), True
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping | str | bytes):
+    if isinstance(data, _Indexed) and isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes):
         if not len(data):
             raise DataError(f"jaxlaunch.run(data=…) is {trees.kind(data)} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False

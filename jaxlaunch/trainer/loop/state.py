@@ -137,7 +137,8 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return is_array and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def _placed(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:

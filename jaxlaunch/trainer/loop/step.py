@@ -97,7 +97,7 @@ def checked_metrics(who: str, metrics: Any) -> Mapping[str, Any]:
         if name in RESERVED or name.startswith(contract.HELD_OUT):
             taken = f"{', '.join(sorted(RESERVED))}, and what begins with {contract.HELD_OUT}"
             raise SpecError(f"{who}: a metric cannot be named {name!r}; the records of a run use {taken}")
-        is_number = isinstance(value, bool | int | float) or (hasattr(value, "shape") and hasattr(value, "dtype"))
+        is_number = isinstance(value, bool | int | float | trees.ArrayLike)
         if not is_number or jnp.shape(value) != () or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise SpecError(
                 f"{who}: metric {name!r} is {trees.form(value)}, not a real scalar; return its mean over the batch"

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """An array of any library."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
 
 
 def name_of(path: Iterable[Any]) -> str:
@@ -21,7 +31,7 @@ def named(tree: Any) -> dict[str, Any]:
 
 def form(leaf: Any) -> str:
     """`float32[4, 8]` of an array; the type of anything else."""
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+    if not isinstance(leaf, ArrayLike):
         return kind(leaf)
     return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 

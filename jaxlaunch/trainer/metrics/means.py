@@ -14,7 +14,7 @@ Pairs = dict[str, tuple[float, float]]  # of a metric's name: its sum, and the w
 class Means:
     """Adds up batches. `derived` gives what follows from means, such as the perplexity of a loss."""
 
-    def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]] | None) -> None:
+    def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
         self._derived = derived
         self._of: dict[str | None, Pairs] = {None: {}}  # of the whole set under None, and of each part
 
@@ -37,4 +37,4 @@ class Means:
         pairs = dict(self._of[part])
         examples, _ = pairs.pop(Key.EXAMPLES)
         means = {name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()}
-        return means | ({} if self._derived is None else dict(self._derived(means))) | {Key.EXAMPLES: examples}
+        return {**means, **self._derived(means), Key.EXAMPLES: examples}

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.core.meta import AxisMetadata, Partitioned
 from flax.core.scope import DenyList
 
 from jaxlaunch.trainer.errors import SpecError
@@ -64,6 +65,8 @@ class Linen(nnx.Module):
     ```
     """
 
+    last_sown: Any = None  # of the last call; a variable once there was one
+
     def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
         self.module = module
         self.deterministic = False  # which nnx's train() and eval() set
@@ -96,8 +99,7 @@ class Linen(nnx.Module):
 
     def sown(self, collection: str = SOWN) -> Any:
         """What the last call sowed into a collection, a tree of tuples of arrays; `{}` where it sowed nothing."""
-        last = getattr(self, "last_sown", None)
-        return {} if last is None else last.get_value().get(collection, {})
+        return {} if self.last_sown is None else self.last_sown.get_value().get(collection, {})
 
 
 class Haiku(nnx.Module):
@@ -133,6 +135,7 @@ class Haiku(nnx.Module):
         self.transformed = transformed
         self.deterministic = False
         self.has_state = type(transformed).__name__ == "TransformedWithState"
+        # Haiku keeps the function that was transformed in an attribute of the one that it returns.
         self.modes = _modes(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         flags, key = _flags(self.modes, True), rngs.params()
@@ -216,8 +219,9 @@ def _variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> di
     for name, value in tree.items():
         if isinstance(value, Mapping):
             made[name] = _variables(value, variable)
-        elif hasattr(value, "unbox"):
-            made[name] = variable(value.unbox(apply_constraint=False), axes=tuple(getattr(value, "names", ())))
+        elif isinstance(value, AxisMetadata):
+            axes = value.names if isinstance(value, Partitioned) else ()
+            made[name] = variable(_unboxed(value), axes=axes)
         else:
             made[name] = variable(value)
     return made
@@ -239,7 +243,12 @@ def _store(what: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             _store(f"{what}.{name}", tree[name], value)
         else:
-            tree[name].set_value(value.unbox(apply_constraint=False) if hasattr(value, "unbox") else value)
+            tree[name].set_value(_unboxed(value) if isinstance(value, AxisMetadata) else value)
+
+
+def _unboxed(value: AxisMetadata[Any]) -> Any:
+    """Return the array of a variable with named axes, which the trainer places itself."""
+    return value.unbox(apply_constraint=False) if isinstance(value, Partitioned) else value.unbox()
 
 
 def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:

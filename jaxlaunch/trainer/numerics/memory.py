@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 PyTree = Any
@@ -61,4 +62,8 @@ def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, m
 
 
 def _bytes(arrays: Iterable[Any]) -> int:
-    return sum(math.prod(each.shape) * getattr(each.dtype, "itemsize", 0) for each in arrays)
+    return sum(math.prod(array.shape) * _item_bytes(array.dtype) for array in arrays)
+
+
+def _item_bytes(dtype: Any) -> int:
+    return 0 if jnp.issubdtype(dtype, jax.dtypes.extended) else int(dtype.itemsize)

@@ -187,7 +187,8 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
     """`opt` with the step counts of its schedules taken from `after` if `when`: a skipped step changes only these."""
 
     def is_schedule(state: Any) -> bool:
-        return getattr(state, "_fields", None) == ("count",)
+        # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users' own schedules.
+        return isinstance(state, tuple) and vars(type(state)).get("_fields") == ("count",)
 
     def counted(old: Any, new: Any) -> Any:
         return jax.tree.map(partial(jnp.where, when), new, old) if is_schedule(old) else old
@@ -218,7 +219,8 @@ def state_shardings(transformation: optax.GradientTransformation, params: PyTree
     def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         """Where a leaf of the state lies: with the parameter that its path names."""
         # By its path, not by optax's tree_map_params: that sees no parameter behind a mask, and no state but optax's.
-        owner = next((key.key for key in reversed(path) if getattr(key, "key", None) in params), None)
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        owner = next((name for name in reversed(names) if name in params), None)
         of_whole = owner is None or leaf.shape == ()
         spec = PartitionSpec() if of_whole else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
         return NamedSharding(mesh, spec)

@@ -66,7 +66,8 @@ def schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
             shape = jax.eval_shape(found, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # whatever a user's function raises
         raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
-    if getattr(shape, "shape", None) != () or not jnp.issubdtype(shape.dtype, jnp.number):
+    is_array = isinstance(shape, jax.ShapeDtypeStruct)
+    if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
         raise SpecError(f"{path}: the schedule gives {_described(shape)} for a step, not a number")
 
     def rate(step: Any) -> jax.Array:
@@ -114,4 +115,6 @@ def _called(path: str, make: Callable[..., Any], given: Mapping[str, Any]) -> An
 
 
 def _described(shape: Any) -> str:
-    return f"an array of shape {list(shape.shape)}" if hasattr(shape, "shape") else user_code.kind(shape)
+    return (
+        f"an array of shape {list(shape.shape)}" if isinstance(shape, jax.ShapeDtypeStruct) else user_code.kind(shape)
+    )

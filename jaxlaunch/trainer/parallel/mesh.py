@@ -41,7 +41,7 @@ def build(
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
     # What JAX calls a slice of GPUs is a host, along which processes lie anyway.
-    slices = len({_slice(device) for device in given}) if getattr(given[0], "platform", None) == "tpu" else 1
+    slices = len({slice_index(device) for device in given}) if given[0].platform == "tpu" else 1
     ways = [across] if mesh.dcn or slices == 1 else list(_divided(sizes, slices))
     across, grid = _laid_out(given, sizes, ways, note)
     if not mesh.dcn and slices > 1:
@@ -66,7 +66,7 @@ def _laid_out(
 ) -> tuple[Across, Grid]:
     """The first way to divide axes over slices whose parts follow the torus, and the devices by it; else the first way,
     with the devices in the order of their slices and processes."""
-    if getattr(devices[0], "platform", None) == "tpu":
+    if devices[0].platform == "tpu":
         reasons: list[str] = []
         for across in ways:
             grid = _on_torus(devices, _inside(sizes, across), across, reasons.append)
@@ -100,10 +100,12 @@ def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.shardi
 
 
 def _place(device: jax.Device) -> tuple[int, int, int]:
-    return (_slice(device), device.process_index, device.id)
+    return (slice_index(device), device.process_index, device.id)
 
 
-def _slice(device: jax.Device) -> int:
+def slice_index(device: jax.Device) -> int:
+    """Return the number of the slice that a device is in, 0 on a platform without slices."""
+    # Only the devices of some platforms have this attribute, and JAX's type does not declare it.
     return getattr(device, "slice_index", 0)
 
 
@@ -114,7 +116,7 @@ def _on_torus(
 
     Physical axes are split only where no other assignment exists.
     """
-    slices = len({_slice(device) for device in devices})
+    slices = len({slice_index(device) for device in devices})
     granules = math.prod(across)
     of_processes = granules != slices and granules == len({device.process_index for device in devices})
     reason = ""

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.spec.evaluation import EVAL, Eval, Samples, StopEarly, Wa
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
 from jaxlaunch.trainer.spec.mesh import Mesh, said
-from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, RopeScaling
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, RopeScaling, model_sizes
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
 from jaxlaunch.trainer.spec.precision import Policy, Precision, Remat
 from jaxlaunch.trainer.spec.presets import Published
@@ -88,5 +88,6 @@ __all__ = [
     "said",
     "with_defaults",
     "mesh_on",
+    "model_sizes",
     "on_devices",
 ]

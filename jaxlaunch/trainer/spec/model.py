@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -19,7 +19,7 @@ from jaxlaunch.trainer.spec.block import (
     Wide,
     at_most,
 )
-from jaxlaunch.trainer.spec.presets import PRESETS, Layered
+from jaxlaunch.trainer.spec.presets import PRESETS, Layered, Published
 from jaxlaunch.trainer.spec.vision.models import ConvNeXt, ResNet, ViT, check_heads
 
 
@@ -361,7 +361,7 @@ def _tag(value: Any) -> str:
     if isinstance(value, Mapping):
         name = value.get("kind", "decoder" if "init_from" in value else "mlp")  # the folder may say another
     else:
-        name = getattr(value, "kind", "mlp")
+        name = value.kind if isinstance(value, MLP | Published | CustomModel) else "mlp"
     return "custom" if isinstance(name, str) and ":" in name else str(name)
 
 
@@ -375,6 +375,43 @@ Model = Annotated[
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(_tag),
 ]
+
+
+class Sizes(NamedTuple):
+    """The sizes of a model that other blocks and estimates depend on, as far as it has them.
+
+    Attributes:
+        layers: Equal layers, 1 for a model that has none.
+        width: Size of the residual stream, or of a hidden layer; 0 if there is none.
+        length: Tokens of an example.
+        heads: Heads of keys and values, which mp divides.
+        experts: Experts of a layer.
+        classes: Labels are 0 to classes - 1.
+    """
+
+    layers: int = 1
+    width: int = 0
+    length: int | None = None
+    heads: int | None = None
+    experts: int | None = None
+    classes: int | None = None
+
+
+def model_sizes(model: Model) -> Sizes:
+    """Return the sizes in the block of a model; of a user's own, the arguments with these names that are numbers."""
+    match model:
+        case Decoder():
+            return Sizes(model.layers, model.width, model.length, model.groups, model.experts)
+        case GPT2():
+            return Sizes(model.layers, model.width, model.length, model.heads)
+        case ViT():
+            return Sizes(model.layers, model.width, heads=model.heads, classes=model.classes)
+        case MLP():
+            return Sizes(model.layers, model.width, classes=model.classes)
+        case ResNet() | ConvNeXt():
+            return Sizes(classes=model.classes)
+    arguments = model.model_extra or {}
+    return Sizes(**{name: arguments[name] for name in Sizes._fields if type(arguments.get(name)) is int})
 
 
 def named(model: Any) -> Any:

@@ -11,14 +11,15 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
 from jaxlaunch.trainer.spec.block import COUNTED, Block, Ids, Many, Natural, Place, Positive, Seed, Steps, Wide
 from jaxlaunch.trainer.spec.checkpoint import Checkpoint
-from jaxlaunch.trainer.spec.data import Data, Mixture, Tfds
+from jaxlaunch.trainer.spec.data import Data, Mixture, Text, Tfds
 from jaxlaunch.trainer.spec.evaluation import Eval, StopEarly
 from jaxlaunch.trainer.spec.lora import Lora
 from jaxlaunch.trainer.spec.loss import Dpo, Loss
 from jaxlaunch.trainer.spec.mesh import Mesh, said
-from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, Sizes, model_sizes
 from jaxlaunch.trainer.spec.optimizer import Optimizer
 from jaxlaunch.trainer.spec.precision import Precision, Remat
+from jaxlaunch.trainer.spec.presets import Published
 from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task
 from jaxlaunch.trainer.spec.vision.models import ResNet
 
@@ -132,7 +133,7 @@ class TrainSpec(Block):
     @field_validator("data")
     @classmethod
     def _is_read_by_the_task(cls, data: Data, info: ValidationInfo) -> Data:
-        task, form = info.data.get("task"), getattr(data, "format", None)
+        task, form = info.data.get("task"), data.format if isinstance(data, Text) else None
         if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
             raise ValueError(f"has no pairs of texts, which {DPO} trains on; give source: text, format: preference")
         if task == LM and form == "preference":
@@ -142,7 +143,7 @@ class TrainSpec(Block):
     @field_validator("batch")
     @classmethod
     def _is_counted(cls, batch: int, info: ValidationInfo) -> int:
-        length = getattr(info.data.get("model"), "length", None) or 1
+        length = (model_sizes(info.data["model"]).length if "model" in info.data else None) or 1
         if batch * length > COUNTED:
             tokens = f"{batch * length} tokens a step at model.length = {length}"
             raise ValueError(f"is {tokens}, and a device counts to {COUNTED}")
@@ -161,11 +162,12 @@ class TrainSpec(Block):
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks apply to tokens, not to images")
         model = info.data.get("model")
-        classes = getattr(model, "classes", None)
-        if loss.class_weights and classes and len(loss.class_weights) != classes and not isinstance(model, CustomModel):
+        sizes = Sizes() if model is None else model_sizes(model)
+        classes = None if isinstance(model, CustomModel) else sizes.classes
+        if loss.class_weights and classes and len(loss.class_weights) != classes:
             raise ValueError(f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}")
-        is_known = model is not None and ("length" in model.model_fields_set or not getattr(model, "is_partial", False))
-        length = getattr(model, "length", None) if is_known else None
+        is_of_folder = isinstance(model, Published) and model.is_partial and "length" not in model.model_fields_set
+        length = None if is_of_folder else sizes.length
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
         return loss

@@ -22,7 +22,7 @@ from jaxlaunch.trainer.sources import open as sources
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task
 from jaxlaunch.trainer.spec import said as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
-from jaxlaunch.trainer.task import Task, defaults, make
+from jaxlaunch.trainer.task import Task, make, task_class
 from jaxlaunch.trainer.user_code import load, raised_at
 
 
@@ -52,11 +52,10 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
     name = str(raw.get("task"))
     path = TASKS.get(name, name)
-    task_class = load(path) if ":" in path else None
+    named = task_class(name, load(path)) if ":" in path else None
     brought: set[str] = set()
-    if name not in TASK_DEFAULTS:
-        below = defaults(name, task_class)
-        brought, raw = below.keys() - raw.keys(), over_task(raw, below)
+    if named is not None and name not in TASK_DEFAULTS:
+        brought, raw = named.defaults.keys() - raw.keys(), over_task(raw, named.defaults)
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
@@ -67,7 +66,8 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         ]
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
-    return spec, make(spec.task, task_class)
+    assert named is not None, "a name that is no path is one of TASKS, or no valid spec"
+    return spec, make(spec.task, named)
 
 
 def get_ready(environ: Mapping[str, str]) -> None:

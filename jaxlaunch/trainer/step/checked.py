@@ -38,7 +38,7 @@ def _called(error: TypeError, task: Any, model: Any) -> str:
     told = str(error)
     if f"{type(task).__name__}.loss()" in told:
         return user_code.place(type(task).loss)
-    is_of_model = model is not None and getattr(model, "__name__", "?") in told
+    is_of_model = model is not None and model.__name__ in told
     return user_code.place(model) if is_of_model else ""
 
 

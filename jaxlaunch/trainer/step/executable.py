@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxlaunch.trainer.step.options import Options, compile_with
 
@@ -70,7 +71,10 @@ def _described(tree: PyTree) -> dict[str, str]:
 
 
 def _kind(leaf: Any) -> str:
-    if not hasattr(leaf, "dtype"):
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        part = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    elif isinstance(leaf, np.ndarray | np.generic):
+        part = leaf.shape
+    else:
         return type(leaf).__name__
-    part = leaf.sharding.shard_shape(leaf.shape) if hasattr(leaf, "sharding") else leaf.shape
     return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")

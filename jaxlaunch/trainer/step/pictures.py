@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,18 +19,17 @@ from jaxlaunch.trainer.task import Task
 class Pictures:
     """The pictures and texts of a task, by name."""
 
-    def __init__(self, name: str, step: Step, samples: Callable[..., Any], shows: Callable[[Any], Any] | None) -> None:
-        self._name, self._step, self._samples, self._shows = name, step, samples, shows
+    def __init__(self, name: str, step: Step, task: Task) -> None:
+        self._name, self._step, self._task = name, step, task
 
     @classmethod
     def of(cls, spec: TrainSpec, task: Task, step: Step) -> Pictures | None:
         """Those of a task; None where it has no method `samples`."""
-        samples = getattr(task, "samples", None)
-        return None if samples is None else cls(str(spec.task), step, samples, getattr(task, "shown", None))
+        return None if type(task).samples is Task.samples else cls(str(spec.task), step, task)
 
     def compile(self) -> None:
         """Compiles them, and looks at what they would be. Raises SpecError where they cannot be shown."""
-        abstract = self._step.compile_samples(self._samples)
+        abstract = self._step.compile_samples(self._task.samples)
         self._found(jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), abstract))
 
     def report(self, state: TrainState) -> None:
@@ -42,9 +41,9 @@ class Pictures:
 
     def _found(self, samples: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """The pictures and the texts of a report. Raises SpecError where it would not take them."""
-        found = samples if self._shows is None else self._shows(samples)
+        found = self._task.shown(samples)
         if not isinstance(found, Mapping):
-            method = "samples" if self._shows is None else "shown"
+            method = "samples" if type(self._task).shown is Task.shown else "shown"
             raise SpecError(f"{self._name}: {method} returned {user_code.kind(found)}, not a dict of pictures by name")
         texts = {name: each for name, each in found.items() if isinstance(each, str)}
         images = {name: each for name, each in found.items() if name not in texts}

@@ -77,11 +77,11 @@ class Step:
             spec.model, CustomModel
         )
         self._adapters = Adapters.of(spec, self._precision.params)
-        self._has_copy = self._adapters is None and reference_model.is_wanted(task)
+        self._has_copy = self._adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None  # what a checkpoint says of the base, once it was read from a folder
         with self.context():
             self._arrays = ModelArrays(nnx.eval_shape(self._model))
-        self.axes = sharding.by_path(getattr(task, "sharding", {}), self._arrays.axes)
+        self.axes = sharding.by_path(task.sharding, self._arrays.axes)
         self._frozen_base = frozenset(filter(self._is_of_base, self._arrays.params))
         self.frozen = self._frozen_base | groups.frozen(spec.optimizer, self.saved(self._arrays.params))
         self._optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
@@ -648,8 +648,7 @@ class Step:
     @property
     def _experts(self) -> int | None:
         """How many a layer of a built-in model has; None: it has one MLP."""
-        model = self._spec.model
-        return None if isinstance(model, CustomModel) else getattr(model, "experts", None)
+        return self._spec.model.experts if isinstance(self._spec.model, Decoder) else None
 
     def _check_experts(self) -> None:
         ep, model = self._mesh.shape["ep"], self._spec.model

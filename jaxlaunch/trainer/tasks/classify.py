@@ -30,14 +30,14 @@ from jaxlaunch.trainer.sources.tables.mixed import Tables
 from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
-from jaxlaunch.trainer.task import Loss, Split, checked_logits
+from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
 from jaxlaunch.trainer.tasks import blends, losses, ranges
 from jaxlaunch.trainer.tasks.classification import Classification, Seen, seen
 
 BUILT_IN = MLP | ViT | ResNet | ConvNeXt
 
 
-class Classify:
+class Classify(Task):
     """The task `classify`: cross-entropy of the labels of images; `accuracy` is the share of images whose label has the
     largest logit. Examples have `image` `[H, W, C]`, or any other shape, and `label` `[]`.
 

@@ -25,11 +25,11 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.task import Loss, Split
+from jaxlaunch.trainer.task import Loss, Split, Task
 from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 
-class Preference:
+class Preference(Task):
     """The task `dpo`: direct preference optimization on examples with `tokens` `[2, L + 1]`, the chosen and the
     rejected text. The loss is that of Rafailov et al. 2023, equation 7; for labels that may be wrong, that of Mitchell
     2023; for `ipo`, that of Azar et al. 2023, equation 17.

@@ -40,7 +40,7 @@ from jaxlaunch.trainer.models.language_model import Features, LanguageModel
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.task import Loss, Split, checked_logits
+from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 
 TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
@@ -48,7 +48,7 @@ LARGEST = 700.0  # e to it is still a number of 64 bits
 BYTES = "text_bytes"  # the key of how many bytes of text the targets of an example stand for
 
 
-class NextToken:
+class NextToken(Task):
     """The task `lm`: the cross-entropy of every token after the first, with equal weights for all targets. Its metrics
     are `accuracy` and, if the number of bytes of text behind the targets is known, `bits_per_byte`. Examples have
     `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for targets that do not count: [text](text.md).

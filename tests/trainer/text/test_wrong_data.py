@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.sources import packed
 from jaxlaunch.trainer.start import process
 from jaxlaunch.trainer.text import build
-from jaxlaunch.trainer.train import batch_check
 from tests.trainer.text import corpora, wrong_data
 from tests.trainer.text.wrong_data import CASES, Case, rows
 
@@ -50,7 +50,7 @@ def opened(block: dict[str, Any]) -> dict[str, Any]:
         source = task.source(spec, split)
         if source is not None:
             how = {"batch": 2, "rows": range(2), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
-            Pipeline(source, task.example, check=batch_check(task, spec), **how).batch(0)
+            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).batch(0)
     return {"opened": True}
 
 
