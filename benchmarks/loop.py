@@ -28,7 +28,8 @@ from jaxlaunch.trainer.loop.training import Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load
 

@@ -33,7 +33,8 @@ from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.start.process import print_result, read_spec
-from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -107,9 +108,9 @@ class Plan:
         forward = self.step.forward(batch)
         found: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.trained(state.params))),
+            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.builder.trained(state.params))),
             "arrays": len(state.params),
-            "checkpoint": memory.total_bytes(self.step.named(state)),
+            "checkpoint": memory.total_bytes(self.step.builder.to_tree(state)),
             "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
             "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
             "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // self._shards()},
@@ -123,7 +124,7 @@ class Plan:
     def state_bytes(self) -> dict[str, int]:
         """Bytes of state and gradients on a device; with micro-batches gradients count twice, as sum and summand."""
         state = self.step.abstract
-        trained = self.step.trained(state.params)
+        trained = self.step.builder.trained(state.params)
         summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
         fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
@@ -212,7 +213,7 @@ def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
 
 def _placed(name: str, step: Step) -> dict[str, Any]:
     """One parameter: the names of its dimensions, and the mesh axes that split each."""
-    leaf, axes = step.abstract.params[name], step.axes[name]
+    leaf, axes = step.abstract.params[name], step.builder.axes[name]
     spec: PartitionSpec = leaf.sharding.spec
     split = [*spec, *[None] * (leaf.ndim - len(spec))]
     front = ["layers"] * (leaf.ndim - len(axes)) if axes else [None] * leaf.ndim

@@ -37,7 +37,9 @@ from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.pictures import Pictures
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
+from jaxlaunch.trainer.step.update import reads_tokens
 from jaxlaunch.trainer.task import Split, Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 
@@ -146,7 +148,7 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _metrics(self, train_set: Source) -> Metrics:
-        has_tokens = self.step.reads_tokens(self.pipeline.like())
+        has_tokens = reads_tokens(self.spec, self.pipeline.like())
         is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
         return Metrics(
             rank=jax.process_index(),
@@ -175,12 +177,12 @@ class BuiltInTraining(Training[TrainState]):
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
         """The arrays by part and name. Of a model with adapters the base is left out: it never changes."""
-        return self.step.named(state)
+        return self.step.builder.to_tree(state)
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> TrainState:
         """The state of a checkpoint. The base of adapters is read again, and must be the one they were trained on."""
-        with self.step.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
-            state = self.step.unnamed(tree)
+        with self.step.builder.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
+            state = self.step.builder.from_tree(tree)
         self._carry()
         return state
 
@@ -193,7 +195,7 @@ class BuiltInTraining(Training[TrainState]):
     def meta(self) -> dict[str, Any]:
         """What must not change when a run resumes, what may and is then said, and what gives the state its arrays."""
         arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
-        arrays |= {} if self.step.base is None else {"base": self.step.base}
+        arrays |= {} if self.step.builder.base is None else {"base": self.step.builder.base}
         return self.conditions | self.record | arrays
 
     def difference(self, meta: Mapping[str, Any]) -> str:
@@ -222,7 +224,7 @@ class BuiltInTraining(Training[TrainState]):
 
         What fails there is tried again by `compile`, which says how it fails.
         """
-        if self.step.is_ours:
+        if self.step.builder.is_ours:
             train = {count: self.pipeline.like(count) for count in self._dispatched}
             held_out = None if self.evaluation is None else self.evaluation.like()
             self._ahead = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
@@ -236,7 +238,7 @@ class BuiltInTraining(Training[TrainState]):
             with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
                 held_out = next(batches)
             if self.spec.checkpoint.best is not None or self.spec.stop_early is not None:
-                given = set(self.step.evaluates(held_out)) - {Key.EXAMPLES}
+                given = set(self.step.evaluated_metrics(held_out)) - {Key.EXAMPLES}
                 parts = {part for part in self.evaluation.parts if part is not None}
                 preflight.check_watched(self.spec, given | {f"{name}/{part}" for name in given for part in parts})
         self.report.phase("compile", start)
@@ -305,7 +307,7 @@ class BuiltInTraining(Training[TrainState]):
         batches = zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True)
         for number, (part, batch) in enumerate(batches):
             between()
-            sums, found = self.step.examined(state, batch)
+            sums, found = self.step.evaluate_and(state, batch)
             means.add(part, jax.device_get(sums))
             if told is not None:
                 seen, weight_B = jax.device_get(found)
@@ -331,7 +333,7 @@ class BuiltInTraining(Training[TrainState]):
         """A sample of each prompt of train.eval.samples; what the task shows is reported."""
         if self.pictures is not None:
             self.pictures.report(state)
-        return () if self.samples is None else self.samples.taken(self.step.evaluated(state))
+        return () if self.samples is None else self.samples.taken(state.evaluated_params())
 
 
 def _fingerprints(**sets: Source | None) -> dict[str, str]:

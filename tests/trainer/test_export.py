@@ -18,7 +18,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.step.train_step import TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
 from tests import environments, needs
 from tests.trainer import peaks, references
 from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec
@@ -63,7 +63,7 @@ def untrained(case: str) -> dict[str, Any]:
 def saved(case: str, state: TrainState, to: Path) -> Path:
     """The state as a checkpoint of step 3."""
     train = train_spec(case, None)
-    return checkpoint(step(case, None, optimizer=ADAMW).named(state), train.model.model_dump(mode="json"), to)
+    return checkpoint(step(case, None, optimizer=ADAMW).builder.to_tree(state), train.model.model_dump(mode="json"), to)
 
 
 def checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, to: Path) -> Path:

@@ -25,7 +25,8 @@ from jaxlaunch.trainer.numerics import flops, precision
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.step.executable import Executable
-from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task
 
 GIB = 1024**3

@@ -15,7 +15,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer.aot.timeline import Rates
-from jaxlaunch.trainer.step.train_step import Batch, Step
+from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.train_step import Step
 
 _FIRST = 2  # steps that are not counted
 _LEAST = 5  # steps that are

@@ -148,7 +148,7 @@ def _exported(folder: str, described: Mapping[str, Any]) -> TaskModel:
     task.use_inputs(described)
     compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
     state = compiled.init()
-    params = state.params if mlp is None else plain.read(folder, compiled.named(compiled.abstract)["params"])
+    params = state.params if mlp is None else plain.read(folder, compiled.builder.to_tree(compiled.abstract)["params"])
     return TaskModel(spec, task, compiled, None, params, state.rest)
 
 

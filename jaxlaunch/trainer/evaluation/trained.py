@@ -66,8 +66,9 @@ class TaskModel:
     @property
     def model(self) -> nnx.Module:
         """The `flax.nnx` module with these parameters, in evaluation mode: without dropout."""
-        with self._step.context():
-            return self._step.merged(self.params, self.rest)
+        with self._step.builder.context():
+            model: nnx.Module = self._step.loss.model(self.params, self.rest)
+            return model
 
     def predict(self, inputs: Any) -> Any:
         """Calls the model on new examples.
@@ -95,7 +96,7 @@ class TaskModel:
         count, most = counts.pop(), self.spec.batch
         if self._predicts is None:
             self._predicts = jax.jit(self._said)
-        size = min(most, -(-count // self._step.shards) * self._step.shards)
+        size = min(most, -(-count // meshes.shards(self._step.mesh)) * meshes.shards(self._step.mesh))
         parts = [self._part(rows, start, size) for start in range(0, count, size)]
         return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
 
@@ -193,11 +194,11 @@ class TaskModel:
         where = meshes.batch_sharding(self._step.mesh)
         take = np.arange(start, start + size) % len(next(iter(rows.values())))
         batch = {name: jax.device_put(each[take], where) for name, each in rows.items()}
-        with self._step.context():
+        with self._step.builder.context():
             return jax.device_get(self._predicts(self.params, self.rest, batch))
 
     def _said(self, params: Named, rest: Named, batch: Named) -> Any:
-        model: Any = self._step.merged(params, rest)
+        model: Any = self._step.loss.model(params, rest)
         return self._task.predict(model, batch)
 
 
@@ -245,11 +246,11 @@ def _arrays(compiled: Step, found: StoredStep, ema: bool) -> tuple[Named, Named]
     """Parameters and other arrays of a step. Raises SpecError for those of another model, StorageError."""
     rest = _placed(stored_model.rest(found, ema), compiled.abstract.rest)
     saved: Mapping[str, Any] = stored_model.parameters(found, ema)
-    wanted = compiled.named(compiled.abstract)["params"]
+    wanted = compiled.builder.to_tree(compiled.abstract)["params"]
     if odd := sorted(saved.keys() ^ wanted.keys()):
         raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
-    with compiled.checks_base(found.meta.get("base"), f"step {found.step}"):
-        return compiled.with_base(_placed(saved, wanted)), rest
+    with compiled.builder.checks_base(found.meta.get("base"), f"step {found.step}"):
+        return compiled.builder.with_base(_placed(saved, wanted)), rest
 
 
 def _placed(stored: Mapping[str, Any], like: Named) -> Named:

@@ -20,7 +20,7 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.loop import trees
 from jaxlaunch.trainer.parallel import sharding
-from jaxlaunch.trainer.step.options import once
+from jaxlaunch.trainer.step.executable import once
 
 Tree = Any
 Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct

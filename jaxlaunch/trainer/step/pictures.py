@@ -12,7 +12,8 @@ from jaxlaunch import reporting, shown
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.lm import NextToken
 from tests import needs
 from tests.trainer import references
@@ -82,4 +83,4 @@ def run(of: Step, case: str, steps: int = STEPS) -> tuple[dict[str, np.ndarray],
 
 def meta(of: Step, train: TrainSpec) -> dict[str, Any]:
     """What a checkpoint says beside the arrays."""
-    return {**train.model_dump(mode="json", include={"model", "lora"}), "base": of.base}
+    return {**train.model_dump(mode="json", include={"model", "lora"}), "base": of.builder.base}

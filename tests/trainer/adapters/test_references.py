@@ -20,7 +20,8 @@ from jaxlaunch.trainer.generate.loaded import load
 from jaxlaunch.trainer.huggingface.tensors import Files
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
 from tests.trainer import references
 from tests.trainer.adapters import folders
 from tests.trainer.generate.generators import one_device
@@ -57,7 +58,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def save(step: Step, train: TrainSpec, state: TrainState, folder: str) -> None:
     store = Store(folder, keep=1, uid="mine")
     store.claim()
-    store.save(20, step.named(state), folders.meta(step, train))
+    store.save(20, step.builder.to_tree(state), folders.meta(step, train))
     store.close()
 
 
@@ -97,7 +98,7 @@ def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_pa
     """Adam's first moment after one step is a tenth of the clipped gradient."""
     norm, clip = trained.said["grad_norm"][0], folders.config(trained.case)["clip"]
     factor = 0.1 * min(1.0, (clip or np.inf) / norm)
-    opt = trained.step.named(trained.first)["opt"]
+    opt = trained.step.builder.to_tree(trained.first)["opt"]
     moments = {name.partition(".mu.")[2]: np.asarray(leaf) / factor for name, leaf in opt.items() if ".mu." in name}
     found = theirs(trained, {name: leaf.astype(np.float32) for name, leaf in moments.items()}, tmp_path / "grads")
     wanted = references.tensors(trained.case, "grads")
@@ -135,10 +136,10 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
 
 
 def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
-    state, tree = trained.state, trained.step.named(trained.state)
+    state, tree = trained.state, trained.step.builder.to_tree(trained.state)
     before = trained.step.init().params
     changed = {name for name, leaf in state.params.items() if not np.array_equal(leaf, before[name])}
-    assert changed == set(tree["params"]) == set(trained.step.trained(state.params))
+    assert changed == set(tree["params"]) == set(trained.step.builder.trained(state.params))
     assert all(name.endswith((".lora_a", ".lora_b")) for name in changed)
     count = {True: 0, False: 0}
     for name, leaf in state.params.items():
@@ -155,10 +156,10 @@ def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.C
 def test_a_checkpoint_and_its_base_are_the_state_again(trained: Trained) -> None:
     store = Store(trained.checkpoints, keep=1, uid="mine")
     store.claim()
-    found = store.restore(trained.step.named(trained.step.abstract))
+    found = store.restore(trained.step.builder.to_tree(trained.step.abstract))
     store.close()
     assert found is not None
-    again = trained.step.unnamed(found[1])
+    again = trained.step.builder.from_tree(found[1])
     assert jax.tree.structure(again) == jax.tree.structure(trained.state)
     assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(trained.state)))
 
@@ -189,7 +190,7 @@ def test_adapters_are_not_merged_into_another_model(trained: Trained, tmp_path: 
     train = trained.spec.model_copy(update={"model": trained.spec.model.model_copy(update={"init_from": str(other)})})
     store = Store(str(tmp_path / "in"), keep=1, uid="mine")
     store.claim()
-    store.save(20, trained.step.named(trained.state), folders.meta(trained.step, train))
+    store.save(20, trained.step.builder.to_tree(trained.state), folders.meta(trained.step, train))
     store.close()
     with pytest.raises(CheckpointError, match=r"step 20 of .*/in holds adapters of the weights of .*/hf with digest"):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)

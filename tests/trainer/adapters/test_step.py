@@ -147,7 +147,7 @@ def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]
     stems = {"blocks.attention.query", "dense_blocks.attention.query", "dense_blocks.mlp.gate"}
-    assert set(step.trained(state.params)) == {f"{stem}.lora_{each}" for stem in stems for each in "ab"}
+    assert set(step.builder.trained(state.params)) == {f"{stem}.lora_{each}" for stem in stems for each in "ab"}
     rows = step.put(tiny.Counting().batch(0))
     whole = flops.count(step.forward(rows))
     assert 2 * whole < (step.flops(rows) or 0) < 2.5 * whole  # of routers and experts half of the backward pass, too

@@ -218,7 +218,7 @@ def training(at: Path, weights: Path | None) -> BuiltInTraining:
 def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bool, says: str, tmp_path: Path) -> None:
     weights = folders.base(CASE, tmp_path / "hf")
     first = training(tmp_path, weights if then else None)
-    first.step.base = {"init_from": str(weights), "digest": "0" * 32} if then else None
+    first.step.builder.base = {"init_from": str(weights), "digest": "0" * 32} if then else None
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract)
     store = Store(first.folder, keep=1, uid="mine")
     store.claim()
@@ -233,10 +233,10 @@ def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: 
     found = []
     for lora in ({}, {"base": "int8"}, {"base": "bf16"}):
         step = folders.step(CASE, tmp_path, lora=lora)
-        step._base()
-        assert step.base is not None
-        found.append(step.base)
-    assert {each["digest"] for each in found} == {base.found(step._spec.model, found[0])["digest"]}
+        step.builder._read_base()
+        assert step.builder.base is not None
+        found.append(step.builder.base)
+    assert {each["digest"] for each in found} == {base.found(step.builder._spec.model, found[0])["digest"]}
     (other,) = (dict(each, digest="of another folder") for each in found[:1])
     with pytest.raises(CheckpointError, match="name the folder that they were trained on as train.model.init_from"):
         base.check(other, found[1], "step 3 of here")
@@ -253,6 +253,6 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeyp
 
     step = folders.step(CASE, tmp_path, lora={"base": "int8"})
     monkeypatch.setattr(load, "read", watched)
-    step._base()
+    step.builder._read_base()
     kept = len(seen)
-    assert kept and base.found(step._spec.model, step.base or {}) and len(seen) == 2 * kept
+    assert kept and base.found(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept

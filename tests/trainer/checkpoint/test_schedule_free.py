@@ -22,9 +22,9 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         state, _ = step.train(state, step.put(task.batch(number)))
         seen.append((number, value))
         best = [list(each) for each in sorted(seen, key=lambda each: each[1])][:2]
-        store.save(number, step.named(state), {"best": {"steps": best}}, [each[0] for each in best])
+        store.save(number, step.builder.to_tree(state), {"best": {"steps": best}}, [each[0] for each in best])
         store.wait()
-        wanted[number] = {name: np.array(leaf) for name, leaf in step.evaluated(state).items()}
+        wanted[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}
     store.close()
     assert reader.manifest.committed(store._folder) == [2, 3, 4]  # type: ignore[attr-defined]
     for named, number in ((None, 4), ("best", 2)):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.step.train_step import TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
 from tests import needs
 from tests.trainer import references
 from tests.trainer.references import MODELS, batch, folder, logits, step, tensors, train_spec
@@ -19,7 +19,11 @@ WITH_GRADIENTS = [case for case in MODELS if (references.FIXTURES / case / "grad
 
 def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
     """SGD's, by parameter: after one step from zero it is the gradient."""
-    named = {name.partition("trace.")[2]: leaf for name, leaf in step.named(state)["opt"].items() if "trace." in name}
+    named = {
+        name.partition("trace.")[2]: leaf
+        for name, leaf in step.builder.to_tree(state)["opt"].items()
+        if "trace." in name
+    }
     assert named.keys() == state.params.keys()
     return named
 

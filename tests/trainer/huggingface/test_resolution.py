@@ -21,8 +21,8 @@ def test_interpolated_positions_give_the_logits_of_transformers(name: str, image
         tensors(f"{CASE}_interpolated", "io"),
     )
     state = trained.init()
-    with trained.context():
-        model = trained.merged(state.params, state.rest)
+    with trained.builder.context():
+        model = trained.loss.model(state.params, state.rest)
         found = model(given[f"{name}.pixel_values"].transpose(0, 2, 3, 1))
     np.testing.assert_allclose(found, given[f"{name}.logits"], rtol=0, atol=references.limit(CASE))
 

@@ -18,11 +18,11 @@ def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Pa
     state, rows = trained.init(), batch(CASE)
 
     def loss(params: Any) -> Any:
-        model: Any = trained.merged(params, state.rest)
+        model: Any = trained.loss.model(params, state.rest)
         logits_BV = model(rows["image"])
         return -jax.nn.log_softmax(logits_BV)[np.arange(8), rows["label"]].mean(), logits_BV
 
-    with trained.context():
+    with trained.builder.context():
         (found, logits_BV), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
     np.testing.assert_allclose(logits_BV, given["eval_logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(found, given["loss"][0], rtol=0, atol=5e-6)

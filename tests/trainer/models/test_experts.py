@@ -183,10 +183,10 @@ def test_the_flops_are_those_of_the_experts_that_a_token_goes_to() -> None:
 
 def test_the_load_of_many_experts_is_not_listed() -> None:
     task = Counting()
-    few = build(task, model=EXPERTS).evaluates(task.batch(0))
+    few = build(task, model=EXPERTS).evaluated_metrics(task.batch(0))
     assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
     many = EXPERTS.model_copy(update={"experts": LISTED + 1})
-    found = build(task, model=many).evaluates(task.batch(0))
+    found = build(task, model=many).evaluated_metrics(task.batch(0))
     assert {"expert_load_max", "expert_load_min"} <= set(found) and not [name for name in found if "/" in name]
 
 
@@ -207,7 +207,7 @@ class Bare(Counting):
 def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> None:
     task = Bare()
     step = build(task, model=EXPERTS)
-    assert "loss" in step.evaluates(task.batch(0))
+    assert "loss" in step.evaluated_metrics(task.batch(0))
     with pytest.raises(
         SpecError, match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read"
     ):
@@ -225,7 +225,7 @@ class Mean(Counting):
 
 def test_an_evaluation_by_a_bare_mean_is_refused() -> None:
     with pytest.raises(SpecError, match=r"tests:Tiny: the loss is a bare mean, which a model with experts is not"):
-        build(Mean(), model=EXPERTS).evaluates(Counting().batch(0))
+        build(Mean(), model=EXPERTS).evaluated_metrics(Counting().batch(0))
 
 
 def test_a_router_multiplies_in_whole_float32() -> None:

@@ -69,7 +69,7 @@ def test_arrays_have_the_names_of_their_library() -> None:
     layers = {"params.Conv_0.kernel", "params.Conv_0.bias", "params.BatchNorm_0.scale", "params.BatchNorm_0.bias"}
     assert step.abstract.params.keys() == layers | {"params.Dense_0.kernel", "params.Dense_0.bias"}
     assert step.abstract.rest.keys() == {"batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
-    assert step.axes["params.Dense_0.kernel"] == ("embed", None)
+    assert step.builder.axes["params.Dense_0.kernel"] == ("embed", None)
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:Net"})
     assert "params.net.linear.w" in step.abstract.params
     assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.rest
@@ -127,7 +127,7 @@ def test_statistics_are_of_the_global_batch_or_of_each_device_s_rows() -> None:
         np.testing.assert_allclose(rest[name], 0.5 + 0.5 * var, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * rest[name], rtol=1e-6)
-        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(step._evaluated_rest(state))[name], ema[name]))
+        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state.evaluated_rest())[name], ema[name]))
 
 
 def test_what_a_model_sows_is_the_loss_s() -> None:

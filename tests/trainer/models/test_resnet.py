@@ -14,13 +14,14 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.models.convolutional.layers import BatchNorm
-from jaxlaunch.trainer.step.train_step import Step, TrainState
+from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.train_step import Step
 from tests.trainer.models.resnets import BYTES, CASES, batch, batches, described, folder, step, tensors
 
 
 def momentum(trained: Step, state: TrainState) -> dict[str, jax.Array]:
     """SGD's, by parameter: after one step from zero it is the gradient."""
-    named = trained.named(state)["opt"].items()
+    named = trained.builder.to_tree(state)["opt"].items()
     return {name.partition("trace.")[2]: leaf for name, leaf in named if "trace." in name}
 
 
@@ -43,8 +44,8 @@ def run(of: Step, rows: list[dict[str, np.ndarray]]) -> tuple[TrainState, list[d
 def test_logits_gradients_and_running_statistics_equal_pytorch_s(case: str, tmp_path: Path) -> None:
     trained, given = step(case, folder(case, tmp_path / "hf")), tensors(case, "io")
     state = trained.init()
-    with trained.context():
-        model: Any = trained.merged(state.params, state.rest)
+    with trained.builder.context():
+        model: Any = trained.loss.model(state.params, state.rest)
         np.testing.assert_allclose(model(batch(case)["image"]), given["eval_logits"], rtol=0, atol=5e-6)
         model.train()
         np.testing.assert_allclose(model(batch(case)["image"]), given["train_logits"], rtol=0, atol=5e-6)
@@ -118,7 +119,7 @@ def test_an_exported_resnet_is_read_back_bit_by_bit_with_its_statistics(tmp_path
     state, _ = run(trained, [batch("resnet_tiny")] * 2)
     store = Store(str(tmp_path / "in"), keep=1, uid="mine")
     store.claim()
-    store.save(2, trained.named(state), {"model": trained._spec.model.model_dump(mode="json")})
+    store.save(2, trained.builder.to_tree(state), {"model": trained._spec.model.model_dump(mode="json")})
     store.close()
     for name, ema, wanted in (("weights", False, state.params | state.rest), ("average", True, state.ema)):
         export(str(tmp_path / "in"), str(tmp_path / name), ema=ema)

@@ -156,7 +156,7 @@ HOLDS = dict.fromkeys(["adam", "adamw", "lamb", "schedule-free"], 2) | dict.from
 def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> None:
     groups = [{"match": r"layers\.0\..*", "freeze": True}]
     step = build(Digits(), optimizer={"name": name, "groups": groups})
-    trained = step.trained(step.abstract.params)
+    trained = step.builder.trained(step.abstract.params)
     assert trained.keys() == {"head.bias", "head.kernel", "layers.1.bias", "layers.1.kernel"}
     of_muon = 1 + memory.bytes_per_device([trained[key] for key in trained if key != "layers.1.kernel"]) / (
         memory.bytes_per_device(trained)
@@ -168,7 +168,7 @@ def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> Non
 
 def test_muon_takes_each_layer_s_matrices_apart() -> None:
     step = build(Counting())
-    leaves, axes = step.abstract.params, step.axes
+    leaves, axes = step.abstract.params, step.builder.axes
     found = {name: muon_axes(name, leaf, axes) for name, leaf in leaves.items()}
     assert {name for name, at in found.items() if at is None} == {
         "embedding", "head", "norm.scale", "blocks.attention_norm.scale", "blocks.mlp_norm.scale",

@@ -99,9 +99,9 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
         state, metrics = step.train(state, step.put(task.batch(number)))
         losses.append(float(metrics["loss"]))
     frozen = {"layers.0.kernel", "layers.0.bias"}
-    assert step.frozen == frozen and losses[-1] < losses[0]
+    assert step.builder.frozen == frozen and losses[-1] < losses[0]
     assert {name for name, leaf in state.params.items() if np.array_equal(leaf, before[name])} == frozen
-    tree = step.named(state)
+    tree = step.builder.to_tree(state)
     assert not [name for part in ("opt", "ema") for name in tree[part] if "layers.0." in name]
     assert {name for name in tree["opt"] if ".mu." in name} == {
         *(f"1.group0.0.mu.head.{part}" for part in ("bias", "kernel")),

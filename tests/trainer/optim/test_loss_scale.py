@@ -99,7 +99,7 @@ def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
 def test_the_scale_is_part_of_what_is_saved() -> None:
     step = compiled(Digits(), precision="fp16")
     state = step.init()
-    tree = step.named(state)
+    tree = step.builder.to_tree(state)
     assert set(tree["scale"]) == {"value", "sound"}
-    assert jax.tree.structure(step.unnamed(tree)) == jax.tree.structure(state)
-    assert "scale" not in step.named(compiled(Digits()).init())
+    assert jax.tree.structure(step.builder.from_tree(tree)) == jax.tree.structure(state)
+    assert "scale" not in step.builder.to_tree(compiled(Digits()).init())

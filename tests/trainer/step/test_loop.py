@@ -12,7 +12,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.convolutional.resnet import ResNet
 from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.step.loop import looped
+from jaxlaunch.trainer.step.update import scan
 from tests.trainer.states import RESNET
 from tests.trainer.tiny import Pictures, compiled
 
@@ -20,7 +20,7 @@ from tests.trainer.tiny import Pictures, compiled
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_turn_written_out_is_the_loop_s(turns: int) -> None:
     parts = {"a": jnp.arange(2.0 * turns).reshape(turns, 2), "b": jnp.ones((turns, 1))}
-    end, made = looped(lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts)
+    end, made = scan(lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts)
     assert end.tolist() == np.asarray(parts["a"]).sum(0).tolist()
     assert made.tolist() == np.asarray(parts["a"]).tolist()
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.step.executable import Executable
-from jaxlaunch.trainer.step.options import compile_with, often, once
+from jaxlaunch.trainer.step.executable import Executable, compile_with, often, once
 
 ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 

@@ -46,9 +46,9 @@ class Traced(Step):
     """A step that is traced and never compiled."""
 
     def traced(self, batch: dict[str, Any]) -> None:
-        weighted = self._like(batch | {"weight": np.ones(16, np.float32)})
-        with self.context():
-            jax.eval_shape(self._update, self.abstract, weighted)
+        weighted = self._placement.abstract_batch(batch | {"weight": np.ones(16, np.float32)})
+        with self.builder.context():
+            jax.eval_shape(self._update.function(1), self.abstract, weighted)
             jax.eval_shape(self._sums, self.abstract, weighted)
 
 

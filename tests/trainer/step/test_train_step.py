@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.step.options import once
-from jaxlaunch.trainer.step.train_step import TrainState
+from jaxlaunch.trainer.step.executable import once
+from jaxlaunch.trainer.step.train_state import TrainState
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 
@@ -104,7 +104,10 @@ def test_micro_batches_add_up_to_the_same_step(task: Any, accumulate: int) -> No
 
 def test_micro_batches_are_split_without_communication() -> None:
     step = build(TASKS["mlp"], mesh={"dp": 8}, accumulate=2)
-    split = jax.jit(step._micro_batches, in_shardings=step.put(TASKS["mlp"].batch(0))["image"].sharding)
+    split = jax.jit(
+        functools.partial(step._placement.split_micro_batches, count=2),
+        in_shardings=step.put(TASKS["mlp"].batch(0))["image"].sharding,
+    )
     rows = jax.ShapeDtypeStruct((16, 28), jnp.float32)
     text = split.lower(rows).compile().as_text()
     assert not any(word in text for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce"))
@@ -154,7 +157,7 @@ def test_a_batch_without_a_target_changes_nothing_and_is_a_step(precision: str, 
     after = copied(state)
     assert metrics["finite"] and metrics["weight"] == 0 and np.isnan(metrics["loss"]) and not metrics.get("skipped")
     assert int(after.step) == 2 and equal(before._replace(step=0, opt=0), after._replace(step=0, opt=0))
-    old, new = (step.named(state)["opt"] for state in (before, after))
+    old, new = (step.builder.to_tree(state)["opt"] for state in (before, after))
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
     assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, "the schedule alone goes on"
     assert all(".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts)
@@ -222,12 +225,12 @@ def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> No
 def test_a_named_state_is_the_state() -> None:
     step = compiled(TASKS["decoder"], optimizer={"ema": 0.9})
     state = step.init()
-    tree = step.named(state)
+    tree = step.builder.to_tree(state)
     assert tree["params"].keys() == tree["ema"].keys() == state.params.keys()
     assert len(tree["opt"]) == len(jax.tree.leaves(state.opt)) and "rest" not in tree
-    assert jax.tree.structure(step.unnamed(tree)) == jax.tree.structure(state)
-    assert step.unnamed(step.named(step.abstract)) == step.abstract
-    step.train(step.unnamed(tree), step.put(TASKS["decoder"].batch(0)))
+    assert jax.tree.structure(step.builder.from_tree(tree)) == jax.tree.structure(state)
+    assert step.builder.from_tree(step.builder.to_tree(step.abstract)) == step.abstract
+    step.train(step.builder.from_tree(tree), step.put(TASKS["decoder"].batch(0)))
 
 
 class WithState(Digits):
@@ -294,8 +297,12 @@ def test_initial_values_do_not_depend_on_the_mesh() -> None:
 def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(optimized: None) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
     whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
-    with step.context():
-        wanted = jax.jit(step._fresh, out_shardings=step._shardings(), compiler_options=whole)({})
+    with step.builder.context():
+        wanted = jax.jit(
+            step.builder._fresh,
+            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, step.abstract),
+            compiler_options=whole,
+        )({})
     assert once(step.mesh) == {"xla_backend_optimization_level": 1}
     assert equal(step.init(), wanted)
 
@@ -304,7 +311,7 @@ def test_every_bit_of_a_seed_of_64_counts() -> None:
     """And a seed that 32 bits hold has the keys that it always had."""
 
     def keys(seed: int) -> bytes:
-        return jax.random.key_data(build(TASKS["mlp"], seed=seed)._keys()).tobytes()
+        return jax.random.key_data(build(TASKS["mlp"], seed=seed).builder.keys()).tobytes()
 
     seeds = [0, 1, 2**31, 2**32 - 1, 2**32, 2**33, 2**63, 2**64 - 1]
     assert len({keys(seed) for seed in seeds}) == len(seeds)

@@ -148,19 +148,21 @@ def assert_no_preference(said: dict[str, float]) -> None:
 def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
     step = build()
     began = step.init()
-    for name, leaf in step.saved(began.params).items():
+    for name, leaf in step.builder.saved(began.params).items():
         assert np.array_equal(leaf, began.params[f"reference.{name}"]), name
     assert "the reference is a frozen copy of the model, " in step.notes[-1]
     halfway, said = run(step, began, 0, 4)
     assert_no_preference(said[0])
-    kept = jax.tree.map(np.asarray, step.named(halfway))
-    assert not any(name.startswith("reference") for name in kept["params"]) and len(step.frozen) == len(kept["params"])
+    kept = jax.tree.map(np.asarray, step.builder.to_tree(halfway))
+    assert not any(name.startswith("reference") for name in kept["params"]) and len(step.builder.frozen) == len(
+        kept["params"]
+    )
     _, on = run(step, halfway, 4, 8)
     assert on[-1]["margin"] > 0.1 and on[-1]["accuracy"] == 1.0 and on[-1]["rewards/chosen"] > 0
     # After a resume the reference is drawn again: the same numbers to the bit.
-    where = step.named(step.abstract)
+    where = step.builder.to_tree(step.abstract)
     tree = jax.tree.map(lambda array, like: jax.device_put(array, like.sharding), kept, where)
-    assert run(step, step.unnamed(tree), 4, 8)[1] == on
+    assert run(step, step.builder.from_tree(tree), 4, 8)[1] == on
     # On a mesh, with the logits in parts, and with nothing shared but the seed.
     parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
     _, other = run(parts, parts.init(), 0, 4)
@@ -179,12 +181,12 @@ def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: 
     given = references.train_spec("qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16")
     step = Step(UpOrDown(), given, mesh.build(given.mesh, jax.devices()[:1]), 20)
     state = step.init()
-    for name, leaf in step.saved(state.params).items():
+    for name, leaf in step.builder.saved(state.params).items():
         copy = state.params[f"reference.{name}"]
         assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
-    assert step.base is not None and step.base["init_from"] == str(tmp_path / "hf")
+    assert step.builder.base is not None and step.builder.base["init_from"] == str(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="step 3 holds a model compared with the weights of .* with digest abc"):
-        base.check({**step.base, "digest": "abc"}, step.base, "step 3", holds=base.COMPARED)
+        base.check({**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=base.COMPARED)
 
 
 def test_adapters_that_begin_as_others_are_refused() -> None:

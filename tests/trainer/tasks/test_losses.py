@@ -142,7 +142,7 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     rows = {"tokens": tokens, "mask": np.ones((B, WIDE.length), np.float32), "weight": np.ones(B, np.float32)}
     step.compile_train(step.put(rows))
     state, metrics = step.train(step.init(), step.put(rows))
-    momentum = {name: leaf for name, leaf in step.named(state)["opt"].items() if ".trace." in name}
+    momentum = {name: leaf for name, leaf in step.builder.to_tree(state)["opt"].items() if ".trace." in name}
     return step.compiled["train"].memory().temp_size_in_bytes, float(metrics["loss"]), momentum
 
 
