@@ -21,7 +21,7 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_inputs, saved_tokenizer, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, plain, preprocessor, save
@@ -65,8 +65,8 @@ def export(
     save.target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
-    beside, inputs = saved_tokenizer.kept(folder), saved_inputs.kept(folder)
-    beside |= {} if inputs is None else {saved_inputs.FILE: saved_inputs.encoded(inputs)}
+    beside, inputs = saved_files.saved_tokenizer(folder), saved_files.read_inputs(folder)
+    beside |= {} if inputs is None else {saved_files.INPUTS: saved_files.encode_inputs(inputs)}
     model = stored_model.model(found)
     params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
     if isinstance(model, MLP) and inputs is not None:

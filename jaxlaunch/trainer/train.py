@@ -16,7 +16,7 @@ from jaxlaunch import contract
 from jaxlaunch.contract import Key
 from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_inputs, saved_tokenizer, writable
+from jaxlaunch.trainer.checkpoint import saved_files, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
@@ -188,9 +188,9 @@ class BuiltInTraining(Training[TrainState]):
 
     def _carry(self) -> None:
         """Puts what a use of the model needs beside the checkpoints, once this run is not refused."""
-        on_primary(partial(saved_inputs.keep, self.folder, self.inputs))
+        on_primary(partial(saved_files.save_inputs, self.folder, self.inputs))
         if files := tokenizer_files(self.spec.data):
-            on_primary(partial(saved_tokenizer.keep, self.folder, files))
+            on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
     def meta(self) -> dict[str, Any]:
         """What must not change when a run resumes, what may and is then said, and what gives the state its arrays."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import train
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
@@ -178,7 +178,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
-    saved_tokenizer.keep(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
+    saved_files.save_tokenizer(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
     run = loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
     monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
 
@@ -188,7 +188,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
         tiny.run_to_an_error(run)
-    assert saved_tokenizer.kept(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
+    assert saved_files.saved_tokenizer(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
 
 
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from etils import epath
 from jaxlaunch import contract, programs
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_inputs, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.data.augment.transform import Transform
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import readable, table_file, trained
@@ -49,10 +49,10 @@ def predicted(asked: programs.Predict) -> dict[str, Any]:
         table_file.check(asked.output)
     if remote.is_remote(asked.folder):
         remote.check("the folder of weights", asked.folder)
-    described = saved_inputs.kept(asked.folder)
+    described = saved_files.read_inputs(asked.folder)
     if described is None:
         raise SpecError(
-            f"{asked.folder} does not say how files become what its model reads ({saved_inputs.FILE}): trainings of "
+            f"{asked.folder} does not say how files become what its model reads ({saved_files.INPUTS}): trainings of "
             "images and tables of this version write it; from Python, jaxlaunch.load predicts for arrays"
         )
     notes: list[str] = []

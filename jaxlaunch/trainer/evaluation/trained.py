@@ -20,7 +20,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_inputs, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, said
@@ -225,7 +225,7 @@ def load(
         raise SpecError(
             f"step {found.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
         )
-    described = saved_inputs.kept(folder)
+    described = saved_files.read_inputs(folder)
     if described is not None and isinstance(task, Classify):
         task.use_inputs(described)
     spec = peft.resolved(_resolved(spec, found)).model_copy(update={"accumulate": 1, "attention": "xla"})

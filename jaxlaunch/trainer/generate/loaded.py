@@ -16,7 +16,7 @@ from jax import Array
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters import merged as adapters
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_tokenizer, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.choose import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
@@ -193,7 +193,7 @@ def _published(folder: str, precision: spec.Precision, mesh: Asked) -> TextModel
     config = folders.described_by(folder).model_copy(update={"init_from": folder})
     network = Network(config, _mesh(mesh, None), precision)
     weights = network.laid_out(published.load(config, network.abstract))
-    tokenizer = tokenizers.of(network.config.vocab, None, saved_tokenizer.read(epath.Path(folder)), folder)
+    tokenizer = tokenizers.of(network.config.vocab, None, saved_files.read_tokenizer(epath.Path(folder)), folder)
     return TextModel(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
 
 
@@ -220,7 +220,7 @@ def _checkpoint(
         where = f"step {found.step} of {folder}"
         stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
     weights = network.laid_out(_Read(network, stored))
-    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_tokenizer.kept(folder), folder)
+    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_files.saved_tokenizer(folder), folder)
     return TextModel(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
 
 

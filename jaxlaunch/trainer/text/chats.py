@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import installation
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents, tokenizer
 from jaxlaunch.trainer.text.documents import Document, Unfit, kind_of_value
@@ -154,9 +154,9 @@ def tools(given: Any) -> list[Any] | None:
 def _sources(of: tokenizer.Tokenizer) -> dict[str, str]:
     """The texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
     named = {
-        name.removeprefix(saved_tokenizer.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
+        name.removeprefix(saved_files.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
         for name, text in of.files.items()
-        if name.startswith(saved_tokenizer.TEMPLATES)
+        if name.startswith(saved_files.TEMPLATES)
     }
     if FILE in of.files:
         named[DEFAULT] = of.files[FILE].decode(errors="replace")

@@ -19,8 +19,9 @@ from etils import epath
 
 from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
-from jaxlaunch.trainer.checkpoint.saved_tokenizer import FILES, MAIN
+from jaxlaunch.trainer.checkpoint import saved_files
+from jaxlaunch.trainer.checkpoint.saved_files import TOKENIZER_FILE as MAIN
+from jaxlaunch.trainer.checkpoint.saved_files import TOKENIZER_FILES as FILES
 from jaxlaunch.trainer.errors import SpecError
 
 BYTES = "bytes"  # the tokenizer whose tokens are bytes
@@ -230,7 +231,7 @@ def _read(name: str) -> dict[str, bytes]:
             there = f"it holds {', '.join(sorted(each.name for each in place.iterdir())[:5]) or 'nothing'}"
         hint = f"{there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
         raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
-    return {MAIN: bytes(main.read_bytes()), **saved_tokenizer.read(main.parent, FILES[1:])}
+    return {MAIN: bytes(main.read_bytes()), **saved_files.read_tokenizer(main.parent, FILES[1:])}
 
 
 def _parsed(name: str, text: bytes) -> Any:

@@ -20,8 +20,10 @@ from jax.sharding import Mesh
 from jaxlaunch import contract
 from jaxlaunch.trainer.checkpoint import manifest, owner
 from jaxlaunch.trainer.checkpoint.arrays import Arrays, first_difference
+from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder
 from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
 from jaxlaunch.trainer.checkpoint.owner import Owner
+from jaxlaunch.trainer.checkpoint.restore import Restore
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, StorageError
 from jaxlaunch.trainer.loop.driver import Loop
@@ -337,18 +339,18 @@ def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
     assert (folder / "20").is_dir()
 
 
-@pytest.mark.parametrize("call", ["_survey", "_inspect", "_claim"])
-def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, call):
+@pytest.mark.parametrize(("reader", "call"), [(CheckpointFolder, "survey"), (Restore, "_inspect"), (Store, "_claim")])
+def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, reader, call):
     monkeypatch.setenv(contract.STORAGE_WAIT, "60")
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    real, faults = getattr(Store, call), [errno.EIO, errno.EACCES, errno.ESTALE]
+    real, faults = getattr(reader, call), [errno.EIO, errno.EACCES, errno.ESTALE]
 
     def fail(*args):
         if faults:
             raise OSError(faults.pop(0), "away")
         return real(*args)
 
-    monkeypatch.setattr(Store, call, fail)
+    monkeypatch.setattr(reader, call, fail)
     with Opened(folder, uid="run-b") as store:
         assert store.found()[0] == 40
     assert not faults

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 import jaxlaunch
 from jaxlaunch import contract, programs
 from jaxlaunch.trainer import export
-from jaxlaunch.trainer.checkpoint import saved_inputs
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import predict
 from jaxlaunch.trainer.loop.place import Place
@@ -57,7 +57,7 @@ def of_rows(folder: Path, target: str, label: str, classes: int) -> str:
 
 def jaxlaunch_model(checkpoints: str) -> jaxlaunch.TaskModel:
     """The model of checkpoints, as a prediction has it."""
-    stored = saved_inputs.kept(checkpoints)
+    stored = saved_files.read_inputs(checkpoints)
     assert stored is not None
     return predict._loaded(programs.Predict(folder=checkpoints, files=()), stored, print)
 

@@ -14,7 +14,7 @@ from etils import epath
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.generate import __main__ as program
@@ -113,7 +113,7 @@ def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path)
 
 
 def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
-    files = saved_tokenizer.read(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
+    files = saved_files.read_tokenizer(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
     save.save(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
     for name in ("config.json", special_tokens.GENERATION):
         found = json.loads((tmp_path / "out" / name).read_text())
@@ -130,7 +130,7 @@ def test_a_stream_is_of_one_sample(trained: Path) -> None:
 
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
     place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
-    found = tokenizers.of(256, None, saved_tokenizer.read(epath.Path(place)), place)
+    found = tokenizers.of(256, None, saved_files.read_tokenizer(epath.Path(place)), place)
     assert found is not None
     ids = found.encode("return x ** 2")
     assert (ids[0], found.ends, found.decode(ids)) == (1, (0,), "return x ** 2")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from jaxlaunch.trainer.checkpoint import saved_tokenizer
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import Mixture, Text
 from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
@@ -58,8 +58,8 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
     }
     (tmp_path / "chatml" / chats.FILE).write_text(CHATML)
     (tmp_path / "beside" / chats.FILE).write_text(CHATML)
-    (tmp_path / "beside" / saved_tokenizer.TEMPLATES).mkdir()
-    (tmp_path / "beside" / saved_tokenizer.TEMPLATES / "tool_use.jinja").write_text(CALLS + CHATML)
+    (tmp_path / "beside" / saved_files.TEMPLATES).mkdir()
+    (tmp_path / "beside" / saved_files.TEMPLATES / "tool_use.jinja").write_text(CALLS + CHATML)
     tools = [chat_corpora.tools_of(number) for number in range(len(found))]
     answers = of_transformers(tmp_path, found, tools, list(folders.values()))
     for (name, folder), (ids, masks) in zip(folders.items(), answers, strict=True):
@@ -74,13 +74,16 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
         if name == "beside":  # as in one file, by name
             assert ours == encoded(folders["calls"], found, tools)
             assert chats.load(folder).digest == chats.load(folders["calls"]).digest
-            saved_tokenizer.keep(str(tmp_path / "run"), tokenizer.load(folder).files)
-            assert saved_tokenizer.kept(str(tmp_path / "run")).keys() >= {
-                f"{saved_tokenizer.TEMPLATES}tool_use.jinja",
+            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folder).files)
+            assert saved_files.saved_tokenizer(str(tmp_path / "run")).keys() >= {
+                f"{saved_files.TEMPLATES}tool_use.jinja",
                 chats.FILE,
             }
-            saved_tokenizer.keep(str(tmp_path / "run"), tokenizer.load(folders["calls"]).files)
-            assert set(saved_tokenizer.kept(str(tmp_path / "run"))) == {"tokenizer.json", "tokenizer_config.json"}
+            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folders["calls"]).files)
+            assert set(saved_files.saved_tokenizer(str(tmp_path / "run"))) == {
+                "tokenizer.json",
+                "tokenizer_config.json",
+            }
 
 
 def _begins_with_a_letter(message: dict[str, Any]) -> bool:

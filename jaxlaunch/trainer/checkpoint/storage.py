@@ -1,0 +1,80 @@
+"""Storage that fails: its exceptions as StorageError with what the system said, retries, and waiting for a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.buckets.again import again
+from jaxlaunch.trainer.checkpoint.arrays import TIMEOUT_S
+from jaxlaunch.trainer.errors import StorageError, TrainerError, first_line
+
+SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def storage_errors(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """Turn an exception of `kind`, or of a disk or a store, raised while `doing` into a StorageError that names it.
+
+    Any kind by default: tensorstore's failures come as ValueError, RuntimeError and bare Exception. A message of the
+    system about a disk is a failure of storage in any of them.
+    """
+    try:
+        yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        if not system_message(error) and not isinstance(error, kind) and not faults.is_from_store(error):
+            raise
+        raise storage_error(doing, error) from error
+
+
+def storage_error(doing: str, error: Exception) -> StorageError:
+    """Return the StorageError for an exception that was raised while `doing`.
+
+    A message of the system says all that there is to know; libraries put names of files before it and places in their
+    code behind it.
+    """
+    message = system_message(error)
+    if not message:
+        return StorageError(f"{doing} failed: {first_line(error)}")
+    hint = "; free space there, or lower train.checkpoint.keep" if faults.is_full(OSError(message)) else ""
+    return StorageError(f"{message}: {doing} failed{hint}")
+
+
+def retry(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -> T:
+    """Return what `act` returns, tried again while it raises what storage does. Raises StorageError."""
+
+    def attempt() -> T:
+        with storage_errors(doing, kind):
+            return act()
+
+    return again(attempt)
+
+
+def wait_for(read: Callable[[], T | None], what: str) -> T:
+    """Return what `read` returns, once it is not None. Raises StorageError after TIMEOUT_S."""
+    deadline, pause_s = time.monotonic() + TIMEOUT_S, 0.01
+    while (value := read()) is None:
+        if time.monotonic() > deadline:
+            raise StorageError(f"waited {TIMEOUT_S} s for {what}")
+        time.sleep(pause_s)
+        pause_s = min(1.0, 1.5 * pause_s)
+    return value
+
+
+def system_message(error: BaseException | None) -> str:
+    """Return `No space left on device` and the like, of an error or its causes; tensorstore puts it after all paths."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
+            return message
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return ""
