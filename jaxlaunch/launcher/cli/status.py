@@ -8,8 +8,9 @@ import click
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli import completions, from_volume, options, output, whose
-from jaxlaunch.launcher.diagnose.explain.explanation import explain, ranks_line, restarts_line
-from jaxlaunch.launcher.diagnose.explain.memory import evicted_for_excess, is_oom
+from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts, diagnose, explain
+from jaxlaunch.launcher.diagnose.explain.failed import evicted_for_excess, is_oom
+from jaxlaunch.launcher.diagnose.text import Renderer, Text
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.status import collect, lost_hosts
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_line, status_of
@@ -81,11 +82,11 @@ def _lines(status: JobStatus, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
-    answer = explain(seen)
+    answer = diagnose(seen).answer
     # Agents can tell neither who sent a signal nor what another container of their pod does.
     is_unsaid = is_oom(seen) or evicted_for_excess(seen) is not None
     if answer.situation == "sidecar" or (status.phase is None and (status.verdict is None or is_unsaid)):
-        yield "why", answer.headline.removeprefix(f"{status.name} ")
+        yield "why", _text(status, answer.headline)
     yield from _numbers(status)
     yield "as of", as_of_line(status, seen.now)
     yield "age", _age(status)
@@ -94,12 +95,16 @@ def _rows(status: JobStatus, seen: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
-    yield "ranks", ranks_line(status).removeprefix("ranks ") if status.state not in OVER else ""
+    yield "ranks", _text(status, describe_ranks(status)) if status.state not in OVER else ""
     yield "phase", _phase(status)
-    yield "restarts", restarts_line(status).removeprefix("restarts: ")
+    yield "restarts", _text(status, describe_restarts(status))
     yield "checkpoint", _checkpoint(status)
     yield "last start", _seconds(status.restart_seconds)
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
+
+
+def _text(status: JobStatus, text: Text) -> str:
+    return Renderer(status.name, status.namespace).render(text)
 
 
 def _seconds(by_cause: Mapping[str, float]) -> str:

@@ -5,81 +5,83 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain import failed, gang, situations
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, one_line
-from jaxlaunch.launcher.diagnose.explain.explanation import Explanation, restarts_line
+from jaxlaunch.launcher.diagnose.explain import failed, gang
+from jaxlaunch.launcher.diagnose.explain.answer import Answer
+from jaxlaunch.launcher.diagnose.explain.explanation import Diagnosis, Explanation, describe_restarts
+from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, Text, launcher, resubmit, run, wait
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, State
-from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.local.found import Run
 from jaxlaunch.launcher.local.status import Live, status_of, verdict_of, was_killed
-from jaxlaunch.launcher.wording import count
 
-_AGAIN = "`launcher run` of the same file resumes it"
 _ENDS = 3  # attempts whose verdicts are evidence
+_RUN_AGAIN = launcher("run", is_namespaced=False)
 
 
-def explain(run: Run, live: Live | None) -> Explanation:
-    """The one thing that matters about the run now."""
-    status = status_of(run, live)
-    answer = _over(run, status) if status.state in OVER else _going(run, status, live)
-    verdict = verdict_of(run)
-    return Explanation(
-        run.name,
-        "",
-        answer.situation,
-        f"{run.name} {answer.headline}",
-        answer.evidence,
-        tuple(_facts(run, status)),
-        answer.next_move,
-        situations.see(answer.situation, None if verdict is None else verdict.code),
-    )
+def explain(record: Run, live: Live | None) -> Explanation:
+    """Return the one thing that matters about the run now."""
+    status, verdict = status_of(record, live), verdict_of(record)
+    answer = _ended(record, status) if status.state in OVER else _going(record, status, live)
+    code = None if verdict is None else verdict.code
+    facts = tuple(_facts(record, status))
+    return Diagnosis(record.name, "", answer, facts, answer.next_step, code, again=_RUN_AGAIN).render()
 
 
-def _over(run: Run, status: JobStatus) -> Answer:
-    verdict = verdict_of(run)
+def _ended(record: Run, status: JobStatus) -> Answer:
+    verdict = verdict_of(record)
     assert verdict is not None, "it is over"
-    lasted = "" if status.lasted_s is None else f" in {age(status.lasted_s)}"
-    at = "" if status.step is None else f", step {status.step}"
-    saved = "" if status.committed is None else f" from step {status.committed}"
     if status.state is State.DONE:
-        return Answer("done", f"is done: all of {count(status.hosts, 'host')}{at}{lasted}")
-    if was_killed(run):
-        at = "" if status.step is None else f" at step {status.step}"
-        return Answer("failed", f"was interrupted{at}: {verdict.message}", next_move=f"{_AGAIN}{saved}.")
+        headline = Text("is done: all of {hosts:host}", hosts=status.hosts)
+        headline += NOTHING if status.step is None else Text(", step {step}", step=status.step)
+        headline += NOTHING if status.lasted_s is None else Text(" in {lasted:age}", lasted=status.lasted_s)
+        return Answer("done", headline)
+    resume = resubmit("`{run}` of the same file resumes it", run=_RUN_AGAIN)
+    if status.committed is not None:
+        resume = resubmit("`{run}` of the same file resumes it from step {step}", run=_RUN_AGAIN, step=status.committed)
+    if was_killed(record):
+        at = NOTHING if status.step is None else Text(" at step {step}", step=status.step)
+        return Answer("failed", Text("was interrupted{at}: {why}", at=at, why=verdict.message), next_step=resume)
     if status.state is State.STOPPED:
-        return Answer("stopped", f"is stopped: {one_line(verdict.message)}", next_move=f"{_AGAIN}{saved}.")
+        return Answer("stopped", Text("is stopped: {why}", why=verdict.message), next_step=resume)
     situation = "deadline" if verdict.code == contract.DEADLINE else "failed"
-    move = failed.MOVES.get(verdict.code, "`launcher logs NAME` shows what it wrote; then `launcher run` it again.")
-    move = move.replace("launcher submit --replace", "launcher run").replace("NAME", run.name)
-    headline = f"failed{lasted and f' after{lasted[3:]}'}: {verdict.cause} (exit {verdict.code}): {verdict.message}"
-    return Answer(situation, one_line(headline), failed.traceback(verdict.traceback), move)
+    again = run("`{logs}` shows what it wrote; then `{run}` it again.", logs=launcher("logs", NAME), run=_RUN_AGAIN)
+    after = NOTHING if status.lasted_s is None else Text(" after {lasted:age}", lasted=status.lasted_s)
+    headline = Text("failed{after}: {verdict}", after=after, verdict=failed.describe_verdict(verdict))
+    step = failed.verdict_step(verdict) or again
+    return Answer(situation, headline, failed.traceback_tail(verdict.traceback), step)
 
 
-def _going(run: Run, status: JobStatus, live: Live | None) -> Answer:
-    if run.holder is not None and not run.holder.is_here:
-        return Answer("running", "runs on another machine, or in a container whose processes cannot be seen from here")
+def _going(record: Run, status: JobStatus, live: Live | None) -> Answer:
+    if record.holder is not None and not record.holder.is_here:
+        headline = Text("runs on another machine, or in a container whose processes cannot be seen from here")
+        return Answer("running", headline)
     if status.state is State.STOPPING:
-        return Answer("stopping", f"is stopping: {count(status.ready or 0, 'agent')} still saving", next_move="wait.")
+        headline = Text("is stopping: {agents:agent} still saving", agents=status.ready or 0)
+        return Answer("stopping", headline, next_step=wait())
     if status.state in (State.STARTING, State.GATHERING):
-        return Answer("starting", "is starting: its agents have not all connected", next_move="wait.")
-    ended = tuple(one_line(f"attempt {one.attempt}: {one.cause}: {one.verdict.message}") for one in run.records)
+        return Answer("starting", Text("is starting: its agents have not all connected"), next_step=wait())
+    template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
+    ends = [Text(template, end=end) for end in record.records[-_ENDS:]]
     if status.state is State.RESTARTING:
-        return Answer("restarting", "is between two attempts", ended[-_ENDS:], f"launcher logs {run.name} --previous")
+        logs = launcher("logs", NAME, "--previous")
+        return Answer("restarting", Text("is between two attempts"), tuple(ends), run(command=logs))
     phases = {} if live is None else dict(live.phases)
     kinds = sorted(set(phases.values()))
-    ranks = [f"in {kind}: rank {', '.join(str(rank) for rank in phases if phases[rank] == kind)}" for kind in kinds]
-    again = f" again after {run.records[-1].cause}" if run.records else ""
-    move = gang.PREPARING if status.phase == "prepare" else None
-    doing = gang.doing(status, is_partly=False)
-    evidence = (*reversed(ended[-_ENDS:]), *(["; ".join(ranks)] if len(kinds) > 1 else []))
-    return Answer("restarted" if again else "running", f"runs{again}: {doing}", evidence, move)
+    ranks = [
+        Text("in {kind}: rank {ranks}", kind=kind, ranks=[rank for rank in phases if phases[rank] == kind])
+        for kind in kinds
+    ]
+    again = Text(" again after {cause}", cause=record.records[-1].cause) if record.records else NOTHING
+    headline = Text("runs{again}: {phase}", again=again, phase=gang.describe_phase(status))
+    evidence = (*reversed(ends), *([Text("{ranks:; }", ranks=ranks)] if len(kinds) > 1 else []))
+    step = gang.PREPARING if status.phase == "prepare" else None
+    return Answer("restarted" if record.records else "running", headline, evidence, step)
 
 
-def _facts(run: Run, status: JobStatus) -> Iterator[str]:
+def _facts(record: Run, status: JobStatus) -> Iterator[Text]:
     if status.restarts.by_cause:
-        yield restarts_line(status)
+        yield Text("restarts: {restarts}", restarts=describe_restarts(status))
     if status.committed is not None:
-        yield f"last good checkpoint: step {status.committed}"
+        yield Text("last good checkpoint: step {step}", step=status.committed)
     if status.goodput is not None:
-        yield f"goodput: {status.goodput:.1%}"
-    yield f"run folder: {run.folder}"
+        yield Text("goodput: {goodput:.1%}", goodput=status.goodput)
+    yield Text("run folder: {folder}", folder=str(record.folder))

@@ -1,77 +1,84 @@
-"""The form of every answer about a job: the situation, its evidence, and what to do next. Pure."""
+"""The form of every answer about a job, and the answers about objects that could not be read. Pure.
+
+What could not be read is unknown: it is never taken for absent.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.diagnose.text import NOTHING, NextStep, Text, describe_event
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.wording import count
 
-MAX_MESSAGE = 600  # characters of an event, a condition or a log line
-MAX_HOSTS = 8
-LIVENESS = "Liveness probe failed"  # how the message of an event Unhealthy begins, of the kubelet
+# How the message of a kubelet's event Unhealthy begins.
+LIVENESS = "Liveness probe failed"
+
+# A string is a line that somebody else wrote, such as one of a traceback.
+Evidence = tuple[Text | str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """`situation` is a key of SITUATIONS in situations.py; `headline` goes on after the job's name.
+    """What holds up a job, or what it does.
 
-    `next_move` None: what the situation's row says, if anything.
+    Attributes:
+        situation: Key of SITUATIONS in situations.py.
+        headline: Goes on after the name of the job.
+        evidence: Lines that prove it.
+        next_step: What to do, or None for what the row of the situation says, if anything.
+        clause: The headline as a clause about the hosts that wait, or None where it is one itself.
     """
 
     situation: str
-    headline: str
-    evidence: tuple[str, ...] = ()
-    next_move: str | None = None
+    headline: Text
+    evidence: Evidence = ()
+    next_step: NextStep | None = None
+    clause: Text | None = None
+
+    def extended(self, end: Text) -> Answer:
+        """Return the answer with `end` at the end of its headline."""
+        clause = None if self.clause is None else self.clause + end
+        return dataclasses.replace(self, headline=self.headline + end, clause=clause)
 
 
-Cause = Callable[[Snapshot], Answer | None]  # None: this is not what holds it up
+def waits(situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None) -> Answer:
+    """Return the answer that a job waits for this reason."""
+    return Answer(situation, Text("waits: {reason}", reason=reason), evidence, next_step, reason)
 
 
-def first(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
-    """The answer of the first cause that applies."""
+# Returns None where this is not what holds up the job.
+Cause = Callable[[Snapshot], Answer | None]
+
+
+def first_answer(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
+    """Return the answer of the first cause that applies."""
     return next((answer for cause in causes if (answer := cause(snapshot)) is not None), None)
 
 
-def one_line(text: str) -> str:
-    """A message on one line, cut at MAX_MESSAGE characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
-
-
-def quoted(event: Obj | None) -> tuple[str, ...]:
-    """An event as evidence: its object, reason, count and message."""
-    if event is None:
-        return ()
-    times = f" ({event['count']} times)" if event["count"] > 1 else ""
-    return (f"{event['kind']} {event['names'][0]}: {event['reason']}{times}: {one_line(event['message'])}",)
-
-
 def is_liveness(event: Obj) -> bool:
-    """Whether an event says that a liveness probe failed: the kubelet then stops the container."""
+    """Return whether an event is about a liveness probe that failed: the kubelet then stops the container."""
     return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS))
 
 
-def are(hosts: Sequence[Host]) -> str:
-    """The verb after which(): "is" or "are"."""
-    return "is" if len(hosts) == 1 else "are"
+# --- unread objects ---------------------------------------------------------------------------------------------------
 
 
-def were(hosts: Sequence[Host]) -> str:
-    """The verb after which(): "was" or "were"."""
-    return "was" if len(hosts) == 1 else "were"
+def unread_pods(snapshot: Snapshot) -> Answer | None:
+    """Return the answer where the pods could not be read, which alone show how far the job is."""
+    if (why := snapshot.not_read.get("pods")) is None:
+        return None
+    event = snapshot.event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
+    return Answer("unread", Text("is in an unknown state: {why}", why=why), describe_event(event))
 
 
-def which(hosts: Sequence[Host], expected: int) -> str:
-    """ "host 3", "hosts 2 and 5", "all 4 hosts", "17 of 64 hosts": the hosts, of as many as the job asks for."""
-    if len(hosts) == expected:
-        return "all " + count(expected, "host") if expected > 1 else "its host" if expected == 1 else "no host"
-    numbers = [str(host.number) for host in hosts]
-    if len(numbers) == 1:
-        return f"host {numbers[0]}"
-    if len(numbers) <= MAX_HOSTS:
-        return f"hosts {', '.join(numbers[:-1])} and {numbers[-1]}"
-    return f"{len(numbers)} of {count(expected, 'host')}"
+def unread_reason(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
+    """Return the answer where something is missing, and the objects that say why could not be read."""
+    return Answer("unread", headline + unknown_reason(snapshot, kind))
+
+
+def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
+    """Return why a reason may be missing, as the end of a headline, or nothing where these kinds were read."""
+    why = next((snapshot.not_read[kind] for kind in kinds if kind in snapshot.not_read), None)
+    return NOTHING if why is None else Text("; why is unknown: {why}", why=why)

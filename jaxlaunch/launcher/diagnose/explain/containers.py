@@ -1,239 +1,396 @@
-"""Pods that have a node, and whose containers do not start. Pure."""
+"""Containers that do not start, fail or do not end: images, init containers, the program's and those next to it. Pure.
+
+A Job never fails because of an image that cannot be pulled: it would wait for ever. A Job counts a pod as finished when
+all its containers have ended, and as failed when one of them has. Init containers with restartPolicy Always (native
+sidecars) are not counted, and end with the program.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from jaxlaunch.launcher.diagnose.explain import unread
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, one_line, quoted, which
+from jaxlaunch import contract
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, unknown_reason, waits
+from jaxlaunch.launcher.diagnose.text import (
+    NAME,
+    SUBMIT_AGAIN,
+    HostGroup,
+    NextStep,
+    Text,
+    ask,
+    change,
+    describe_event,
+    kubectl,
+    launcher,
+    resubmit,
+    run,
+    wait,
+)
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.jobs.status.hosts import Container, Host
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import Obj, age, seconds_since, template
+from jaxlaunch.launcher.kubernetes.objects import Obj, seconds_since, template
 from jaxlaunch.launcher.kubernetes.quantity import amount
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+_PULLING = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
+
+# A message of a registry or the container runtime, what it means, and what to do. The first match counts.
+_PULL_ERRORS = (
+    (
+        re.compile(r"unauthorized|authentication required|denied|forbidden|\b40[13]\b", re.I),
+        "the registry requires credentials, or the image does not exist",
+        change("check the name, and image_pull_secrets: in job.yaml."),
+    ),
+    (
+        re.compile(r"no match for platform|exec format", re.I),
+        "the image is not built for the node's CPU architecture",
+        change("build it for that architecture."),
+    ),
+    (
+        re.compile(r"not found|manifest unknown|does not exist|no such image|\b404\b", re.I),
+        "the image does not exist",
+        change("check its name and tag, and that it was pushed."),
+    ),
+    (
+        re.compile(r"toomanyrequests|rate limit|\b429\b", re.I),
+        "the registry's rate limit is reached",
+        wait("wait, or mirror the image."),
+    ),
+    (
+        re.compile(r"x509|certificate", re.I),
+        "the node does not trust the registry's certificate",
+        ask("ask the cluster administrator to install the certificate on the nodes."),
+    ),
+    (
+        re.compile(r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF", re.I),
+        "the node cannot reach the registry",
+        change("check the registry's name and the nodes' network."),
+    ),
+    (
+        re.compile(r"no space left", re.I),
+        "the node's disk is full",
+        change("use a smaller image, or ask the cluster administrator to free disk space."),
+    ),
+)
+_PULL_REASONS = {
+    "InvalidImageName": ("that is not a valid image name", change("write it as REGISTRY/NAME:TAG in job.yaml.")),
+    "ErrImageNeverPull": (
+        "the node does not have it, and imagePullPolicy is Never",
+        change("load it onto the node, or set another policy."),
+    ),
+}
+
+
+def image_not_pulled(snapshot: Snapshot) -> Answer | None:
+    """Explain containers that wait for an image that cannot be pulled."""
+    waiting = [host for host in snapshot.hosts if host.waiting.get("reason") in _PULLING and not host.is_leaving]
+    if not waiting:
+        return None
+    host, reason, message = waiting[0], waiting[0].waiting["reason"], waiting[0].waiting.get("message", "")
+    event = snapshot.event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", of=waiting)
+    why = message if reason != "ImagePullBackOff" or event is None else event["message"]
+    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(reason, f"{why} {message}")
+    headline = Text(
+        "{hosts} cannot pull image {image}: {meaning}",
+        hosts=HostGroup.of(waiting, snapshot.expected_hosts),
+        image=host.image,
+        meaning=meaning,
+    )
+    evidence = (
+        Text("Pod {pod}: {reason}: {message}", pod=host.pod, reason=reason, message=message),
+        *describe_event(event),
+    )
+    return waits("image", headline, evidence, step)
+
+
+def _missing_pull_secret(snapshot: Snapshot, waiting: Sequence[Host]) -> tuple[Text, NextStep] | None:
+    """Return that the kubelet did not find a Secret with the registry's credentials: it asks without them."""
+    event = snapshot.event("FailedToRetrieveImagePullSecret", kind="Pod", of=waiting)
+    match = None if event is None else _PULL_SECRETS.search(event["message"])
+    if match is None:
+        return None
+    create = kubectl("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
+    step = change("create it in the job's namespace: {create} …", create=create)
+    return Text("Secret {name} of image_pull_secrets does not exist", name=match[1]), step
+
+
+def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:
+    rows = (row[1:] for row in _PULL_ERRORS if row[0].search(message))
+    row = _PULL_REASONS.get(reason) or next(rows, None)
+    if row is not None:
+        return Text(row[0]), row[1]
+    return Text("{message}", message=message if message.strip() else reason), change("see the registry's message.")
+
+
+# --- containers that do not start -------------------------------------------------------------------------------------
 
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
 _START = ("StartError", "ContainerCannotRun")
 _SANDBOX = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-_SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")  # it tries again, and then has them
-_SLOW_S = 20.0  # of creating a container, after which the headline says how long it takes
+# The kubelet tries again, and then has them.
+_SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")
+# A container that is created for longer than this is said to take long.
+_SLOW_S = 20.0
 
 _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
-_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")  # launcher/manifests/code names it
+# launcher/manifests/code names it.
+_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
 _OF_VOLUME = re.compile(r'for volume "(?P<name>[^"]+)"')
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
 _OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
-_LEAST_MEMORY = amount("16Mi")  # runc with what it starts needs 6 to 12 MiB of the container's own limit
+# runc with what it starts needs 6 to 12 MiB of the container's own limit.
+_LEAST_MEMORY = amount("16Mi")
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 
 def not_started(snapshot: Snapshot) -> Answer | None:
-    """Containers that the kubelet cannot create or start."""
-    here = [host for host in snapshot.hosts if not host.is_leaving]
-    for cause in (_config_error, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _init_runs, _slow):
-        if (answer := cause(snapshot, here)) is not None:
-            return answer
-    return None
+    """Explain containers that the kubelet cannot create or start."""
+    present = [host for host in snapshot.hosts if not host.is_leaving]
+    causes = (_config_error, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _init_runs, _slow)
+    return next((answer for cause in causes if (answer := cause(snapshot, present)) is not None), None)
 
 
 def never_ran(snapshot: Snapshot) -> Answer | None:
-    """Pods that ended before their program was started."""
-    return next(
-        filter(None, (cause(snapshot, snapshot.hosts) for cause in (_unstartable, _agentless, _init_failed))), None
+    """Explain pods that ended before their program was started."""
+    causes = (_unstartable, _agentless, _init_failed)
+    return next((answer for cause in causes if (answer := cause(snapshot, snapshot.hosts)) is not None), None)
+
+
+def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
+    """Return the reason and the message of a container's state."""
+    template = (
+        "Pod {pod}: {reason} (exit {exitCode}): {message}" if "exitCode" in state else "Pod {pod}: {reason}: {message}"
     )
+    return (Text(template, pod=host.pod, **{"message": "", **state}),)
 
 
-def _config_error(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """A Secret, a ConfigMap or a user that is wrong; the kubelet keeps trying."""
-    waiting = [host for host in here if host.waiting.get("reason") in _CONFIG]
+def _config_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain a Secret, a ConfigMap or a user that is wrong; the kubelet keeps trying."""
+    waiting = [host for host in present if host.waiting.get("reason") in _CONFIG]
     if not waiting:
         return None
-    host = waiting[0]
-    message = host.waiting.get("message", "")
-    evidence = (f"Pod {host.pod}: {host.waiting['reason']}: {one_line(message)}",)
-    who = which(waiting, snapshot.expected_hosts)
-    return _reference(snapshot, message, who, evidence) or _other(host, message, who, evidence)
+    host, group = waiting[0], HostGroup.of(waiting, snapshot.expected_hosts)
+    message, evidence = host.waiting.get("message", ""), _pod_evidence(host, host.waiting)
+    if (answer := _reference(snapshot, message, group, evidence)) is not None:
+        return answer
+    if _ROOT.search(message):
+        reason = Text("image {image} runs as root, and the pod has runAsNonRoot", image=host.image)
+        step = change("set a numeric USER in the image, or user: in the cluster defaults.")
+        return waits("runs-as-root", _cannot_start(group, reason), evidence, step)
+    if (match := _COMMAND.search(message)) is not None:
+        return _bad_command(match["command"], match["what"], group, evidence)
+    reason = Text("{message}", message=message if message.strip() else host.waiting["reason"])
+    step = change("fix what the kubelet's message names; `launcher render` shows the pod.")
+    return waits("container", _cannot_start(group, reason), evidence, step)
 
 
-def _reference(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
-    """A Secret or a ConfigMap, or a key of it, that does not exist."""
+def _cannot_start(group: HostGroup, reason: Text) -> Text:
+    return Text("{hosts} cannot start: {reason}", hosts=group, reason=reason)
+
+
+def _reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+    """Explain a Secret or a ConfigMap, or a key of it, that does not exist."""
     if (match := _KEY.search(message)) is not None:
-        kind, name, key = match["kind"], match["name"], match["key"]
-        what, move = f"{kind} {name} has no key {key}", f"add the key to {name}, or use another in job.yaml."
+        kind, name = match["kind"], match["name"]
+        reason = Text("{kind} {name} has no key {key}", **match.groupdict())
+        step = change("add the key to {name}, or use another in job.yaml.", name=name)
     elif (match := _MISSING.search(message)) is not None:
-        kind = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()]
-        name = match["name"]
-        create = "secret generic" if kind == "Secret" else "configmap"
-        what, move = (
-            f"{kind} {name} does not exist",
-            f"create it in the job's namespace: kubectl create {create} {name} --from-literal=KEY=VALUE",
-        )
-        if kind == "ConfigMap" and _BUNDLE.fullmatch(name):  # named after its contents: no other will do
-            move = "`launcher submit` of the same job creates it: it holds the code and the agent that the job brings."
-        if (
-            name == f"{snapshot.jobset['metadata']['name']}-gang"
-        ):  # the hosts that run have the certificates that it had
-            move = "`launcher submit --replace` makes one for all hosts: they trust no other than that they began with."
+        kind, name = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()], match["name"]
+        reason, step = Text("{kind} {name} does not exist", kind=kind, name=name), _create(snapshot, kind, name)
     elif (match := _REFERENCED.search(message)) is not None:
         kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
-        name = _mounted(snapshot, message, kind)
-        what = f"{f'its {kind}' if name is None else f'{kind} {name}'} has no key {match['key']}"
-        move = f"add the key{'' if name is None else f' to {name}'}, or use another in job.yaml."
+        mounted = _mounted(snapshot, message, kind)
+        template = "its {kind} has no key {key}" if mounted is None else "{kind} {name} has no key {key}"
+        reason = Text(template, kind=kind, name=mounted, key=match["key"])
+        template = "add the key{to_name}, or use another in job.yaml."
+        step = change(template, to_name=Text("" if mounted is None else " to {name}", name=mounted))
     else:
         return None
-    return Answer(f"{kind.lower()}-missing", f"waits: {who} cannot start: {what}", evidence, move)
+    return waits(f"{kind.lower()}-missing", _cannot_start(group, reason), evidence, step)
+
+
+def _create(snapshot: Snapshot, kind: str, name: str) -> NextStep:
+    """Return what to do about a Secret or a ConfigMap that does not exist."""
+    if name == f"{snapshot.jobset['metadata']['name']}-gang":
+        # The hosts that run have the certificates that the Secret had.
+        return resubmit(
+            "`{again}` makes one for all hosts: they trust no other than that they began with", again=SUBMIT_AGAIN
+        )
+    if kind == "ConfigMap" and _BUNDLE.fullmatch(name):
+        # It is named after its contents: no other will do.
+        return change(
+            "`{submit}` of the same job creates it: it holds the code and the agent that the job brings.",
+            submit=launcher("submit", is_namespaced=False),
+        )
+    words = ("secret", "generic") if kind == "Secret" else ("configmap",)
+    create = kubectl("create", *words, name, "--from-literal=KEY=VALUE")
+    return change("create it in the job's namespace: {create}", create=create)
 
 
 def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
-    """The Secret or ConfigMap of the volume that a message names; None where it has several."""
-    volume = _OF_VOLUME.search(message)
+    """Return the Secret or ConfigMap of the volume that a message names, or None where the volume has several."""
+    match = _OF_VOLUME.search(message)
     volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
-    found: Obj = next((one for one in volumes if volume is not None and one.get("name") == volume["name"]), {})
-    key, name = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
-    named: str | None = (found.get(key) or {}).get(name)
-    return named
+    volume: Obj = next((volume for volume in volumes if match is not None and volume.get("name") == match["name"]), {})
+    source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
+    name: str | None = (volume.get(source) or {}).get(key)
+    return name
 
 
-def _other(host: Host, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    if _ROOT.search(message):
-        headline = f"waits: {who} cannot start: image {host.image} runs as root, and the pod has runAsNonRoot"
-        return Answer(
-            "runs-as-root", headline, evidence, "set a numeric USER in the image, or user: in the cluster defaults."
-        )
-    if (match := _COMMAND.search(message)) is not None:
-        return _bad_command(match["command"], match["what"], who, evidence)
-    headline = f"waits: {who} cannot start: {one_line(message) or host.waiting['reason']}"
-    return Answer(
-        "container", headline, evidence, "fix what the kubelet's message names; `launcher render` shows the pod."
-    )
-
-
-def _bad_command(command: str, what: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    headline = f"cannot start on {who}: command {command}: {what.strip()}"
-    move = (
+def _bad_command(command: str, what: str, group: HostGroup, evidence: Evidence) -> Answer:
+    headline = Text("cannot start on {hosts}: command {command}: {what}", hosts=group, command=command, what=what)
+    step = change(
         "check that the image has the command; one without jaxlaunch needs agent: inject, and every one needs python."
     )
-    return Answer("command", headline, evidence, move)
+    return Answer("command", headline, evidence, step)
 
 
-def _unstartable(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """The container runtime could not start the command; with restartPolicy Never that ends the pod."""
-    ended = [host for host in here if host.ended.get("reason") in _START]
+def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain that the container runtime could not start the command: with restartPolicy Never that ends the pod."""
+    ended = [host for host in present if host.ended.get("reason") in _START]
     if not ended:
         return None
-    host = ended[0]
-    message = host.ended.get("message", "")
-    evidence = (f"Pod {host.pod}: {host.ended['reason']} (exit {host.ended.get('exitCode')}): {one_line(message)}",)
-    who, match = which(ended, snapshot.expected_hosts), _COMMAND.search(message)
-    if match is None and not _OF_COMMAND.search(message):
-        return _runtime_failed(host, one_line(message), who, evidence)
-    command = match["command"] if match else " ".join(_main_container(snapshot).get("command", ())[:1])
-    return _bad_command(command, match["what"] if match else one_line(message), who, evidence)
-
-
-def _runtime_failed(host: Host, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    """The container runtime itself failed, before it came to the command: most often for lack of memory."""
-    limit = host.memory_limit
-    if limit is not None and amount(limit) < _LEAST_MEMORY:
-        headline = (
-            f"cannot start on {who}: its memory limit of {limit} is too low for the container runtime to start it"
+    host, group = ended[0], HostGroup.of(ended, snapshot.expected_hosts)
+    message, evidence = host.ended.get("message", ""), _pod_evidence(host, host.ended)
+    if (match := _COMMAND.search(message)) is not None:
+        return _bad_command(match["command"], match["what"], group, evidence)
+    if _OF_COMMAND.search(message):
+        return _bad_command(" ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence)
+    # The container runtime itself failed, before it came to the command: most often for lack of memory.
+    if host.memory_limit is not None and amount(host.memory_limit) < _LEAST_MEMORY:
+        template = (
+            "cannot start on {hosts}: its memory limit of {limit} is too low for the container runtime to start it"
         )
-        return Answer("oom", headline, evidence)
-    headline = f"cannot start on {who}: the container runtime failed: {message}"
-    move = "ask the cluster administrator: the message is of the node's container runtime."
-    return Answer("container", headline, evidence, move)
+        return Answer("oom", Text(template, hosts=group, limit=host.memory_limit), evidence)
+    headline = Text("cannot start on {hosts}: the container runtime failed: {message}", hosts=group, message=message)
+    step = ask("ask the cluster administrator: the message is of the node's container runtime.")
+    return Answer("container", headline, evidence, step)
 
 
-def _agentless(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """The image was to bring the agent, and has none."""
-    ended = [host for host in here if _AGENTLESS.search(host.ended.get("message", ""))]
+def _agentless(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain that the image was to bring the agent, and has none."""
+    ended = [host for host in present if _AGENTLESS.search(host.ended.get("message", ""))]
     if not ended:
         return None
     host = ended[0]
-    who, image = which(ended, snapshot.expected_hosts), host.image or _image(snapshot)
-    headline = f"cannot start on {who}: image {image} does not contain jaxlaunch"
-    evidence = (f"Pod {host.pod}: {one_line(host.ended['message'])}",)
-    return Answer("agent", headline, evidence)
+    headline = Text(
+        "cannot start on {hosts}: image {image} does not contain jaxlaunch",
+        hosts=HostGroup.of(ended, snapshot.expected_hosts),
+        image=host.image or _image(snapshot),
+    )
+    return Answer("agent", headline, (Text("Pod {pod}: {message}", pod=host.pod, message=host.ended["message"]),))
 
 
-def _init_failed(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """An init container that failed, or a sidecar that fails each time that the kubelet restarts it."""
-    failed = [host for host in here if host.is_init and not host.running and host.last_end.get("exitCode")]
+def _init_failed(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain an init container that failed, or a sidecar that fails each time that the kubelet restarts it."""
+    failed = [host for host in present if host.is_init and not host.running and host.last_end.get("exitCode")]
     if not failed:
         return None
-    host, ended = failed[0], failed[0].last_end
-    message, is_oom = ended.get("message", ""), ended.get("reason") == "OOMKilled"
-    limit = f"; its memory limit is {host.memory_limit}" if host.memory_limit else ""
-    end = f"was OOMKilled{limit}" if is_oom else f"ended with exit code {ended['exitCode']}"
-    headline = f"cannot start on {which(failed, snapshot.expected_hosts)}: init container {host.container} {end}"
-    evidence = (f"Pod {host.pod}: {one_line(message)}",) if message else ()
-    move = f"kubectl logs {host.pod} -c {host.container}"
-    return Answer("init", headline, evidence, move)
+    host = failed[0]
+    message = host.last_end.get("message", "")
+    headline = Text(
+        "cannot start on {hosts}: init container {container} {end}",
+        hosts=HostGroup.of(failed, snapshot.expected_hosts),
+        container=host.container,
+        end=describe_end(host.last_end, host.memory_limit, limitless=""),
+    )
+    evidence = (Text("Pod {pod}: {message}", pod=host.pod, message=message),) if message else ()
+    return Answer("init", headline, evidence, run(command=kubectl("logs", host.pod, "-c", host.container)))
 
 
-def _mounting(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """Volumes that the kubelet cannot mount; it keeps trying, and only events say why."""
-    waiting = [host for host in here if _is_being_created(host)]
+def _mounting(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain volumes that the kubelet cannot mount; it keeps trying, and only events say why."""
+    waiting = [host for host in present if _is_being_created(host)]
     event = snapshot.event(*_MOUNT, kind="Pod", of=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
-    who, message = which(waiting, snapshot.expected_hosts), event["message"]
-    answer = _reference(snapshot, message, who, quoted(event))
-    if answer is not None:
+    group, message, evidence = HostGroup.of(waiting, snapshot.expected_hosts), event["message"], describe_event(event)
+    if (answer := _reference(snapshot, message, group, evidence)) is not None:
         return answer
-    headline = f"waits: {who} cannot mount a volume: {one_line(message)}"
-    return Answer("mount", headline, quoted(event))
+    return waits("mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence)
 
 
 def _is_being_created(host: Host) -> bool:
     return host.node is not None and not host.has_started and not host.has_ended and not host.running
 
 
-def _sandbox(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    waiting = [host for host in here if _is_being_created(host)]
+def _sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    waiting = [host for host in present if _is_being_created(host)]
     event = snapshot.event(*_SANDBOX, kind="Pod", of=waiting)
     if not waiting or event is None:
         return None
-    who, message = which(waiting, snapshot.expected_hosts), one_line(event["message"])
-    headline = f"waits: the node cannot create the pod sandbox of {who}: {message}"
-    return Answer("sandbox", headline, quoted(event))
+    headline = Text(
+        "the node cannot create the pod sandbox of {hosts}: {message}",
+        hosts=HostGroup.of(waiting, snapshot.expected_hosts),
+        message=event["message"],
+    )
+    return waits("sandbox", headline, describe_event(event))
 
 
-def _init_runs(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """An init container that runs: the program starts after it, or once it is ready, if it is a sidecar."""
-    waiting = [host for host in here if host.is_init and host.running]
+def _init_runs(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain an init container that runs: the program starts after it, or once it is ready, if it is a sidecar."""
+    waiting = [host for host in present if host.is_init and host.running]
     if not waiting:
         return None
     host = waiting[0]
-    same = [one for one in waiting if one.container == host.container]
-    spent = age(seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0)
-    kind, does = ("sidecar", "has not been ready") if host.is_sidecar else ("init container", "has run")
-    headline = f"is starting: {which(same, snapshot.expected_hosts)}: {kind} {host.container} {does} for {spent}"
+    same = [other for other in waiting if other.container == host.container]
+    what = Text(
+        "sidecar {name} has not been ready for {spent:age}"
+        if host.is_sidecar
+        else "init container {name} has run for {spent:age}",
+        name=host.container,
+        spent=seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0,
+    )
     event = snapshot.event("Unhealthy", kind="Pod", of=waiting) if host.is_sidecar else None
-    return Answer("init-runs", headline, quoted(event), f"wait; kubectl logs {host.pod} -c {host.container} shows it.")
+    step = wait("wait; {logs} shows it.", logs=kubectl("logs", host.pod, "-c", host.container))
+    return _starting("init-runs", HostGroup.of(same, snapshot.expected_hosts), what, describe_event(event), step)
 
 
-def _slow(snapshot: Snapshot, here: list[Host]) -> Answer | None:
-    """Nothing has failed; images and volumes take their time."""
-    waiting = [host for host in here if _is_being_created(host)]
+def _starting(
+    situation: str, group: HostGroup, what: Text, evidence: Evidence, next_step: NextStep | None = None
+) -> Answer:
+    headline = Text("is starting: {hosts}: {what}", hosts=group, what=what)
+    clause = Text("{hosts} is starting: {what}", hosts=group, what=what)
+    return Answer(situation, headline, evidence, next_step, clause if len(group) == 1 < group.expected else None)
+
+
+def _slow(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+    """Explain that nothing has failed: images and volumes take their time."""
+    waiting = [host for host in present if _is_being_created(host)]
     if not waiting:
         return None
-    who, host = which(waiting, snapshot.expected_hosts), waiting[0]
-    spent = seconds_since(min(one.created for one in waiting), snapshot.now) or 0.0
+    group, host = HostGroup.of(waiting, snapshot.expected_hosts), waiting[0]
+    spent_s = seconds_since(min(other.created for other in waiting), snapshot.now) or 0.0
     pulling = snapshot.event("Pulling", kind="Pod", of=waiting)
-    image = host.image or _image(snapshot)
-    what = "creating volumes and containers" if pulling is None else f"pulling image {image}"
-    if spent >= _SLOW_S and not host.seen_by_kubelet:
-        headline = f"is starting: {who}: the kubelet of node {host.node} has not begun with it in {age(spent)}"
-        move = f"wait, or ask the cluster administrator whether the kubelet runs: kubectl describe node {host.node}"
-        return Answer("starting", headline, quoted(snapshot.warning), move)
-    late = f" for {age(spent)}{unread.because(snapshot, 'events')}" if spent >= _SLOW_S else ""
-    headline = f"is starting: {who}: {what}{late}"
-    return Answer("starting", headline, quoted(pulling))
+    if spent_s >= _SLOW_S and not host.seen_by_kubelet:
+        what = Text("the kubelet of node {node} has not begun with it in {spent:age}", node=host.node, spent=spent_s)
+        step = wait(
+            "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
+            describe=kubectl("describe", "node", host.node or "", is_namespaced=False),
+        )
+        return _starting("starting", group, what, describe_event(snapshot.warning), step)
+    what = Text("creating volumes and containers")
+    if pulling is not None:
+        what = Text("pulling image {image}", image=host.image or _image(snapshot))
+    if spent_s >= _SLOW_S:
+        what += Text(" for {spent:age}", spent=spent_s) + unknown_reason(snapshot, "events")
+    return _starting("starting", group, what, describe_event(pulling))
 
 
 def _image(snapshot: Snapshot) -> str:
@@ -242,3 +399,119 @@ def _image(snapshot: Snapshot) -> str:
 
 def _main_container(snapshot: Snapshot) -> Obj:
     return hosts.main_container(template(snapshot.jobset).get("spec", {}))
+
+
+# --- containers next to the program, as `pod:` or somebody's webhook adds them ----------------------------------------
+
+# The other containers of a pod have this long after the program.
+_ENDING_S = 15.0
+_NATIVE = Text("make it an init container with restartPolicy: Always (a native sidecar)")
+
+
+def sidecar_failed(snapshot: Snapshot) -> Answer | None:
+    """Explain that the job ended by another container of a pod, and not by the program."""
+    verdict = snapshot.report.verdict
+    has_program_failed = any(host.ended.get("exitCode") for host in snapshot.hosts)
+    if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
+        return None
+    if (pair := _with_container(snapshot.hosts, lambda container: bool(container.ended.get("exitCode")))) is None:
+        return None
+    present, container = pair
+    headline = Text(
+        "{container} {end}; the program itself finished",
+        container=_container_of(pair, snapshot),
+        end=describe_end(container.ended, container.memory_limit),
+    )
+    message = container.ended.get("message")
+    evidence = (Text("{name}: {message}", name=container.name, message=message),) if message else ()
+    logs = kubectl("logs", present[0].pod, "-c", container.name)
+    return Answer("sidecar", headline, evidence, run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE))
+
+
+def sidecar_outlives(snapshot: Snapshot) -> Answer | None:
+    """Explain that the program has ended, and another container keeps its pod."""
+    late = [host for host in snapshot.hosts if host.ended and not (host.is_init or host.has_ended or host.is_leaving)]
+    if (pair := _with_container(late, lambda container: bool(container.running))) is None:
+        return None
+    end = pair[0][0].ended
+    spent_s = seconds_since(end.get("finishedAt"), snapshot.now)
+    if spent_s is not None and spent_s < _ENDING_S:
+        return None
+    since = "" if spent_s is None else " {spent:age} ago"
+    headline = Text(
+        f"does not end: its program ended{since} (exit {{code}}), but {{container}} still runs",
+        spent=spent_s,
+        code=end.get("exitCode", 0),
+        container=_container_of(pair, snapshot),
+    )
+    step = run(
+        "`{stop}` ends it; to have container {container} end with the program, {native}.",
+        stop=launcher("stop", NAME),
+        container=pair[1].name,
+        native=_NATIVE,
+    )
+    return Answer("sidecar", headline, next_step=step)
+
+
+def sidecar_failing(snapshot: Snapshot) -> Answer | None:
+    """Explain that the program runs, and another container has failed, which fails the job in the end."""
+    pair = _with_container(snapshot.hosts, lambda container: bool(container.ended.get("exitCode")))
+    if pair is None:
+        return _sidecar_restarting(snapshot)
+    present, container = pair
+    headline = Text(
+        "runs, but {container} {end}: the job fails when its program ends",
+        container=_container_of(pair, snapshot),
+        end=describe_end(container.ended, container.memory_limit),
+    )
+    return Answer("sidecar", headline, next_step=run(command=kubectl("logs", present[0].pod, "-c", container.name)))
+
+
+def _sidecar_restarting(snapshot: Snapshot) -> Answer | None:
+    """Explain a native sidecar that its kubelet starts again and again; its ends are not counted."""
+    pair = _with_container(
+        snapshot.hosts,
+        lambda container: container.is_sidecar and not container.running and bool(container.ended or container.before),
+        is_init=True,
+    )
+    if pair is None:
+        return None
+    present, container = pair
+    headline = Text(
+        "runs, but sidecar {name} of {hosts} ends again and again: exit code {code}",
+        name=container.name,
+        hosts=HostGroup.of(present, snapshot.expected_hosts),
+        code=(container.ended or container.before).get("exitCode"),
+    )
+    step = run(command=kubectl("logs", present[0].pod, "-c", container.name, "--previous"))
+    return Answer("sidecar", headline, describe_event(snapshot.event("BackOff", kind="Pod")), step)
+
+
+def describe_end(end: Mapping[str, Any], memory_limit: str | None, limitless: str = "; it has no memory limit") -> Text:
+    """Return "ended with exit code 7" or "was OOMKilled; its memory limit is 40Mi"."""
+    if end.get("reason") != "OOMKilled":
+        return Text("ended with exit code {code}", code=end["exitCode"])
+    limit = limitless if memory_limit is None else "; its memory limit is {limit}"
+    return Text("was OOMKilled" + limit, limit=memory_limit)
+
+
+def _with_container(
+    candidates: Sequence[Host], is_wanted: Callable[[Container], bool], *, is_init: bool = False
+) -> tuple[list[Host], Container] | None:
+    """Return the first such container, and all hosts that have one of its name."""
+    pairs = [
+        (host, container)
+        for host in candidates
+        for container in host.beside
+        if container.is_init == is_init and is_wanted(container)
+    ]
+    if not pairs:
+        return None
+    container = pairs[0][1]
+    return [host for host, other in pairs if other.name == container.name], container
+
+
+def _container_of(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
+    present, container = pair
+    group = HostGroup.of(present, snapshot.expected_hosts)
+    return Text("container {name} of {hosts}", name=container.name, hosts=group)

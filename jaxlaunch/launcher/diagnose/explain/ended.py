@@ -1,23 +1,37 @@
-"""A job that is done, stopped or being deleted. Pure."""
+"""A job that is done, stopped or being deleted, and objects that do not go. Pure."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from jaxlaunch.launcher.diagnose.explain import unread
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, one_line
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence
+from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, NextStep, Text, ask, kubectl, launcher, run, wait
 from jaxlaunch.launcher.jobs.status.job_status import State, is_stopped_in_queue, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, Snapshot
 from jaxlaunch.launcher.kubernetes.labels import TRACKED
-from jaxlaunch.launcher.kubernetes.objects import Obj, age, condition, moment, seconds_since
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.kubernetes.objects import Obj, condition, moment, seconds_since
+
+# Controllers remove their own finalizers within seconds.
+_STUCK_S = 30.0
+_UNCOLLECTED_S = 60.0
+# Kubernetes' own finalizers: it waits for what the object owns.
+_WAITS = ("foregroundDeletion", "orphan")
+KUBE_CONTROLLERS = ask(
+    "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
+    "log says of the Job."
+)
+# Why Kueue deactivates a Workload.
+_DEACTIVATED = {
+    "DeactivatedDueToRequeuingLimitExceeded": Text("its pods were repeatedly not ready in time"),
+    "DeactivatedDueToMaximumExecutionTimeExceeded": Text("its maximum execution time was exceeded"),
+    "DeactivatedDueToAdmissionCheck": Text("an admission check rejected it"),
+}
 
 
 def over(snapshot: Snapshot) -> Answer | None:
-    """Done, deleted or stopped."""
+    """Explain a job that is done, deleted or stopped."""
     status = status_of(snapshot)
     if status.state is State.DELETING:
         return _deleting(snapshot)
@@ -25,211 +39,212 @@ def over(snapshot: Snapshot) -> Answer | None:
         return _done(snapshot)
     if status.state in (State.STOPPING, State.STOPPED):
         return _stopped(snapshot, status.state)
-    if status.state is State.SUSPENDED and "pods" in snapshot.not_read:
-        return unread.stopped(snapshot)
+    if status.state is State.SUSPENDED and (why := snapshot.not_read.get("pods")) is not None:
+        return Answer("unread", Text("is stopped; whether its pods have ended is unknown: {why}", why=why))
     return None
 
 
-def _deleting(snapshot: Snapshot) -> Answer:
+def _done(snapshot: Snapshot) -> Answer:
+    status, beat = status_of(snapshot), snapshot.report.heartbeat
+    parts = [Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)]
+    if status.step is not None:
+        parts.append(Text("step {step}", step=status.step))
+    if status.lasted_s is not None:
+        parts.append(Text("in {lasted:age}", lasted=status.lasted_s))
+    metrics = {} if beat is None else beat.metrics or {}
+    numbers = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
+    return Answer("done", Text("{parts}", parts=parts), (", ".join(numbers),) if numbers else ())
+
+
+def _stopped(snapshot: Snapshot, state: State) -> Answer:
+    """Explain a job that is suspended, and that nothing but a submit resumes."""
+    verdict = snapshot.report.verdict
+    saved = () if verdict is None else (verdict.title,)
+    if state is State.STOPPING:
+        return Answer("stopping", Text("is stopping: {pods}", pods=_pods_left(snapshot, "still saving")), saved)
+    evicted = condition(snapshot.workload or {}, "Evicted")
+    if is_stopped_in_queue(snapshot) and (why := _DEACTIVATED.get(evicted.get("reason", ""))) is not None:
+        evidence = (*saved, Text("Workload: {message}", message=evicted.get("message", "")))
+        return Answer("given-up", Text("was deactivated by Kueue: {why}", why=why), evidence)
+    headline = Text("is stopped")
+    if snapshot.report.committed is not None:
+        headline += Text("; step {step} is saved", step=snapshot.report.committed)
+    elif verdict is not None:
+        headline += Text("; {message}", message=verdict.verdict.message)
+    return Answer("stopped", headline, saved)
+
+
+def _pods_left(snapshot: Snapshot, doing: str) -> Text:
+    if (why := snapshot.not_read.get("pods")) is not None:
+        return Text("{why}", why=why)
     left = [host for host in snapshot.hosts if not host.has_ended]
-    pods = f"{count(len(left), 'pod')} still terminating" if left else "its pods have ended"
-    pods = unread.why(snapshot, "pods") or pods
+    return Text("{pods:pod} " + doing, pods=len(left))
+
+
+def _deleting(snapshot: Snapshot) -> Answer:
     finalizers = snapshot.jobset["metadata"].get("finalizers") or ()
-    own = (f"finalizers: {', '.join(finalizers)}",) if finalizers else ()
-    evidence = (*own, *terminating(snapshot.ending_namespace))
-    whole = "" if snapshot.ending_namespace is None else f" with its namespace {snapshot.namespace}"
-    if (held := stuck(snapshot)) is not None:
-        return Answer("stuck", f"is being deleted{whole}, but is blocked: {held.what}", evidence, held.move)
-    if not whole:
-        return Answer("deleting", f"is being deleted: {pods}", evidence)
-    move = "wait, and submit it to another namespace: -n NAMESPACE."
-    return Answer("namespace-terminating", f"is being deleted{whole}: {pods}", evidence, move)
+    own = (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
+    evidence = (*own, *terminating_namespace(snapshot.ending_namespace))
+    headline = Text("is being deleted")
+    if snapshot.ending_namespace is not None:
+        headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
+    if (stuck := find_stuck(snapshot)) is not None:
+        return Answer("stuck", headline + Text(", but is blocked: {what}", what=stuck.what), evidence, stuck.next_step)
+    pods = _pods_left(snapshot, "still terminating")
+    if "pods" not in snapshot.not_read and all(host.has_ended for host in snapshot.hosts):
+        pods = Text("its pods have ended")
+    headline += Text(": {pods}", pods=pods)
+    if snapshot.ending_namespace is None:
+        return Answer("deleting", headline, evidence)
+    step = wait("wait, and submit it to another namespace: -n NAMESPACE.")
+    return Answer("namespace-terminating", headline, evidence, step)
 
 
 def kept_in_namespace(snapshot: Snapshot) -> Answer | None:
-    """Its namespace is being deleted, pods before Jobs, and its Job keeps pods that ended until it has made them again,
-    which it cannot there."""
+    """Explain a job in a namespace that is being deleted, pods before Jobs.
+
+    Its Job keeps pods that ended until it has made them again, which it cannot there.
+    """
     left = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
     if snapshot.ending_namespace is None or not left:
         return None
-    where, pods = snapshot.namespace, count(len(left), "pod")
-    headline = (
-        f"is being deleted with its namespace {where}, but is blocked: its Job keeps {pods} that ended, since it "
+    headline = Text(
+        "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} that ended, since "
+        "it cannot make them again there",
+        namespace=snapshot.namespace,
+        pods=len(left),
     )
-    headline += "cannot make them again there"
-    move = f"launcher delete {snapshot.name}; the rest of the namespace goes then."
-    return Answer("stuck", headline, terminating(snapshot.ending_namespace), move)
+    step = run("{delete}; the rest of the namespace goes then.", delete=launcher("delete", NAME))
+    return Answer("stuck", headline, terminating_namespace(snapshot.ending_namespace), step)
 
 
-def terminating(namespace: Obj | None) -> tuple[str, ...]:
-    """What still keeps a namespace that is being deleted, as its own status says it."""
+def terminating_namespace(namespace: Obj | None) -> Evidence:
+    """Return what still keeps a namespace that is being deleted, by its own status."""
     if namespace is None:
         return ()
-    found = namespace.get("status", {}).get("conditions", ())
-    left = [one_line(one["message"]) for one in found if one.get("status") == "True" and one.get("message")]
-    name = namespace["metadata"]["name"]
-    return tuple(f"Namespace {name} is Terminating: {why}" for why in left or ["its status names nothing that is left"])
+    conditions = namespace.get("status", {}).get("conditions", ())
+    messages = [state["message"] for state in conditions if state.get("status") == "True" and state.get("message")]
+    template, name = "Namespace {name} is Terminating: {why}", namespace["metadata"]["name"]
+    reasons = messages or [Text("its status names nothing that is left")]
+    return tuple(Text(template, name=name, why=reason) for reason in reasons)
+
+
+# --- objects that do not go -------------------------------------------------------------------------------------------
 
 
 class Stuck(NamedTuple):
-    """What does not go although its time is over, and what to do about it."""
+    """An object that does not go although its time is over, and what to do about it."""
 
-    what: str
-    move: str
-
-
-def stuck(snapshot: Snapshot) -> Stuck | None:
-    """The first object of the job that is deleted and kept: by a finalizer, or because its node does not answer."""
-    own = (
-        [("pod", one) for one in snapshot.pods],
-        [("Job", one) for one in snapshot.jobs],
-        [("JobSet", snapshot.jobset)],
-    )
-    objects = tuple(itertools.chain(*own))
-    return kept(objects, snapshot.now, snapshot.silent_node, snapshot.deleted_node) or _uncollected(snapshot)
+    what: Text
+    next_step: NextStep
 
 
-def kept(
+def find_stuck(snapshot: Snapshot) -> Stuck | None:
+    """Return the first object of the job that is deleted and kept: by a finalizer, or by a node that is silent."""
+    objects = [
+        *(("pod", pod) for pod in snapshot.pods),
+        *(("Job", job) for job in snapshot.jobs),
+        ("JobSet", snapshot.jobset),
+    ]
+    stuck = first_stuck(objects, snapshot.now, snapshot.silent_node, snapshot.deleted_node)
+    return stuck or _uncollected(snapshot)
+
+
+def first_stuck(
     objects: Sequence[tuple[str, Obj]],
     now: datetime,
     silent_node: Obj | None = None,
     deleted_node: DeletedNode | None = None,
 ) -> Stuck | None:
-    """The first of these objects, each with its kind, that is deleted and kept."""
-    for kind, one in objects:
-        metadata = one["metadata"]
-        late_s = seconds_since(metadata.get("deletionTimestamp"), now) or 0.0  # of a pod, after its grace
+    """Return the first of these objects, each with its kind, that is deleted and kept."""
+    for kind, obj in objects:
+        metadata = obj["metadata"]
+        # The deletionTimestamp of a pod is after its grace period.
+        late_s = seconds_since(metadata.get("deletionTimestamp"), now) or 0.0
         if late_s < _STUCK_S:
             continue
         name, finalizers = metadata["name"], metadata.get("finalizers") or ()
-        node = None if kind != "pod" or _has_ended(one) else one["spec"].get("nodeName")
+        is_running_pod = kind == "pod" and obj["status"].get("phase") not in ("Succeeded", "Failed")
+        node = obj["spec"].get("nodeName") if is_running_pod else None
         if node is not None and silent_node is not None and silent_node["metadata"]["name"] == node:
-            return _on_its_node(name, node, late_s, silence(silent_node, now))
+            return _on_its_node(name, node, late_s, describe_silence(silent_node, now))
         if node is not None and deleted_node is not None and deleted_node.name == node:
-            what = f"pod {name} should have ended {age(late_s)} ago, and {deletion(deleted_node, now)}"
-            return Stuck(what, collection(name))
-        if keeps := [text for text in finalizers if text not in (*_WAITS, TRACKED)]:
-            what = f"finalizer {', '.join(keeps)} has kept {kind} {name} for {age(late_s)}"
-            return Stuck(what, f"its owner must remove it: kubectl describe {kind.lower()} {name}")
+            return Stuck(_late(name, late_s, describe_deletion(deleted_node, now)), wait_for_collection(name))
+        if blocking := [text for text in finalizers if text not in (*_WAITS, TRACKED)]:
+            template = "finalizer {finalizers} has kept {kind} {name} for {late:age}"
+            what = Text(template, finalizers=blocking, kind=kind, name=name, late=late_s)
+            describe = kubectl("describe", kind.lower(), name)
+            return Stuck(what, ask("its owner must remove it: {describe}", describe=describe))
         if node is not None:
-            return _on_its_node(name, node, late_s, f"node {node} does not report that it has")
+            return _on_its_node(name, node, late_s, Text("node {node} does not report that it has", node=node))
         if TRACKED in finalizers:
-            what = f"pod {name} has ended, and the Job controller has not counted it for {age(late_s)}"
-            return Stuck(what, KUBE_CONTROLLERS)
+            template = "pod {name} has ended, and the Job controller has not counted it for {late:age}"
+            return Stuck(Text(template, name=name, late=late_s), KUBE_CONTROLLERS)
     return None
 
 
-def _has_ended(pod: Obj) -> bool:
-    return pod["status"].get("phase") in ("Succeeded", "Failed")
+def _late(pod: str, late_s: float, why: Text) -> Text:
+    return Text("pod {pod} should have ended {late:age} ago, and {why}", pod=pod, late=late_s, why=why)
 
 
-def _on_its_node(name: str, node: str, late_s: float, why: str) -> Stuck:
-    """Only the kubelet of its node says that a pod has ended; nothing else takes the pod away."""
-    what = f"pod {name} should have ended {age(late_s)} ago, and {why}"
-    move = (
-        f"if node {node} is gone for good: kubectl delete node {node}, or kubectl delete pod {name} --force; then its "
-        "pods are made again on other nodes. If it comes back, it ends the pod itself."
+def _on_its_node(pod: str, node: str, late_s: float, why: Text) -> Stuck:
+    # Only the kubelet of its node says that a pod has ended; nothing else takes the pod away.
+    step = run(
+        "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made again on other nodes. "
+        "If it comes back, it ends the pod itself.",
+        node=node,
+        delete_node=kubectl("delete", "node", node, is_namespaced=False),
+        delete_pod=kubectl("delete", "pod", pod, "--force"),
     )
-    return Stuck(what, move)
+    return Stuck(_late(pod, late_s, why), step)
 
 
-def silence(node: Obj, now: datetime) -> str:
-    """ "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting node status."."""
-    found = condition(node, "Ready")
-    verb = "has not answered" if found.get("status") == "Unknown" else "has been NotReady"
-    at = moment(found.get("lastTransitionTime"))
-    since = "" if at is None else f" since {at:%H:%M:%S} UTC ({age(seconds_since(at.isoformat(), now) or 0.0)} ago)"
-    why = one_line(found.get("message") or found.get("reason") or "")
-    return f"node {node['metadata']['name']} {verb}{since}" + (f": {why.rstrip('.')}" if why else "")
+def describe_silence(node: Obj, now: datetime) -> Text:
+    """Return "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting node status."."""
+    ready = condition(node, "Ready")
+    why = (ready.get("message") or ready.get("reason") or "").rstrip(". \n")
+    template = (
+        "node {name} has not answered{since}"
+        if ready.get("status") == "Unknown"
+        else ("node {name} has been NotReady{since}")
+    )
+    since = _when("since", ready.get("lastTransitionTime"), now)
+    text = Text(template, name=node["metadata"]["name"], since=since)
+    return text + (Text(": {why}", why=why) if why else NOTHING)
 
 
-def deletion(node: DeletedNode, now: datetime) -> str:
-    """ "node a-1 no longer exists: its object was deleted at 12:03:11 UTC (2m ago)"."""
-    at = moment(node.since)
-    when = "" if at is None else f" at {at:%H:%M:%S} UTC ({age(seconds_since(node.since, now) or 0.0)} ago)"
-    return f"node {node.name} no longer exists: its object was deleted{when}"
+def describe_deletion(node: DeletedNode, now: datetime) -> Text:
+    """Return "node a-1 no longer exists: its object was deleted at 12:03:11 UTC (2m ago)"."""
+    template = "node {name} no longer exists: its object was deleted{when}"
+    return Text(template, name=node.name, when=_when("at", node.since, now))
 
 
-def collection(pod: str) -> str:
-    """What becomes of a pod whose node is deleted.
+def _when(preposition: str, timestamp: str | None, now: datetime) -> Text:
+    at = moment(timestamp)
+    if at is None:
+        return NOTHING
+    return Text(
+        f" {preposition} {{at:%H:%M:%S}} UTC ({{ago:age}} ago)", at=at, ago=seconds_since(timestamp, now) or 0.0
+    )
+
+
+def wait_for_collection(pod: str) -> NextStep:
+    """Return what becomes of a pod whose node is deleted.
 
     The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of 1.35).
     """
-    return (
+    return wait(
         "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist within about a minute, "
-        f"and they are made again on other nodes; sooner: kubectl delete pod {pod} --force"
+        "and they are made again on other nodes; sooner: {delete}",
+        delete=kubectl("delete", "pod", pod, "--force"),
     )
 
 
 def _uncollected(snapshot: Snapshot) -> Stuck | None:
-    """The garbage collector has not begun with what a deleted JobSet owns."""
+    """Return that the garbage collector has not begun with what a deleted JobSet owns."""
     late_s = seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
-    alive = [one["metadata"]["name"] for one in snapshot.jobs if "deletionTimestamp" not in one["metadata"]]
+    alive = [job["metadata"]["name"] for job in snapshot.jobs if "deletionTimestamp" not in job["metadata"]]
     if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.not_read:
         return None
-    return Stuck(f"the garbage collector has not deleted its Job {alive[0]} in {age(late_s)}", KUBE_CONTROLLERS)
-
-
-KUBE_CONTROLLERS = (
-    "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
-    "log says of the Job."
-)
-_STUCK_S = 30.0  # controllers remove their own finalizers within seconds
-_UNCOLLECTED_S = 60.0
-_WAITS = ("foregroundDeletion", "orphan")  # Kubernetes' own: it waits for what the object owns
-
-
-def _done(snapshot: Snapshot) -> Answer:
-    status = status_of(snapshot)
-    parts = [f"is done: all of {count(status.hosts, 'host')}" if status.hosts > 1 else "is done"]
-    if status.step is not None:
-        parts.append(f"step {status.step}")
-    if status.lasted_s is not None:
-        parts.append(f"in {age(status.lasted_s)}")
-    evidence = _numbers(snapshot)
-    return Answer("done", ", ".join(parts), evidence)
-
-
-def _numbers(snapshot: Snapshot) -> tuple[str, ...]:
-    """The last metrics that rank 0 reported, as far as they are numbers."""
-    beat = snapshot.report.heartbeat
-    metrics = {} if beat is None else beat.metrics or {}
-    texts = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
-    return (", ".join(texts),) if texts else ()
-
-
-# Why Kueue deactivates a Workload.
-_DEACTIVATED = {
-    "DeactivatedDueToRequeuingLimitExceeded": "its pods were repeatedly not ready in time",
-    "DeactivatedDueToMaximumExecutionTimeExceeded": "its maximum execution time was exceeded",
-    "DeactivatedDueToAdmissionCheck": "an admission check rejected it",
-}
-
-
-def _stopped(snapshot: Snapshot, state: State) -> Answer:
-    """Suspended, and nothing but a submit resumes it."""
-    saved = _saved(snapshot)
-    left = [host for host in snapshot.hosts if not host.has_ended]
-    if state is State.STOPPING:
-        pods = unread.why(snapshot, "pods") or f"{count(len(left), 'pod')} still saving"
-        return Answer("stopping", f"is stopping: {pods}", saved)
-    evicted = condition(snapshot.workload or {}, "Evicted")
-    if is_stopped_in_queue(snapshot) and evicted.get("reason", "") in _DEACTIVATED:
-        why = _DEACTIVATED[evicted["reason"]]
-        evidence = (*saved, f"Workload: {one_line(evicted.get('message', ''))}")
-        return Answer("given-up", f"was deactivated by Kueue: {why}", evidence)
-    return Answer("stopped", f"is stopped{_saved_step(snapshot)}", saved)
-
-
-def _saved_step(snapshot: Snapshot) -> str:
-    """ "; step 120 is saved", or the verdict of its last pods."""
-    report = snapshot.report
-    if report.committed is not None:
-        return f"; step {report.committed} is saved"
-    return "" if report.verdict is None else f"; {one_line(report.verdict.verdict.message)}"
-
-
-def _saved(snapshot: Snapshot) -> tuple[str, ...]:
-    """The verdict of the attempt that was stopped."""
-    verdict = snapshot.report.verdict
-    return () if verdict is None else (verdict.title,)
+    template = "the garbage collector has not deleted its Job {name} in {late:age}"
+    return Stuck(Text(template, name=alive[0], late=late_s), KUBE_CONTROLLERS)

@@ -1,33 +1,42 @@
 """Why a job waits or failed, or what it does: one answer, its evidence, and what to do next. Pure.
 
-Causes are checked in the order in which a job passes them: the first that applies is what holds it up.
+Causes are checked in the order in which a job passes them: the first that applies is what holds it up. Everything is
+data until `Diagnosis.render` makes the texts for the screen and for JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher.diagnose.explain import (
-    admission,
-    containers,
-    ended,
-    failed,
-    gang,
-    images,
-    queue,
-    scheduling,
-    sidecars,
-    situations,
-    unread,
+from jaxlaunch.launcher.diagnose.explain import admission, containers, ended, failed, gang, queue, scheduling
+from jaxlaunch.launcher.diagnose.explain.answer import (
+    Answer,
+    Cause,
+    Evidence,
+    first_answer,
+    unread_pods,
+    unread_reason,
 )
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, Cause, first, one_line, quoted
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
+from jaxlaunch.launcher.diagnose.text import (
+    NOTHING,
+    SUBMIT_AGAIN,
+    Action,
+    Command,
+    NextStep,
+    Renderer,
+    Text,
+    change,
+    describe_event,
+    launcher,
+    run,
+)
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
-from jaxlaunch.launcher.kubernetes.objects import age
-from jaxlaunch.launcher.wording import placed
-from jaxlaunch.records import messages
+from jaxlaunch.records.messages import names
 from jaxlaunch.spelling import in_full, nearest
 
 MAX_EVIDENCE = 24
@@ -36,7 +45,7 @@ CAUSES: tuple[Cause, ...] = (
     ended.over,
     failed.failed,
     queue.suspended_by_queue,
-    unread.pods,
+    unread_pods,
     ended.kept_in_namespace,
     gang.kept_from_done,
     gang.lost_host,
@@ -45,16 +54,16 @@ CAUSES: tuple[Cause, ...] = (
     scheduling.unscheduled,
     gang.silent_node,
     gang.deleted_node,
-    images.not_pulled,
+    containers.image_not_pulled,
     containers.not_started,
-    sidecars.outliving,
+    containers.sidecar_outlives,
     gang.node_lost,
     gang.unhealthy,
     gang.disrupted,
     gang.crash_loop,
     gang.restarting,
     gang.hanging,
-    sidecars.failing,
+    containers.sidecar_failing,
     gang.gathering,
     gang.running,
 )
@@ -62,9 +71,14 @@ CAUSES: tuple[Cause, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The answer about one job. `facts` are true whatever the situation is: restarts, checkpoint, what is not known.
+    """The answer about one job, as texts.
 
-    `see`: the section of docs/troubleshooting.md, where something is wrong.
+    Attributes:
+        facts: What is true whatever the situation is: restarts, checkpoint, what is not known.
+        next_move: What to do next, if anything.
+        see: The section of docs/troubleshooting.md, where something is wrong.
+        action: The kind of `next_move`: "wait", "run", "change", "resubmit" or "ask".
+        commands: The commands that `next_move` names, each as its words.
     """
 
     name: str
@@ -75,137 +89,172 @@ class Explanation:
     facts: tuple[str, ...]
     next_move: str | None
     see: str | None
+    action: str | None
+    commands: tuple[tuple[str, ...], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields under their own names."""
+        """Return the fields under their own names."""
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The answer about one job, as data.
+
+    Attributes:
+        namespace: Empty for a run on this machine.
+        facts: What is true whatever the situation is.
+        next_step: What to do next, if anything.
+        code: The exit code of the last attempt, if it has one.
+        again: The command that submits the job again.
+    """
+
+    name: str
+    namespace: str
+    answer: Answer
+    facts: Evidence
+    next_step: NextStep | None = None
+    code: int | None = None
+    again: Command = SUBMIT_AGAIN
+
+    def render(self) -> Explanation:
+        """Return the texts."""
+        renderer = Renderer(self.name, self.namespace, again=self.again)
+        template = "job {name} {what}" if self.answer.situation == "unknown" else "{name} {what}"
+        step = self.next_step
+        return Explanation(
+            self.name,
+            self.namespace,
+            self.answer.situation,
+            renderer.render(Text(template, name=self.name, what=self.answer.headline)),
+            tuple(dict.fromkeys(_lines(renderer, self.answer.evidence)))[:MAX_EVIDENCE],
+            tuple(_lines(renderer, self.facts)),
+            None if step is None else renderer.render(step.sentence()),
+            see(self.answer.situation, self.code),
+            None if step is None else step.action.value,
+            () if step is None else tuple(tuple(renderer.words(command)) for command in step.commands()),
+        )
+
+
+def _lines(renderer: Renderer, texts: Iterable[Text | str]) -> Iterable[str]:
+    return (text if isinstance(text, str) else renderer.render(text) for text in texts)
+
+
 def explain(job: Snapshot | NoSuchJob) -> Explanation:
-    """The one thing that matters about the job now."""
-    return _unknown(job) if isinstance(job, NoSuchJob) else _explain(job)
+    """Return the one thing that matters about the job now, as texts."""
+    return diagnose(job).render()
 
 
-def _explain(snapshot: Snapshot) -> Explanation:
-    answer = _with_warning(snapshot, first(CAUSES, snapshot) or _being_created(snapshot))
-    last = snapshot.report.verdict
-    move = answer.next_move or situations.next_move(answer.situation, snapshot.name)
-    return Explanation(
-        snapshot.name,
-        snapshot.namespace,
-        answer.situation,
-        f"{snapshot.name} {answer.headline}",
-        tuple(dict.fromkeys(answer.evidence))[:MAX_EVIDENCE],
-        (*_facts(status_of(snapshot), snapshot.now), *_limits(snapshot)),
-        None if move is None else placed(move, snapshot.namespace),
-        situations.see(answer.situation, None if last is None else last.verdict.code),
+def diagnose(job: Snapshot | NoSuchJob) -> Diagnosis:
+    """Return the one thing that matters about the job now."""
+    if isinstance(job, NoSuchJob):
+        unknown = _unknown(job)
+        return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
+    answer = first_answer(CAUSES, job) or _being_created(job)
+    last, status = job.report.verdict, status_of(job)
+    facts = (*_facts(status, job.now), *_limits(job))
+    step = answer.next_step or SITUATIONS[answer.situation].next_step
+    if status.state not in OVER and (step is None or step.action is Action.WAIT):
+        # Nobody is told to wait who was warned.
+        answer = dataclasses.replace(answer, evidence=(*answer.evidence, *describe_event(job.warning)))
+    return Diagnosis(job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code)
+
+
+def _unknown(job: NoSuchJob) -> Answer:
+    """Explain that no JobSet has that name."""
+    if near := nearest(job.name, job.other_jobs, 3) or in_full(job.name, job.other_jobs, 3):
+        step = change("did you mean {names: or }?", names=near)
+    else:
+        template = "`{jobs}` shows the jobs of the namespace; -n NAMESPACE selects another."
+        step = run(template, jobs=launcher("list"))
+    evidence: Evidence = tuple(
+        Text(
+            "{kind} {object}: {reason}: {text}",
+            **{**event, "object": event["names"][0], "text": event["message"][:200]},
+        )
+        for event in job.events[:3]
     )
-
-
-def _with_warning(snapshot: Snapshot, answer: Answer) -> Answer:
-    """The same, with the newest warning about its objects as evidence: nobody is told to wait who was warned."""
-    move = answer.next_move or situations.next_move(answer.situation, snapshot.name) or "wait"
-    is_over = status_of(snapshot).state in OVER
-    if is_over or not move.startswith("wait"):
-        return answer
-    return dataclasses.replace(answer, evidence=(*answer.evidence, *quoted(snapshot.warning)))
-
-
-def _unknown(job: NoSuchJob) -> Explanation:
-    """No JobSet has that name."""
-    near = nearest(job.name, job.other_jobs, 3) or in_full(job.name, job.other_jobs, 3)
-    move = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else "`launcher list` shows the jobs of the namespace; -n NAMESPACE selects another."
-    )
-    evidence = [f"{one['kind']} {one['names'][0]}: {one['reason']}: {one['message'][:200]}" for one in job.events[:3]]
-    headline = f"job {job.name} not found in namespace {job.namespace}"
+    headline = Text("not found in namespace {namespace}", namespace=job.namespace)
     if job.ending_namespace is not None:
-        headline += ", which is being deleted"
-        evidence += ended.terminating(job.ending_namespace)
-    headline += _what_is_left(job)
-    see = situations.see("unknown")
-    return Explanation(
-        job.name, job.namespace, "unknown", headline, tuple(evidence), job.unread, placed(move, job.namespace), see
-    )
-
-
-def _what_is_left(job: NoSuchJob) -> str:
-    """Of a job that is gone: objects of it that do not go, or that it completed before."""
-    if (held := ended.kept(job.left, job.now)) is not None:
-        return f": it is deleted, and {held.what}"
-    event = next((one for one in job.events if one["reason"] == "AllJobsCompleted"), None)
-    return "" if event is None else f": it completed at {event['last']}, and was deleted since (by its ttl, or by hand)"
+        headline += Text(", which is being deleted")
+        evidence += ended.terminating_namespace(job.ending_namespace)
+    completed = next((event for event in job.events if event["reason"] == "AllJobsCompleted"), None)
+    if (stuck := ended.first_stuck(job.left, job.now)) is not None:
+        headline += Text(": it is deleted, and {what}", what=stuck.what)
+    elif completed is not None:
+        template = ": it completed at {at}, and was deleted since (by its ttl, or by hand)"
+        headline += Text(template, at=completed["last"])
+    return Answer("unknown", headline, evidence, step)
 
 
 def _being_created(snapshot: Snapshot) -> Answer:
-    """Nothing holds it up: the controllers have not created all of it yet."""
-    status = status_of(snapshot)
-    here = f"{len(snapshot.hosts)} of {status.hosts} pods exist"
-    if (warning := snapshot.warning) is not None and warning["kind"] != "JobSet":  # these have causes of their own
-        here += f"; the newest warning: {warning['reason']}: {one_line(warning['message'])}"
-    if not_seen := {"events", "jobs"} & snapshot.not_read:
-        return unread.reasons(snapshot, min(not_seen), f"is being created: {here}")
-    return Answer("creating", f"is being created: {here}")
+    """Explain that nothing holds it up: the controllers have not created all of it yet."""
+    headline = Text(
+        "is being created: {pods} of {expected} pods exist", pods=len(snapshot.hosts), expected=snapshot.expected_hosts
+    )
+    # Events about the JobSet have causes of their own.
+    if (warning := snapshot.warning) is not None and warning["kind"] != "JobSet":
+        headline += Text("; the newest warning: {reason}: {message}", **warning)
+    if unread := {"events", "jobs"} & snapshot.not_read.keys():
+        return unread_reason(snapshot, min(unread), headline)
+    return Answer("creating", headline)
 
 
-def _facts(status: JobStatus, now: datetime) -> list[str]:
-    """Restarts by cause, the age of the last checkpoint, and from when the numbers are that no pod can give now."""
+def _facts(status: JobStatus, now: datetime) -> list[Text]:
+    """Return restarts by cause, the last checkpoint, and from when the numbers are that no pod can give now."""
     facts = []
-    restarts = status.restarts
-    if restarts.total or restarts.by_cause:
-        facts.append(restarts_line(status))
-    if (ranks := ranks_line(status)) and status.state not in OVER:
-        facts.append(ranks)
+    if status.restarts.total or status.restarts.by_cause:
+        facts.append(Text("restarts: {restarts}", restarts=describe_restarts(status)))
+    if status.members is not None and status.state not in OVER:
+        facts.append(Text("ranks {ranks}", ranks=describe_ranks(status)))
+    saved = Text("last good checkpoint: step {step}", step=status.committed)
     if status.as_of is not None:
-        return [*facts, f"as of {as_of_line(status, now)}: {_numbers(status)}"]
+        template = "no step is known" if status.step is None else "step {step}"
+        numbers = [Text(template, step=status.step), *([saved] if status.committed is not None else [])]
+        if status.goodput is not None:
+            numbers.append(Text("goodput {goodput:.1%}", goodput=status.goodput))
+        return [*facts, Text("as of {when}: {numbers}", when=as_of_line(status, now), numbers=numbers)]
     if status.committed is not None:
-        since = (
-            f", {age(status.committed_age_s)} ago"
-            if status.committed_age_s is not None
-            else ", before these pods started"
-        )
-        facts.append(f"last good checkpoint: step {status.committed}{since}")
+        age_s = status.committed_age_s
+        since = ", before these pods started" if age_s is None else ", {age:age} ago"
+        facts.append(saved + Text(since, age=age_s))
     return facts
 
 
-def _numbers(status: JobStatus) -> str:
-    """ "step 40, last good checkpoint: step 37, goodput 81.0%", as far as they are known."""
-    step = "no step is known" if status.step is None else f"step {status.step}"
-    saved = "" if status.committed is None else f", last good checkpoint: step {status.committed}"
-    return step + saved + ("" if status.goodput is None else f", goodput {status.goodput:.1%}")
-
-
-def ranks_line(status: JobStatus) -> str:
-    """ "ranks on hosts 0, 3, 2; spare: host 1", of a job whose ranks may move; empty of others."""
+def describe_ranks(status: JobStatus) -> Text:
+    """Return "on hosts 0, 3, 2; spare: host 1" for a job whose ranks may move, and nothing for others."""
     if status.members is None:
-        return ""
-    spare = f"spare: {messages.names(status.spares)}" if status.spares else "no spare is ready"
-    return f"ranks on {'host' if status.members.isdecimal() else 'hosts'} {status.members.replace(',', ', ')}; {spare}"
+        return NOTHING
+    where = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
+    spares = "spare: {spares}" if status.spares else "no spare is ready"
+    return Text(where + spares, members=status.members.replace(",", ", "), spares=names(status.spares))
 
 
-def restarts_line(status: JobStatus) -> str:
-    """ "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 2, preempted 1",
-    and how many preemptions in a row were without progress."""
+def describe_restarts(status: JobStatus) -> Text:
+    """Return "3, of which 1 counts against the limit of 5; attempts ended by crash 2, preempted 1".
+
+    How many preemptions in a row were without progress follows.
+    """
     restarts = status.restarts
-    verb = "counts" if restarts.charged == 1 else "count"
-    text = f"restarts: {restarts.total}, of which {restarts.charged} {verb} against the limit of {restarts.limit}"
+    template = (
+        "{restarts.total}, of which {restarts.charged} {charged:counts|count} against the limit of {restarts.limit}"
+    )
+    text = Text(template, restarts=restarts, charged=restarts.charged)
     if restarts.by_cause:
-        text += "; attempts ended by " + ", ".join(
-            f"{cause} {many}" for cause, many in sorted(restarts.by_cause.items())
-        )
+        ends = [f"{cause} {number}" for cause, number in sorted(restarts.by_cause.items())]
+        text += Text("; attempts ended by {ends}", ends=ends)
     if restarts.preempted:
-        of = "" if restarts.preempted_limit is None else f" of {restarts.preempted_limit}"
-        text += f"; {restarts.preempted}{of} preemptions in a row without a newly saved step"
+        limit = "" if restarts.preempted_limit is None else " of {restarts.preempted_limit}"
+        template = "; {restarts.preempted}" + limit + " preemptions in a row without a newly saved step"
+        text += Text(template, restarts=restarts)
     return text
 
 
-def _limits(snapshot: Snapshot) -> list[str]:
-    """What could not be read, so that this answer may lack it."""
-    limits = []
+def _limits(snapshot: Snapshot) -> Evidence:
+    """Return what could not be read, so that this answer may lack it."""
+    limits: list[Text | str] = []
     if not snapshot.is_ours:
-        limits.append("this JobSet was not submitted by launcher: its steps and checkpoints are not known")
+        limits.append(Text("this JobSet was not submitted by launcher: its steps and checkpoints are not known"))
     if snapshot.report.unknown:
-        limits.append(f"earlier attempts are not known: {snapshot.report.unknown}")
-    return [*limits, *snapshot.unread]
+        limits.append(Text("earlier attempts are not known: {why}", why=snapshot.report.unknown))
+    return (*limits, *snapshot.unread)

@@ -1,59 +1,61 @@
-"""A job that failed: why, at which rank, and what to do before it is submitted again. Pure."""
+"""A job that failed or went beyond a limit of its own: why, at which rank, and what to do. Pure.
+
+Memory: the kernel killed a whole container, or one process in it. Ephemeral storage: the kubelet evicted a pod.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain import sidecars, unread
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, first, is_liveness, one_line, quoted
-from jaxlaunch.launcher.diagnose.explain.containers import never_ran
-from jaxlaunch.launcher.diagnose.explain.memory import (
-    evicted_for_excess,
-    full_shared_memory,
-    is_oom,
-    killed_sentence,
-    more_memory,
-    oom_sentence,
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, first_answer, is_liveness, unknown_reason
+from jaxlaunch.launcher.diagnose.explain.containers import never_ran, sidecar_failed
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, STEPS_BY_CODE
+from jaxlaunch.launcher.diagnose.text import (
+    NOTHING,
+    SUBMIT_AGAIN,
+    Action,
+    HostGroup,
+    NextStep,
+    Text,
+    change,
+    describe_event,
+    resubmit,
 )
-from jaxlaunch.launcher.diagnose.explain.situations import next_move
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import State, state_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import age, condition
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.kubernetes.objects import condition, template
+from jaxlaunch.records.verdict import Verdict
 
 _TRACEBACK_LINES = 20
+_BUS_ERROR = 128 + signal.SIGBUS
 
-# What to do after an end with that code. Codes that JobSet restarts end a job only once its restarts are used up.
-MOVES = {
-    contract.BAD_SPEC: "fix what the message names in job.yaml, then `launcher submit --replace`.",
-    contract.BAD_DATA: "fix the data or its path, then `launcher submit --replace`.",
-    contract.STARTUP: "fix the program: the traceback shows where; then `launcher submit --replace`.",
-    contract.NOT_FINITE: "fix the data if it is named, else lower the learning rate; then `launcher submit --replace`.",
-    contract.NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
-    contract.NO_PROGRESS: "fix the first error; another try does not help.",
+# What the operating system says of a file: the program is right, and its pod is not what it expects.
+_STEPS_BY_ERRNO = {
+    "[Errno 13]": resubmit(
+        "let the pods' user (a number: user in the cluster defaults) read and write there; then `{again}`",
+        again=SUBMIT_AGAIN,
+    ),
+    "[Errno 28]": resubmit(
+        "make room on the file system that it writes to: /dev/shm (resources.shm), the pod's own disk "
+        "(resources.ephemeral) or a volume; then `{again}`",
+        again=SUBMIT_AGAIN,
+    ),
+    "[Errno 30]": resubmit(
+        "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the image brings is "
+        "read-only; then `{again}`",
+        again=SUBMIT_AGAIN,
+    ),
 }
-
-
-# By what the operating system says of a file: the program is right, and its pod is not what it expects.
-_OF_FILES = {
-    "[Errno 13]": "let the pods' user (a number: user in the cluster defaults) read and write there; then "
-    "`launcher submit --replace`.",
-    "[Errno 28]": "make room on the file system that it writes to: /dev/shm (resources.shm), the pod's own disk "
-    "(resources.ephemeral) or a volume; then `launcher submit --replace`.",
-    "[Errno 30]": "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the image "
-    "brings is read-only; then `launcher submit --replace`.",
-}
-
-_POD_DEADLINE = "DeadlineExceeded"  # a pod's own reason, by its kubelet
-_RESUMES = re.compile(r"submit --replace`\.$|submit it again\.$")
 _CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
 
 
 def failed(snapshot: Snapshot) -> Answer | None:
-    """It failed for good: the first of these causes that applies."""
+    """Explain a job that failed for good, by the first of these causes that applies."""
     if state_of(snapshot) is not State.FAILED:
         return None
     causes = (
@@ -61,147 +63,275 @@ def failed(snapshot: Snapshot) -> Answer | None:
         _out_of_memory,
         evicted_for_excess,
         _hooked,
-        sidecars.failed,
+        sidecar_failed,
         _by_verdict,
         _never_ran,
         _exited,
         _rejected,
     )
-    answer = first(causes, snapshot) or _unexplained(snapshot)
-    move = answer.next_move or next_move(answer.situation, snapshot.name) or next_move("failed", snapshot.name)
-    if move is not None and (saved := snapshot.report.committed) is not None and _RESUMES.search(move):
-        move = f"{move.rstrip('.')}: it resumes from step {saved}."
-    headline = f"failed{_spent(snapshot)}: {answer.headline}"
-    return Answer(answer.situation, headline, (*answer.evidence, *_conditions(snapshot)), move)
+    answer = first_answer(causes, snapshot) or _unexplained(snapshot)
+    step = answer.next_step or SITUATIONS[answer.situation].next_step or SITUATIONS["failed"].next_step
+    if step is not None and step.action is Action.RESUBMIT:
+        step = dataclasses.replace(step, resume_step=snapshot.report.committed)
+    after = NOTHING
+    if condition(snapshot.jobset, "Failed").get("reason") == "ReachedMaxRestarts" and snapshot.restarts:
+        after = Text(" after {restarts:restart}", restarts=snapshot.restarts)
+    headline = Text("failed{after}: {why}", after=after, why=answer.headline)
+    return Answer(answer.situation, headline, (*answer.evidence, *_conditions(snapshot)), step)
 
 
 def _overdue(snapshot: Snapshot) -> Answer | None:
-    """By Kubernetes, which counts one generation, or by the agents, which count all of them and save."""
-    last = snapshot.report.verdict
-    if last is not None and last.verdict.code == contract.DEADLINE:
-        return Answer("deadline", one_line(last.verdict.message))
-    if not _is_overdue(snapshot):
+    """Explain a deadline: of Kubernetes, which counts one generation, or of the agents, which count all and save."""
+    verdict = _verdict(snapshot)
+    if verdict is not None and verdict.code == contract.DEADLINE:
+        return Answer("deadline", Text("{message}", message=verdict.message))
+    is_exceeded = any(condition(job, "Failed").get("reason") == "DeadlineExceeded" for job in snapshot.jobs)
+    if not is_exceeded and (verdict is not None or snapshot.event("DeadlineExceeded", kind="Job") is None):
         return None
-    return Answer("deadline", f"{_deadline(snapshot)} was exceeded")
+    deadlines = (job.get("spec", {}).get("activeDeadlineSeconds") for job in snapshot.jobs)
+    deadline_s = next((seconds for seconds in deadlines if seconds is not None), None)
+    if deadline_s is None:
+        return Answer("deadline", Text("its deadline was exceeded"))
+    return Answer("deadline", Text("its deadline of {deadline:age} was exceeded", deadline=float(deadline_s)))
 
 
 def _out_of_memory(snapshot: Snapshot) -> Answer | None:
-    return Answer("oom", oom_sentence(snapshot), next_move=more_memory(snapshot)) if is_oom(snapshot) else None
+    if not is_oom(snapshot):
+        return None
+    killed, step = _oom_killed(snapshot), None
+    if killed and killed[0].is_init:
+        step = change(
+            "raise the memory limit of init container {name}: under pod: in job.yaml, or in the webhook that adds it.",
+            name=killed[0].container,
+        )
+    return Answer("oom", describe_oom(snapshot), next_step=step)
 
 
 def _hooked(snapshot: Snapshot) -> Answer | None:
-    """By its postStart hook: the kubelet then kills the container, whose agent may say that it was stopped."""
-    event = snapshot.event("FailedPostStartHook", kind="Pod")
-    last = snapshot.report.verdict
-    if event is None or (last is not None and last.verdict.code != contract.PREEMPTED):
+    """Explain a postStart hook: the kubelet then kills the container, whose agent may report that it was stopped."""
+    event, verdict, host = (
+        snapshot.event("FailedPostStartHook", kind="Pod"),
+        _verdict(snapshot),
+        _first_failed(snapshot),
+    )
+    if event is None or host is None or (verdict is not None and verdict.code != contract.PREEMPTED):
         return None
-    host = _first_that_failed(snapshot)
-    if host is None:
-        return None
-    headline = f"the postStart hook of {host.name} failed: {one_line(event['message'])}"
-    output = () if host.termination_report else traceback(host.ended.get("message"))  # an agent's report is JSON
-    return Answer("failed", headline, (*quoted(event), *output), "fix the hook under pod:, or remove it.")
+    headline = Text("the postStart hook of {host} failed: {message}", host=host.name, message=event["message"])
+    # The report of an agent is JSON.
+    output = () if host.termination_report else traceback_tail(host.ended.get("message"))
+    step = change("fix the hook under pod:, or remove it.")
+    return Answer("failed", headline, (*describe_event(event), *output), step)
 
 
 def _by_verdict(snapshot: Snapshot) -> Answer | None:
-    """By the verdict of its agents."""
-    if snapshot.report.verdict is None:
+    verdict = _verdict(snapshot)
+    if verdict is None:
         return None
-    verdict = snapshot.report.verdict.verdict
-    headline = f"{verdict.cause} (exit {verdict.code}): {one_line(verdict.message)}{_not_joined(snapshot)}"
-    move = next((move for sign, move in _OF_FILES.items() if sign in verdict.message), MOVES.get(verdict.code))
-    if (full := full_shared_memory(snapshot, verdict)) is not None:
-        headline, move = f"{headline}; {full}", "raise resources.shm in job.yaml, then `launcher submit --replace`."
-    return Answer("failed", headline, traceback(verdict.traceback), move)
+    headline = describe_verdict(verdict) + _not_joined(snapshot, verdict)
+    step = verdict_step(verdict)
+    if (full := describe_full_shm(snapshot, verdict)) is not None:
+        headline += Text("; {full}", full=full)
+        step = resubmit("raise resources.shm in job.yaml, then `{again}`", again=SUBMIT_AGAIN)
+    return Answer("failed", headline, traceback_tail(verdict.traceback), step)
 
 
-def _not_joined(snapshot: Snapshot) -> str:
-    """Why a host did not join, in its own words: the leader only knows that it did not."""
-    own = [(host, report.verdict.message) for host in snapshot.hosts if (report := host.termination_report)]
-    last = snapshot.report.verdict
-    found = next(((host, text) for host, text in own if text.startswith(_CANNOT_JOIN)), None)
-    if (
-        found is None
-        or last is None
-        or not last.verdict.message.startswith("rendezvous: ")
-        or found[1] == last.verdict.message
-    ):
-        return ""
-    return f"; {found[0].name}: {one_line(found[1].removeprefix('rendezvous: '))}"
+def describe_verdict(verdict: Verdict) -> Text:
+    """Return "hang (exit 82): rank 1 …"."""
+    return Text("{cause} (exit {code}): {message}", cause=verdict.cause, code=verdict.code, message=verdict.message)
+
+
+def verdict_step(verdict: Verdict) -> NextStep | None:
+    """Return what to do about a verdict, or None where it is what the situation says."""
+    steps = (step for sign, step in _STEPS_BY_ERRNO.items() if sign in verdict.message)
+    return next(steps, STEPS_BY_CODE.get(verdict.code))
+
+
+def _not_joined(snapshot: Snapshot, verdict: Verdict) -> Text:
+    """Return why a host did not join, in its own words: the leader only knows that it did not."""
+    messages = [(host, report.verdict.message) for host in snapshot.hosts if (report := host.termination_report)]
+    own = next(((host, message) for host, message in messages if message.startswith(_CANNOT_JOIN)), None)
+    if own is None or not verdict.message.startswith("rendezvous: ") or own[1] == verdict.message:
+        return NOTHING
+    return Text("; {host}: {message}", host=own[0].name, message=own[1].removeprefix("rendezvous: "))
 
 
 def _never_ran(snapshot: Snapshot) -> Answer | None:
     answer = never_ran(snapshot)
-    return None if answer is None else dataclasses.replace(answer, headline=f"it {answer.headline}")
+    return None if answer is None else dataclasses.replace(answer, headline=Text("it {why}", why=answer.headline))
 
 
 def _exited(snapshot: Snapshot) -> Answer | None:
-    """By the exit code of a container, where no agent left a verdict."""
-    host = _first_that_failed(snapshot)
+    """Explain the exit code of a container, where no agent left a verdict."""
+    host = _first_failed(snapshot)
     if host is None:
         return None
-    code, output = host.ended["exitCode"], traceback(host.ended.get("message"))
-    if host.reason == _POD_DEADLINE:
-        headline = f"{host.name} was ended by its own activeDeadlineSeconds: {one_line(host.message)}"
-        return Answer("deadline", headline, output, "leave activeDeadlineSeconds out under pod:; use deadline:.")
-    if code == contract.KILLED:
-        event = snapshot.event("Unhealthy", kind="Pod")
-        if event is not None and is_liveness(event) and host.pod in event["names"]:
-            headline = f"{host.name} was killed by SIGKILL (exit 137): its liveness probe fails"
-            return Answer("failed", headline, (*quoted(event), *output), "fix or remove the probe; jobs need none.")
-        return Answer("killed", killed_sentence(snapshot, host), output)
-    return Answer("failed", f"{host.name} ended with exit code {code} ({host.ended.get('reason', '')})", output)
+    code, output = host.ended["exitCode"], traceback_tail(host.ended.get("message"))
+    if host.reason == "DeadlineExceeded":
+        headline = Text("{host} was ended by its own activeDeadlineSeconds: {why}", host=host.name, why=host.message)
+        return Answer(
+            "deadline", headline, output, change("leave activeDeadlineSeconds out under pod:; use deadline:.")
+        )
+    if code != contract.KILLED:
+        reason = host.ended.get("reason", "")
+        headline = Text("{host} ended with exit code {code} ({reason})", host=host.name, code=code, reason=reason)
+        return Answer("failed", headline, output)
+    event = snapshot.event("Unhealthy", kind="Pod")
+    if event is not None and is_liveness(event) and host.pod in event["names"]:
+        headline = Text("{host} was killed by SIGKILL (exit 137): its liveness probe fails", host=host.name)
+        step = change("fix or remove the probe; jobs need none.")
+        return Answer("failed", headline, (*describe_event(event), *output), step)
+    # Container runtimes lose the reason OOMKilled now and then.
+    limit = _memory_limit(snapshot)
+    headline = Text(
+        "{host} was killed by SIGKILL (exit 137), probably out of memory; {limit}",
+        host=host.name,
+        limit=Text("its memory limit is {limit}" if limit else "it has no memory limit", limit=limit),
+    )
+    return Answer("killed", headline, output)
 
 
-def _first_that_failed(snapshot: Snapshot) -> Host | None:
+def _first_failed(snapshot: Snapshot) -> Host | None:
     return next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
 
 
 def _rejected(snapshot: Snapshot) -> Answer | None:
-    """By the kubelet of its node, which admits only what it can run."""
+    """Explain a pod that the kubelet of its node rejected: it admits only what it can run."""
     host = next((host for host in snapshot.hosts if host.phase == "Failed" and host.reason and not host.ended), None)
     if host is None:
         return None
-    headline = f"node {host.node} rejected {host.name}: {host.reason}: {one_line(host.message)}"
-    return Answer("failed", headline, next_move="fix what the message names; `launcher render` shows the pod.")
+    template = "node {host.node} rejected {host.name}: {host.reason}: {host.message}"
+    step = change("fix what the message names; `launcher render` shows the pod.")
+    return Answer("failed", Text(template, host=host), next_step=step)
 
 
 def _unexplained(snapshot: Snapshot) -> Answer:
-    message = one_line(condition(snapshot.jobset, "Failed").get("message", ""))
-    lost = "" if snapshot.hosts or "pods" in snapshot.not_read else "; no pod is left that could say why"
-    return Answer("failed", f"{message}{lost}{unread.because(snapshot, 'pods', 'jobs')}")
+    headline = Text("{message}", message=condition(snapshot.jobset, "Failed").get("message", ""))
+    if not snapshot.hosts and "pods" not in snapshot.not_read:
+        headline += Text("; no pod is left that could say why")
+    return Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
 
 
-def _conditions(snapshot: Snapshot) -> tuple[str, ...]:
-    """The condition Failed of the JobSet and of the first Jobs that have it."""
-    found = condition(snapshot.jobset, "Failed")
-    ends = [(job["metadata"]["name"], condition(job, "Failed")) for job in snapshot.jobs]
-    failed_jobs = [
-        f"Job {name}: {one['reason']}: {one_line(one.get('message', ''))}" for name, one in ends if one.get("reason")
-    ]
-    of_jobset = (f"JobSet: {found['reason']}: {one_line(found.get('message', ''))}",) if found.get("reason") else ()
-    return (*of_jobset, *failed_jobs[:2])
-
-
-def _spent(snapshot: Snapshot) -> str:
-    """ " after 5 restarts", when it was given up for them."""
-    is_spent = condition(snapshot.jobset, "Failed").get("reason") == "ReachedMaxRestarts"
-    return f" after {count(snapshot.restarts, 'restart')}" if is_spent and snapshot.restarts else ""
-
-
-def _is_overdue(snapshot: Snapshot) -> bool:
-    return any(condition(job, "Failed").get("reason") == "DeadlineExceeded" for job in snapshot.jobs) or (
-        snapshot.event("DeadlineExceeded", kind="Job") is not None and snapshot.report.verdict is None
+def _conditions(snapshot: Snapshot) -> Evidence:
+    """Return the condition Failed of the JobSet and of the first Jobs that have it."""
+    states = [(Text("JobSet"), condition(snapshot.jobset, "Failed"))]
+    ends = [(Text("Job {name}", name=job["metadata"]["name"]), condition(job, "Failed")) for job in snapshot.jobs]
+    states += [(name, state) for name, state in ends if state.get("reason")][:2]
+    return tuple(
+        Text("{name}: {reason}: {message}", name=name, reason=state["reason"], message=state.get("message", ""))
+        for name, state in states
+        if state.get("reason")
     )
 
 
-def _deadline(snapshot: Snapshot) -> str:
-    for job in snapshot.jobs:
-        if (seconds := job.get("spec", {}).get("activeDeadlineSeconds")) is not None:
-            return f"its deadline of {age(float(seconds))}"
-    return "its deadline"
-
-
-def traceback(text: str | None) -> tuple[str, ...]:
-    """The end of a traceback, line by line."""
+def traceback_tail(text: str | None) -> tuple[str, ...]:
+    """Return the end of a traceback, line by line."""
     return tuple(line.rstrip()[:300] for line in (text or "").strip().splitlines()[-_TRACEBACK_LINES:])
+
+
+def _verdict(snapshot: Snapshot) -> Verdict | None:
+    return None if snapshot.report.verdict is None else snapshot.report.verdict.verdict
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def is_oom(snapshot: Snapshot) -> bool:
+    """Return whether these pods ended because they ran out of memory.
+
+    A container keeps the reason OOMKilled of a process that was killed long before its end: a verdict counts more.
+    """
+    verdict = _verdict(snapshot)
+    if verdict is not None and verdict.code not in (contract.KILLED, contract.LOST):
+        return False
+    return bool(_oom_killed(snapshot)) or (verdict is not None and "OOMKilled" in verdict.message)
+
+
+def _oom_killed(snapshot: Snapshot) -> list[Host]:
+    # On cgroup v1 that may be one process, and the agent lives on.
+    return [host for host in snapshot.hosts if "OOMKilled" in [end.get("reason") for end in (host.ended, host.before)]]
+
+
+def describe_oom(snapshot: Snapshot) -> Text:
+    """Return the host or rank that was OOMKilled, and its memory limit."""
+    killed, verdict, expected = _oom_killed(snapshot), _verdict(snapshot), snapshot.expected_hosts
+    is_init = bool(killed) and killed[0].is_init
+    limit = killed[0].memory_limit if is_init else _memory_limit(snapshot)
+    if is_init:
+        same = [host for host in killed if host.container == killed[0].container]
+        template = "init container {container} of {hosts} was OOMKilled"
+        what = Text(template, container=killed[0].container, hosts=HostGroup.of(same, expected))
+    elif verdict is None or verdict.code != contract.KILLED or verdict.rank is None:
+        what = Text("{hosts} {hosts:was|were} OOMKilled", hosts=HostGroup.of(killed, expected))
+    else:
+        template = "rank {verdict.rank} was OOMKilled" + ("" if verdict.step is None else " at step {verdict.step}")
+        what = Text(template, verdict=verdict)
+    if limit:
+        return what + Text("; its memory limit is {limit}", limit=limit)
+    return what + Text("; it has no memory limit: the node itself ran out of memory")
+
+
+def _memory_limit(snapshot: Snapshot) -> str | None:
+    main = hosts.main_container(template(snapshot.jobset).get("spec", {}))
+    limit = ((main.get("resources") or {}).get("limits") or {}).get("memory")
+    return None if limit is None else str(limit)
+
+
+def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
+    """Return what a process that ended by SIGBUS ran into, or None for another end.
+
+    A file that it maps has no room: in a pod most often one of /dev/shm.
+    """
+    if verdict.code != _BUS_ERROR:
+        return None
+    volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
+    volume = next((volume.get("emptyDir") or {} for volume in volumes if volume.get("name") == "shm"), None)
+    size = Text("64 MiB, as none is set") if volume is None else Text("as large as the pod's memory")
+    if volume and "sizeLimit" in volume:
+        size = Text("{size}", size=volume["sizeLimit"])
+    return Text("most often /dev/shm is full, which is {size} (resources.shm)", size=size)
+
+
+# --- ephemeral storage ------------------------------------------------------------------------------------------------
+
+# A pod that the kubelet evicts because it is beyond its own limit has no condition DisruptionTarget, unlike the others.
+_EXCESS = re.compile(
+    r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|Usage of EmptyDir volume"
+)
+_OF_VOLUME = re.compile(r'EmptyDir volume "(?!shm")')
+
+
+def evicted_for_excess(snapshot: Snapshot) -> Answer | None:
+    """Explain pods that the kubelet evicted because they used more ephemeral storage than they may."""
+    evicted = [host for host in snapshot.hosts if host.reason == "Evicted" and _EXCESS.search(host.message)]
+    if not evicted:
+        return None
+    message = evicted[0].message.rstrip(". \n")
+    headline = Text(
+        "{hosts} {hosts:was|were} evicted: {message} ({key})",
+        hosts=HostGroup.of(evicted, snapshot.expected_hosts),
+        message=message,
+        key=_limit_key(message),
+    )
+    step = change(
+        "raise {key} in job.yaml, or keep less on the node: /tmp and volumes of ephemeral: count, and logs.",
+        key=_limit_key(message),
+    )
+    evidence = (Text("Pod {pod}: Evicted: {message}", pod=evicted[0].pod, message=message),)
+    return Answer("ephemeral-storage", headline, evidence, step)
+
+
+def describe_earlier_excess(snapshot: Snapshot) -> Text | None:
+    """Return the same of pods that are gone, by the newest event about it."""
+    event = snapshot.event("Evicted", kind="Pod")
+    if event is None or _EXCESS.search(event["message"]) is None:
+        return None
+    message = event["message"].rstrip(". \n")
+    template = "Pod {pod} was evicted: {message} ({key})"
+    return Text(template, pod=event["names"][0], message=message, key=_limit_key(message))
+
+
+def _limit_key(message: str) -> str:
+    """Return the key of job.yaml that sets the limit."""
+    if "EmptyDir volume" not in message:
+        return "resources.ephemeral"
+    return "volumes: ephemeral" if _OF_VOLUME.search(message) else "resources.shm"

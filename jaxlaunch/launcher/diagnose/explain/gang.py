@@ -1,4 +1,4 @@
-"""Pods that run: missing hosts, the phase of the ranks, hangs, and restarts. Pure."""
+"""Pods that have run: lost hosts and nodes, restarts, missing hosts, hangs, and the phase of the ranks. Pure."""
 
 from __future__ import annotations
 
@@ -6,111 +6,102 @@ import dataclasses
 import re
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain import admission, containers, images, scheduling, unread
+from jaxlaunch.launcher.diagnose.explain import admission, containers, scheduling
 from jaxlaunch.launcher.diagnose.explain.answer import (
     LIVENESS,
     Answer,
     Cause,
-    are,
-    first,
+    Evidence,
+    first_answer,
     is_liveness,
-    one_line,
-    quoted,
-    were,
-    which,
+    unread_reason,
 )
-from jaxlaunch.launcher.diagnose.explain.ended import Stuck, collection, deletion, silence, stuck
-from jaxlaunch.launcher.diagnose.explain.memory import (
+from jaxlaunch.launcher.diagnose.explain.ended import (
+    Stuck,
+    describe_deletion,
+    describe_silence,
+    find_stuck,
+    wait_for_collection,
+)
+from jaxlaunch.launcher.diagnose.explain.failed import (
+    describe_earlier_excess,
+    describe_full_shm,
+    describe_oom,
     evicted_for_excess,
-    excess_before,
-    full_shared_memory,
     is_oom,
-    oom_sentence,
 )
-from jaxlaunch.launcher.diagnose.explain.situations import next_move
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
+from jaxlaunch.launcher.diagnose.text import (
+    NAME,
+    NOTHING,
+    HostGroup,
+    NextStep,
+    Text,
+    ask,
+    change,
+    describe_event,
+    kubectl,
+    launcher,
+    run,
+    wait,
+)
 from jaxlaunch.launcher.jobs.status import hosts, lost_hosts
-from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import Obj, age, seconds_since, template
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.kubernetes.objects import seconds_since, template
 from jaxlaunch.records.messages import names
 
-_LOOPS = 2  # charged restarts without a committed step that make a crash loop
-_RECENT_S = 60.0  # since a probe failed
-_UNREACHABLE = "node.kubernetes.io/unreachable"  # the taint of a node that does not answer
-_USUAL_S = 300.0  # for which Kubernetes has pods tolerate it that say nothing of it
-_LATE_S = 15.0  # of a rendezvous, after which the headline says how long it takes
+# So many charged restarts without a committed step make a crash loop.
+_LOOPS = 2
+# A probe that failed within this time is said to fail.
+_RECENT_S = 60.0
+# The taint of a node that does not answer, and for how long pods tolerate it that say nothing of it.
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+_USUAL_S = 300.0
+# A rendezvous that takes longer than this is said to take long.
+_LATE_S = 15.0
+_KUBERNETES = Text("wait: Kubernetes")
+
+
+# --- disruptions and restarts -----------------------------------------------------------------------------------------
 
 
 def disrupted(snapshot: Snapshot) -> Answer | None:
-    """Pods that were removed from outside: eviction, drain, preemption, a lost node; and for their own excess."""
-    if (own := evicted_for_excess(snapshot)) is not None:
-        headline = f"is restarting: {own.headline}; that counts against the limit of restarts.crash"
-        return Answer(own.situation, headline, (*own.evidence, *_before(snapshot)), own.next_move)
+    """Explain pods that were removed from outside: eviction, drain, preemption, a lost node, or their own excess."""
+    if (excess := evicted_for_excess(snapshot)) is not None:
+        template = "is restarting: {why}; that counts against the limit of restarts.crash"
+        headline = Text(template, why=excess.headline)
+        return Answer(excess.situation, headline, (*excess.evidence, *_last_ends(snapshot)), excess.next_step)
     taken = [host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
-    if not taken or _gave_up(snapshot):
+    gave_up = [host for host in snapshot.hosts if host.ends_gang and host.ended.get("exitCode") == contract.LOST]
+    # A gang that waited in vain for the pod that takes the place of a lost one was not disrupted: that counts.
+    if not taken or (hosts.are_replaced(snapshot.jobset) and gave_up):
         return None
     host = taken[0]
     reason = host.disruption.get("reason") or host.reason
     message = host.disruption.get("message") or host.message
-    why = _short_of(message) or _DISRUPTIONS.get(reason, f"disrupted ({reason})")
-    who = f"{which(taken, snapshot.expected_hosts)} {were(taken)}"
-    headline = f"was interrupted: {who} {why.format(node=host.node)}"
-    evidence = (f"Pod {host.pod}: {reason}: {one_line(message)}", *_before(snapshot))
-    if (held := stuck(snapshot)) is not None:
-        return Answer("stuck", f"{headline}; {held.what}", evidence, held.move)
-    if (cut_off := _cut_off(snapshot, taken)) is not None:
-        return Answer("disrupted", f"{headline}; {cut_off.what}", evidence, cut_off.move)
-    again = (
-        f"{'that pod is' if len(taken) == 1 else 'those pods are'} made again"
-        if snapshot.waits_for_pods
-        else "it restarts"
+    why, step = _pressure(host, message) or (
+        Text(_DISRUPTIONS.get(reason, "disrupted ({reason})"), node=host.node, reason=reason),
+        None,
     )
-    counts = f"{again}, which does not count against the restart limits"
-    move = _REQUEST if "it used" in why else None
-    return Answer("disrupted", f"{headline}; {counts}", evidence, move)
+    group = HostGroup.of(taken, snapshot.expected_hosts)
+    headline = Text("was interrupted: {hosts} {hosts:was|were} {why}", hosts=group, why=why)
+    evidence = (
+        Text("Pod {pod}: {reason}: {message}", pod=host.pod, reason=reason, message=message),
+        *_last_ends(snapshot),
+    )
+    if (stuck := find_stuck(snapshot)) is not None:
+        return Answer("stuck", headline + Text("; {what}", what=stuck.what), evidence, stuck.next_step)
+    if (stuck := _cannot_end(snapshot, taken)) is not None:
+        return Answer("disrupted", headline + Text("; {what}", what=stuck.what), evidence, stuck.next_step)
+    again = "{hosts:that pod is|those pods are} made again" if snapshot.waits_for_pods else "it restarts"
+    headline += Text("; " + again + ", which does not count against the restart limits", hosts=group)
+    return Answer("disrupted", headline, evidence, step)
 
 
-def _gave_up(snapshot: Snapshot) -> bool:
-    """Whether the gang waited in vain for the pod that takes the place of a lost one, which counts."""
-    codes = [host.ended.get("exitCode") for host in snapshot.hosts if host.ends_gang]
-    return hosts.are_replaced(snapshot.jobset) and contract.LOST in codes
-
-
-def _cut_off(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
-    """Pods that were deleted on a node that does not answer, and so cannot end: by the node, or by what events say."""
-    event, node = snapshot.event("NodeNotReady", kind="Pod", of=taken), snapshot.silent_node
-    there = [host for host in taken if host.is_leaving and host.running and not host.is_ready]
-    if not there or not (event or snapshot.is_on_silent_node(there[0])):
-        return None
-    where = there[0].node or ""
-    why = f"node {where} is NotReady" if node is None else silence(node, snapshot.now)
-    what = f"{'that pod' if len(there) == 1 else 'those pods'} cannot end, since {why}"
-    return Stuck(what, f"wait: Kubernetes {_ELSEWHERE.format(pods='them', node=where)}")
-
-
-_ELSEWHERE = (
-    "makes {pods} again elsewhere only when the node is back or deleted; "
-    "if it is gone for good: kubectl delete node {node}"
-)
 _LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
 _USED = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
-_REQUEST = (
-    "wait; the kubelet evicts first what uses more than it requests: request under resources: in job.yaml what it uses."
-)
-
-
-def _short_of(message: str) -> str:
-    """Of which resource the kubelet of the node had too little, as it writes that; empty of other messages."""
-    low, used = _LOW.search(message), _USED.search(message)
-    if low is None:
-        return ""
-    own = "" if used is None else f"; it used {used['used']}, and requests {used['request']}"
-    return f"evicted by the kubelet of node {{node}}, which was low on {low['what']}{own}"
-
-
 _DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "evicted (kubectl drain, or another use of the eviction API)",
@@ -122,429 +113,508 @@ _DISRUPTIONS = {
 }
 
 
+def _pressure(host: Host, message: str) -> tuple[Text, NextStep | None] | None:
+    """Return of which resource the kubelet of the node had too little, and what helps, by the kubelet's message."""
+    low, used = _LOW.search(message), _USED.search(message)
+    if low is None:
+        return None
+    why = Text("evicted by the kubelet of node {node}, which was low on {what}", node=host.node, what=low["what"])
+    if used is None:
+        return why, None
+    step = wait(
+        "wait; the kubelet evicts first what uses more than it requests: request under resources: in job.yaml what it "
+        "uses."
+    )
+    return why + Text("; it used {used}, and requests {request}", **used.groupdict()), step
+
+
+def _cannot_end(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
+    """Return the pods that were deleted on a node that does not answer, by the node or by what events say."""
+    event, node = snapshot.event("NodeNotReady", kind="Pod", of=taken), snapshot.silent_node
+    cut_off = [host for host in taken if host.is_leaving and host.running and not host.is_ready]
+    if not cut_off or not (event or snapshot.is_on_silent_node(cut_off[0])):
+        return None
+    name = cut_off[0].node or ""
+    why = Text("node {node} is NotReady", node=name) if node is None else describe_silence(node, snapshot.now)
+    what = Text("{pods:that pod|those pods} cannot end, since {why}", pods=cut_off, why=why)
+    return Stuck(what, _wait_for_node(name, _KUBERNETES))
+
+
+def _wait_for_node(node: str, lead: Text, pods: str = "them") -> NextStep:
+    """Return what becomes of pods on a node that does not answer."""
+    return wait(
+        "{lead} makes {pods} again elsewhere only when the node is back or deleted; if it is gone for good: {delete}",
+        lead=lead,
+        pods=Text(pods),
+        delete=kubectl("delete", "node", node, is_namespaced=False),
+    )
+
+
 def unhealthy(snapshot: Snapshot) -> Answer | None:
-    """The kubelet stops the container again and again, for a probe or a hook that the job or somebody's webhook set."""
+    """Explain a container that the kubelet stops again and again, for a probe or a hook of the job or of a webhook."""
     event = snapshot.event("Unhealthy", "FailedPostStartHook", kind="Pod")
     if event is None or not snapshot.restarts or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S:
         return None
     if event["reason"] == "Unhealthy" and not is_liveness(event):
         return None
-    what = "liveness probe" if event["reason"] == "Unhealthy" else "postStart hook"
-    said = one_line(event["message"].removeprefix(LIVENESS).lstrip(": "))
-    headline = f"is restarted again and again: its {what} fails{f': {said}' if said else ''}"
-    move = f"fix or remove the {what}; jobs need none."
-    return Answer("unhealthy", headline, (*quoted(event), *_before(snapshot)), move)
-
-
-def node_lost(snapshot: Snapshot) -> Answer | None:
-    """A node does not answer: its pods stay until it comes back or is deleted."""
-    event = snapshot.event("NodeNotReady", kind="Pod")
-    lost = [
-        host
-        for host in snapshot.hosts
-        if event and host.pod in event["names"] and host.running and not host.is_ready and not host.is_leaving
-    ]
-    if event is None:
-        return _unready(snapshot)
-    if not lost:
-        return None
-    nodes = list(dict.fromkeys(host.node or "" for host in lost))
-    are, it = (f"node {nodes[0]} is", "it") if len(nodes) == 1 else (f"nodes {', '.join(nodes)} are", "them")
-    headline = f"waits: {are} NotReady, with {which(lost, snapshot.expected_hosts)} on {it}"
-    return Answer("node-lost", headline, quoted(event))
-
-
-def silent_node(snapshot: Snapshot) -> Answer | None:
-    """By what the node itself reports, where it could be read."""
-    node, there = snapshot.silent_node, _stranded(snapshot)
-    if node is None or not there:
-        return None
-    elsewhere = _ELSEWHERE.format(pods="them", node=node["metadata"]["name"])
-    move = f"wait: Kubernetes evicts its pods after {_tolerated(snapshot.jobset)}, but {elsewhere}"
-    evidence = quoted(snapshot.event("NodeNotReady", kind="Pod"))
-    return Answer("node-lost", _wait_for(silence(node, snapshot.now), there, snapshot), evidence, move)
-
-
-def deleted_node(snapshot: Snapshot) -> Answer | None:
-    """Pods that read as running and ready, on a node that is no more: nobody reports of them until they are deleted."""
-    node, there = snapshot.deleted_node, _stranded(snapshot)
-    if node is None or not there:
-        return None
-    return Answer("node-lost", _wait_for(deletion(node, snapshot.now), there, snapshot), (), collection(there[0].pod))
-
-
-def _stranded(snapshot: Snapshot) -> list[Host]:
-    """The hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
-    return [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
-
-
-def _wait_for(node: str, there: list[Host], snapshot: Snapshot) -> str:
-    return f"waits: {node}; {which(there, snapshot.expected_hosts)} {are(there)} on it"
-
-
-def _tolerated(jobset: Obj) -> str:
-    """For how long its pods tolerate a node that does not answer: the least of what their tolerations say."""
-    given = [
-        one["tolerationSeconds"]
-        for one in template(jobset)["spec"].get("tolerations", ())
-        if one.get("key") in (None, _UNREACHABLE) and one.get("effect") in (None, "NoExecute")
-        if "tolerationSeconds" in one
-    ]
-    return age(min(given, default=_USUAL_S))
-
-
-def _unready(snapshot: Snapshot) -> Answer | None:
-    """Where events could not be read, no more than that hosts that run are not ready is known of a lost node."""
-    here = [host for host in snapshot.hosts if host.running and not host.is_ready and not host.is_leaving]
-    if "events" not in snapshot.not_read or not here:
-        return None
-    return unread.reasons(snapshot, "events", f"runs, but {which(here, snapshot.expected_hosts)} {are(here)} not ready")
+    what = Text("liveness probe" if event["reason"] == "Unhealthy" else "postStart hook")
+    headline = Text("is restarted again and again: its {what} fails", what=what)
+    if message := event["message"].removeprefix(LIVENESS).lstrip(": "):
+        headline += Text(": {message}", message=message)
+    step = change("fix or remove the {what}; jobs need none.", what=what)
+    return Answer("unhealthy", headline, (*describe_event(event), *_last_ends(snapshot)), step)
 
 
 def restarting(snapshot: Snapshot) -> Answer | None:
-    """A generation ended, and the pods of the next do not exist yet."""
-    status = status_of(snapshot)
-    if status.state is not State.RESTARTING:
+    """Explain that a generation ended, and the pods of the next do not exist yet."""
+    if status_of(snapshot).state is not State.RESTARTING:
         return None
     left = [host for host in snapshot.hosts if not host.has_ended]
-    last = snapshot.report.verdict
-    after = f" after {last.result}: {one_line(last.verdict.message)}" if last else ""
-    ended = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
-    if last is None and ended is not None:
-        after = f": {ended.name} ended with exit code {ended.ended['exitCode']}"
+    last, why = snapshot.report.verdict, NOTHING
+    failed = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
     if is_oom(snapshot):
-        after = f": {oom_sentence(snapshot)}"
-    ends = f"; {count(len(left), 'pod')} still terminating" if left else ""
-    situation = "oom" if is_oom(snapshot) else "restarting"
+        why = Text(": {oom}", oom=describe_oom(snapshot))
+    elif last is not None:
+        why = Text(" after {result}: {message}", result=last.result, message=last.verdict.message)
+    elif failed is not None:
+        why = Text(": {host} ended with exit code {code}", host=failed.name, code=failed.ended["exitCode"])
+    headline = Text("is restarting{why}", why=why)
+    if left:
+        headline += Text("; {pods:pod} still terminating", pods=len(left))
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
-    headline = f"is restarting{after}{ends}"
-    cut = [host for host in lost_hosts.cut_off(snapshot) if host.is_leaving]
-    if (held := stuck(snapshot) or (_of_its_node(snapshot, cut[0]) if cut else None)) is not None:
-        return Answer("stuck", f"{headline}: {held.what}", (*_before(snapshot), *quoted(event)), held.move)
-    return Answer(situation, headline, (*_before(snapshot), *quoted(event)), next_move("restarting", snapshot.name))
+    evidence = (*_last_ends(snapshot), *describe_event(event))
+    cut_off = [host for host in lost_hosts.cut_off(snapshot) if host.is_leaving]
+    stuck = find_stuck(snapshot) or (_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
+    if stuck is not None:
+        return Answer("stuck", headline + Text(": {what}", what=stuck.what), evidence, stuck.next_step)
+    situation = "oom" if is_oom(snapshot) else "restarting"
+    return Answer(situation, headline, evidence, SITUATIONS["restarting"].next_step)
 
 
 def crash_loop(snapshot: Snapshot) -> Answer | None:
-    """It was restarted several times, and never got further."""
+    """Explain a job that was restarted several times, and never got further."""
     status, last = status_of(snapshot), snapshot.report.last
-    if (
-        status.restarts.charged < _LOOPS
-        or "log" in snapshot.not_read
-        or snapshot.report.committed is not None
-        or _is_beyond(status, last)
-    ):
+    if status.restarts.charged < _LOOPS or "log" in snapshot.not_read or snapshot.report.committed is not None:
         return None
-    used = f"{status.restarts.charged} of {status.restarts.limit} restarts are used up"
-    why = f"; last: {last.result}: {one_line(last.verdict.message)}" if last else ""
-    beyond = excess_before(snapshot) or (full_shared_memory(snapshot, last.verdict) if last else None)
-    why += f"; {beyond}" if beyond else ""
-    headline = f"crashes and restarts without saving a checkpoint: {used}{why}"
+    last_step = None if last is None else last.verdict.step
+    is_running = status.state is State.RUNNING and status.step is not None
+    if is_running and last_step is not None and (status.step or 0) > last_step:
+        return None
+    headline = Text(
+        "crashes and restarts without saving a checkpoint: {charged} of {limit} restarts are used up",
+        charged=status.restarts.charged,
+        limit=status.restarts.limit,
+    )
+    limit = describe_earlier_excess(snapshot)
+    if last is not None:
+        headline += Text("; last: {result}: {message}", result=last.result, message=last.verdict.message)
+        limit = limit or describe_full_shm(snapshot, last.verdict)
+    if limit is not None:
+        headline += Text("; {limit}", limit=limit)
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
-    return Answer("crash-loop", headline, (*_before(snapshot), *quoted(event)))
+    return Answer("crash-loop", headline, (*_last_ends(snapshot), *describe_event(event)))
 
 
-def _is_beyond(status: JobStatus, last: AttemptEnd | None) -> bool:
-    """Whether it runs, and is at a later step than the one at which it ended last."""
-    before = None if last is None else last.verdict.step
-    return status.state is State.RUNNING and status.step is not None and before is not None and status.step > before
+# --- lost nodes -------------------------------------------------------------------------------------------------------
 
 
-def gathering(snapshot: Snapshot) -> Answer | None:
-    """The agents wait for each other."""
-    report, beat = snapshot.report, snapshot.report.heartbeat
-    if report.stage != "gather" or beat is None:
+def node_lost(snapshot: Snapshot) -> Answer | None:
+    """Explain a node that does not answer: its pods stay until it comes back or is deleted."""
+    event = snapshot.event("NodeNotReady", kind="Pod")
+    unready = [host for host in snapshot.hosts if host.running and not host.is_ready and not host.is_leaving]
+    if event is None:
+        # Where events could not be read, no more is known of a lost node.
+        if "events" not in snapshot.not_read or not unready:
+            return None
+        group = HostGroup.of(unready, snapshot.expected_hosts)
+        return unread_reason(snapshot, "events", Text("runs, but {hosts} {hosts:is|are} not ready", hosts=group))
+    lost = [host for host in unready if host.pod in event["names"]]
+    if not lost:
         return None
-    missing, total = report.missing, beat.missing_count or len(report.missing)
-    refused = tuple(one_line(text) for text in beat.refused)
-    if not missing:
-        return Answer("gathering", "is about to start: all hosts are connected", refused)
-    began = next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
-    waited = seconds_since(began, snapshot.now) or 0.0
-    span = f" for {age(waited)}" if waited >= _LATE_S else ""
-    listed = names(missing) if total == len(missing) else f"{names(missing)} and {total - len(missing)} more"
-    headline = f"waits at rendezvous{span}: {listed} of {snapshot.expected_hosts} missing"
-    evidence = (*_pods_of(snapshot, missing), *refused)
-    is_nameless = 0 in missing and waited >= _LATE_S  # host 0 leads, and so it runs
-    if is_nameless:
-        headline += "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
-    event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
-    if event is not None:
-        rejected = admission.reason(event["message"])
-        move = rejected.next_move or next_move(rejected.situation, snapshot.name)
-        headline += f"; its headless Service, which names the hosts, is gone, and rejected: {rejected.headline}"
-        return Answer("rendezvous", headline, (*quoted(event), *evidence), move)
-    move = _NAMELESS.format(name=snapshot.name) if is_nameless else _next_for_missing(snapshot, missing)
-    return Answer("rendezvous", headline, evidence, move)
+    headline = Text(
+        "waits: {nodes:node|nodes} {nodes} {nodes:is|are} NotReady, with {hosts} on {nodes:it|them}",
+        nodes=list(dict.fromkeys(host.node or "" for host in lost)),
+        hosts=HostGroup.of(lost, snapshot.expected_hosts),
+    )
+    return Answer("node-lost", headline, describe_event(event))
 
 
-def _pods_of(snapshot: Snapshot, missing: list[int]) -> tuple[str, ...]:
-    """Phase, reason and node of the pods of missing hosts."""
-    return tuple(
-        f"{host.name}: {host.phase}{_why(host.waiting or host.ended)}" + (f" on {host.node}" if host.node else "")
-        for host in snapshot.hosts
-        if host.number in missing
-    )[:8]
+def silent_node(snapshot: Snapshot) -> Answer | None:
+    """Explain a node that does not answer by what the node itself reports, where it could be read."""
+    node, stranded = snapshot.silent_node, _stranded(snapshot)
+    if node is None or not stranded:
+        return None
+    tolerated_s = min(
+        (
+            toleration["tolerationSeconds"]
+            for toleration in template(snapshot.jobset)["spec"].get("tolerations", ())
+            if toleration.get("key") in (None, _UNREACHABLE) and toleration.get("effect") in (None, "NoExecute")
+            if "tolerationSeconds" in toleration
+        ),
+        default=_USUAL_S,
+    )
+    lead = Text("wait: Kubernetes evicts its pods after {tolerated:age}, but", tolerated=tolerated_s)
+    step = _wait_for_node(node["metadata"]["name"], lead)
+    evidence = describe_event(snapshot.event("NodeNotReady", kind="Pod"))
+    return _waits_for_node(describe_silence(node, snapshot.now), stranded, snapshot, evidence, step)
 
 
-def _why(state: object) -> str:
-    reason = state.get("reason") if isinstance(state, dict) else None
-    return f", {reason}" if reason else ""
+def deleted_node(snapshot: Snapshot) -> Answer | None:
+    """Explain pods that read as running on a node that is no more: nobody reports of them until they are deleted."""
+    node, stranded = snapshot.deleted_node, _stranded(snapshot)
+    if node is None or not stranded:
+        return None
+    step = wait_for_collection(stranded[0].pod)
+    return _waits_for_node(describe_deletion(node, snapshot.now), stranded, snapshot, (), step)
 
 
-_NAMELESS = "launcher logs {name}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs."
+def _stranded(snapshot: Snapshot) -> list[Host]:
+    """Return the hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
+    return [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
 
 
-def _next_for_missing(snapshot: Snapshot, missing: list[int]) -> str:
-    pod = next((host.pod for host in snapshot.hosts if host.number in missing), None)
-    if pod is None:
-        return "their pods do not exist yet: wait."
-    return f"kubectl logs {pod}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS."
+def _waits_for_node(
+    node: Text, stranded: list[Host], snapshot: Snapshot, evidence: Evidence, next_step: NextStep
+) -> Answer:
+    group = HostGroup.of(stranded, snapshot.expected_hosts)
+    headline = Text("waits: {node}; {hosts} {hosts:is|are} on it", node=node, hosts=group)
+    return Answer("node-lost", headline, evidence, next_step)
 
+
+# --- lost hosts, of a gang whose processes have run in these pods -----------------------------------------------------
 
 # What may hold up the pod that takes the place of a lost one.
-_HELD: tuple[Cause, ...] = (
+_HELD_UP: tuple[Cause, ...] = (
     admission.pods_not_created,
     scheduling.unscheduled,
-    images.not_pulled,
+    containers.image_not_pulled,
     containers.not_started,
 )
 
 
 def lost_host(snapshot: Snapshot) -> Answer | None:
-    """A pod is missing, or a host holds no rank yet, of a gang whose processes have run in these pods."""
+    """Explain that a pod is missing, or a host holds no rank yet."""
     state = state_of(snapshot)
     if state not in (State.RUNNING, State.GATHERING) or not lost_hosts.has_begun(snapshot):
         return None
     away = lost_hosts.away(snapshot)
     if state is State.RUNNING:
-        return None if snapshot.report.is_judged else _running(snapshot, away)
-    return _waiting(snapshot, away) if away else None
+        return None if snapshot.report.is_judged else _runs_without(snapshot, away)
+    return _waits_for_hosts(snapshot, away) if away else None
 
 
 def kept_from_done(snapshot: Snapshot) -> Answer | None:
-    """All ranks are done, and a host on a node that does not answer keeps the Job, and so the JobSet, from being so."""
-    cut = lost_hosts.cut_off(snapshot)
-    if not cut or not snapshot.waits_for_pods or not lost_hosts.is_done(snapshot):
+    """Explain that all ranks are done, and a host on a node that does not answer keeps the Job from being complete."""
+    cut_off = lost_hosts.cut_off(snapshot)
+    if not cut_off or not snapshot.waits_for_pods or not lost_hosts.is_done(snapshot):
         return None
-    held = stuck(snapshot) or _of_its_node(snapshot, cut[0])
-    headline = f"has finished, but its Job is not complete before pod {cut[0].pod} has ended: {held.what}"
-    return Answer("stuck", headline, _before(snapshot), held.move)
+    stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
+    template = "has finished, but its Job is not complete before pod {pod} has ended: {what}"
+    return Answer("stuck", Text(template, pod=cut_off[0].pod, what=stuck.what), _last_ends(snapshot), stuck.next_step)
 
 
-def _waiting(snapshot: Snapshot, away: list[int]) -> Answer:
-    """The hosts that are there keep their pods."""
+def _waits_for_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
+    """Explain that the hosts that are there keep their pods."""
     needed = [host for host in away if host in snapshot.members] or away
     spares = lost_hosts.spares(snapshot)
     if 0 not in needed and len(spares) >= len(needed):
-        return _taken_over(snapshot, needed, spares[: len(needed)])
-    there = snapshot.expected_hosts - len(away)
-    kept = f"the other {count(there, 'host')} {'keeps its pod' if there == 1 else 'keep their pods'}"
-    leads = ", which leads," if needed == [0] else ""
-    has_none = hosts.moves(snapshot.jobset) and 0 not in needed and not spares
-    held = _held(snapshot, needed)
-    headline = f"waits for {names(needed)}{leads} to come back: {held.headline}; {kept}"
-    headline += "; no spare is left" if has_none else ""
+        # For the seconds until the processes start again, the gang waits for no pod.
+        last, spares = snapshot.report.last, spares[: len(needed)]
+        headline = Text(
+            "is about to start again without {needed}: {names} {spares:takes its ranks|take their ranks}",
+            needed=names(needed),
+            names=names(spares),
+            spares=spares,
+        )
+        return Answer("spare-used", headline, () if last is None else (Text("{end}", end=last.title),))
+    held = _held_up(snapshot, needed)
+    present = snapshot.expected_hosts - len(away)
+    headline = Text(
+        "waits for {needed}{leads} to come back: {why}; the other {present:host} "
+        "{present:keeps its pod|keep their pods}",
+        needed=names(needed),
+        leads=Text(", which leads," if needed == [0] else ""),
+        why=held.headline,
+        present=present,
+    )
+    if hosts.moves(snapshot.jobset) and 0 not in needed and not spares:
+        headline += Text("; no spare is left")
     return dataclasses.replace(held, headline=headline)
 
 
-def _taken_over(snapshot: Snapshot, needed: list[int], spares: list[int]) -> Answer:
-    """For the seconds until the processes start again: the gang waits for no pod."""
-    last = snapshot.report.last
-    take, whose = ("takes", "its") if len(spares) == 1 else ("take", "their")
-    headline = f"is about to start again without {names(needed)}: {names(spares)} {take} {whose} ranks"
-    return Answer("spare-used", headline, () if last is None else (one_line(last.title),))
-
-
-def _running(snapshot: Snapshot, away: list[int]) -> Answer | None:
-    """It runs without the hosts that are away: they hold no rank now; or although the node of one does not answer."""
+def _runs_without(snapshot: Snapshot, away: list[int]) -> Answer | None:
+    """Explain that it runs without the hosts that are away, or although the node of one does not answer."""
     if heard := lost_hosts.heard(snapshot):
         return _without_kubelet(snapshot, heard)
     members, most, spares = snapshot.members, hosts.table(snapshot.jobset), lost_hosts.spares(snapshot)
-    does = doing(status_of(snapshot), is_partly=False)
+    doing = describe_phase(status_of(snapshot))
     if len(members) < len(most):
-        headline = f"runs with {len(members)} of {count(len(most), 'host')}: {does}"
+        template = "runs with {members} of {most:host}: {doing}"
+        headline = Text(template, members=len(members), most=len(most), doing=doing)
         if not away:
-            return Answer("shrunk", f"{headline}; {names(spares)} will hold ranks after the next save")
-        held = _held(snapshot, away)
-        headline += f"; it waits for {names(away)} to grow again: {held.headline}"
+            return Answer(
+                "shrunk", headline + Text("; {spares} will hold ranks after the next save", spares=names(spares))
+            )
+        held = _held_up(snapshot, away)
+        headline += Text("; it waits for {away} to grow again: {why}", away=names(away), why=held.headline)
         return dataclasses.replace(held, situation="shrunk", headline=headline)
     if not away:
         return None
-    held = _held(snapshot, away)
-    left = f"{names(spares)} {'is a spare' if len(spares) == 1 else 'are spares'}" if spares else "no spare is ready"
-    headline = f"runs: {does}, with its ranks on {names(members.hosts)}; {left}, since {names(away)} "
-    headline += f"{'is' if len(away) == 1 else 'are'} missing: {held.headline}"
+    held = _held_up(snapshot, away)
+    left = "{names} {spares:is a spare|are spares}" if spares else "no spare is ready"
+    headline = Text(
+        "runs: {doing}, with its ranks on {members}; {left}, since {away} {numbers:is|are} missing: {why}",
+        doing=doing,
+        members=names(members.hosts),
+        left=Text(left, names=names(spares), spares=spares),
+        away=names(away),
+        numbers=away,
+        why=held.headline,
+    )
     return dataclasses.replace(held, situation="spare-used", headline=headline)
 
 
 def _without_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
-    """Only the kubelet of a node is gone: nothing is lost before it is back."""
-    there = [host for host in heard if host.node == heard[0].node]
-    status, node, (agents, do) = status_of(snapshot), heard[0].node, _AGENTS[len(there) > 1]
-    at = "" if status.step is None else f", at step {status.step}" + (f" of {status.steps}" if status.steps else "")
-    hosts_there = which(there, snapshot.expected_hosts)
-    headline = f"runs{at}: {_silence(snapshot, node or '')}, but {agents} of {hosts_there} on it {do}"
-    event = snapshot.event("NodeNotReady", kind="Pod")
-    return Answer("node-lost", headline, quoted(event), _KUBELET.format(node=node))
+    """Explain that only the kubelet of a node is gone: nothing is lost before it is back."""
+    status, node = status_of(snapshot), heard[0].node or ""
+    group = HostGroup.of([host for host in heard if host.node == node], snapshot.expected_hosts)
+    headline = Text(
+        "runs{step}: {silence}, but {hosts:the agent|the agents} of {hosts} on it {hosts:does|do}",
+        step=NOTHING if status.step is None else Text(", at {step}", step=_step(status)),
+        silence=_silence(snapshot, node),
+        hosts=group,
+    )
+    step = ask(
+        "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has evicted meanwhile, "
+        "as a drain does.",
+        node=node,
+    )
+    return Answer("node-lost", headline, describe_event(snapshot.event("NodeNotReady", kind="Pod")), step)
 
 
-_AGENTS = (("the agent", "does"), ("the agents", "do"))
-_KUBELET = (
-    "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has evicted meanwhile, as a "
-    "drain does."
-)
-
-
-def _silence(snapshot: Snapshot, name: str) -> str:
-    """What is known of a node that does not answer."""
+def _silence(snapshot: Snapshot, name: str) -> Text:
+    """Return what is known of a node that does not answer."""
     node = snapshot.silent_node
-    is_known = node is not None and node["metadata"]["name"] == name
-    return silence(node, snapshot.now) if node is not None and is_known else f"node {name} is NotReady"
+    if node is not None and node["metadata"]["name"] == name:
+        return describe_silence(node, snapshot.now)
+    return Text("node {name} is NotReady", name=name)
 
 
-def _held(snapshot: Snapshot, away: list[int]) -> Answer:
-    """What holds up the pods of hosts that are away; the evidence begins with how the last attempt ended."""
+def _held_up(snapshot: Snapshot, away: list[int]) -> Answer:
+    """Explain what holds up the pods of hosts that are away; the headline is a clause.
+
+    The evidence begins with how the last attempt ended.
+    """
     last = snapshot.report.last
-    ended = () if last is None else (one_line(last.title),)
-    answer = first(_HELD, snapshot)
-    if answer is not None:
-        alone = f"is starting: {names(away)}: "
-        headline = answer.headline.removeprefix("waits: ").replace(alone, f"{names(away)} is starting: ")
-        return dataclasses.replace(
-            answer, situation="host-lost", headline=headline, evidence=(*ended, *answer.evidence)
+    ended: Evidence = () if last is None else (Text("{end}", end=last.title),)
+    if (answer := first_answer(_HELD_UP, snapshot)) is not None:
+        return Answer("host-lost", answer.clause or answer.headline, (*ended, *answer.evidence), answer.next_step)
+    present = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
+    if cut_off := [host for host in lost_hosts.cut_off(snapshot) if host in present]:
+        stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
+        evidence = (*ended, *describe_event(snapshot.event("NodeNotReady", kind="Pod")))
+        return Answer("host-lost", stuck.what, evidence, stuck.next_step)
+    if mute := [host for host in lost_hosts.mute(snapshot) if host in present]:
+        template = "its agent does not answer, and pod {host.pod} still reads as running on node {host.node}"
+        step = wait(
+            "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, {delete} has the "
+            "Job make another pod.",
+            delete=kubectl("delete", "pod", mute[0].pod),
         )
-    here = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
-    if cut := [host for host in lost_hosts.cut_off(snapshot) if host in here]:
-        held = stuck(snapshot) or _of_its_node(snapshot, cut[0])
-        return Answer("host-lost", held.what, (*ended, *quoted(snapshot.event("NodeNotReady", kind="Pod"))), held.move)
-    if mute := [host for host in lost_hosts.mute(snapshot) if host in here]:
-        what = f"its agent does not answer, and pod {mute[0].pod} still reads as running on node {mute[0].node}"
-        return Answer("host-lost", what, ended, _MUTE.format(pod=mute[0].pod))
-    if here:
-        return Answer("host-lost", f"{here[0].name} is starting", ended)
-    do = "its pod does" if len(away) == 1 else "their pods do"
-    return Answer("host-lost", f"{do} not exist yet, since Kubernetes makes it again 10 s after it failed", ended)
+        return Answer("host-lost", Text(template, host=mute[0]), ended, step)
+    if present:
+        return Answer("host-lost", Text("{host} is starting", host=present[0].name), ended)
+    template = "{away:its pod does|their pods do} not exist yet, since Kubernetes makes it again 10 s after it failed"
+    return Answer("host-lost", Text(template, away=away), ended)
 
 
-_MUTE = (
-    "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, "
-    "kubectl delete pod {pod} has the Job make another pod."
-)
+def _on_lost_node(snapshot: Snapshot, host: Host) -> Stuck:
+    """Return what is known of the node of a pod that reads as running, and can neither run nor end."""
+    node = snapshot.deleted_node
+    if node is not None and node.name == host.node:
+        return Stuck(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))
+    what = Text("{silence}, with pod {pod} on it", silence=_silence(snapshot, host.node or ""), pod=host.pod)
+    return Stuck(what, _wait_for_node(host.node or "", _KUBERNETES, "that pod"))
 
 
-def _of_its_node(snapshot: Snapshot, host: Host) -> Stuck:
-    """Of a pod that reads as running, and can neither run nor end: what is known of its node."""
-    deleted = snapshot.deleted_node
-    if deleted is not None and deleted.name == host.node:
-        return Stuck(deletion(deleted, snapshot.now), collection(host.pod))
-    why = _silence(snapshot, host.node or "")
-    move = f"wait: Kubernetes {_ELSEWHERE.format(pods='that pod', node=host.node)}"
-    return Stuck(f"{why}, with pod {host.pod} on it", move)
+# --- running pods -----------------------------------------------------------------------------------------------------
+
+
+def gathering(snapshot: Snapshot) -> Answer | None:
+    """Explain that the agents wait for each other."""
+    report, beat = snapshot.report, snapshot.report.heartbeat
+    if report.stage != "gather" or beat is None:
+        return None
+    missing, total = report.missing, beat.missing_count or len(report.missing)
+    refused = tuple(Text("{line}", line=line) for line in beat.refused)
+    if not missing:
+        return Answer("gathering", Text("is about to start: all hosts are connected"), refused)
+    began = next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
+    waited_s = seconds_since(began, snapshot.now) or 0.0
+    headline = Text(
+        "waits at rendezvous{span}: {missing}{more} of {expected} missing",
+        span=NOTHING if waited_s < _LATE_S else Text(" for {waited:age}", waited=waited_s),
+        missing=names(missing),
+        more=NOTHING if total == len(missing) else Text(" and {more} more", more=total - len(missing)),
+        expected=snapshot.expected_hosts,
+    )
+    pods = [host for host in snapshot.hosts if host.number in missing][:8]
+    evidence = (*map(_pod_line, pods), *refused)
+    # Host 0 leads, and so it runs.
+    is_nameless = 0 in missing and waited_s >= _LATE_S
+    if is_nameless:
+        headline += Text(
+            "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
+        )
+    event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
+    if event is not None:
+        rejection = admission.explain_rejection(event["message"])
+        template = "; its headless Service, which names the hosts, is gone, and rejected: {why}"
+        headline += Text(template, why=rejection.headline)
+        evidence = (*describe_event(event), *evidence)
+        return Answer(
+            "rendezvous", headline, evidence, rejection.next_step or SITUATIONS[rejection.situation].next_step
+        )
+    if is_nameless:
+        step = run(
+            "{logs}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs.",
+            logs=launcher("logs", NAME),
+        )
+    elif pods:
+        step = run(
+            "{logs}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS.",
+            logs=kubectl("logs", pods[0].pod),
+        )
+    else:
+        step = wait("their pods do not exist yet: wait.")
+    return Answer("rendezvous", headline, evidence, step)
+
+
+def _pod_line(host: Host) -> Text:
+    """Return the phase, reason and node of the pod of a host."""
+    reason = (host.waiting or host.ended).get("reason")
+    line = "{host.name}: {host.phase}" + (", {reason}" if reason else "") + (" on {host.node}" if host.node else "")
+    return Text(line, host=host, reason=reason)
 
 
 def hanging(snapshot: Snapshot) -> Answer | None:
-    """A rank exceeded one of its timeouts."""
+    """Explain that a rank exceeded one of its timeouts."""
     beat = snapshot.report.heartbeat
     if snapshot.report.verdict is not None or beat is None or not beat.overdue:
         return None
-    return Answer("hang", f"hangs: {one_line(beat.overdue)}", _ranks(snapshot))
+    return Answer("hang", Text("hangs: {overdue}", overdue=beat.overdue), _ranks_by_phase(snapshot))
 
 
 def running(snapshot: Snapshot) -> Answer | None:
-    """It runs; an earlier failure is part of the answer."""
-    status = status_of(snapshot)
+    """Explain that it runs; an earlier failure is part of the answer."""
+    status, report = status_of(snapshot), snapshot.report
     if status.state is not State.RUNNING:
         return None
-    if snapshot.report.heartbeat is None:
-        return Answer("running", f"runs: {_ready(snapshot, status)}{unread.log(snapshot)}")
-    last = snapshot.report.last
-    if last is not None and snapshot.report.is_judged:
-        headline = f"has ended attempt {last.attempt}: {last.result}: {one_line(last.verdict.message)}"
+    if report.heartbeat is None:
+        headline = Text("runs: {ready}", ready=_ready(snapshot, status))
+        if (why := snapshot.not_read.get("log")) is not None:
+            headline += Text("; what they do is unknown: {why}", why=why)
+        return Answer("running", headline)
+    last = report.last
+    if last is not None and report.is_judged:
+        template = "has ended attempt {last.attempt}: {last.result}: {last.verdict.message}"
         situation = "running" if last.verdict.code == contract.DONE else "restarting"
-        return Answer(situation, headline, _before(snapshot), next_move("restarting", snapshot.name))
-    again = _again(snapshot)
-    situation = "restarted" if again else "running"
-    move = PREPARING if status.phase == "prepare" else None
-    some = _some_ended(snapshot)
+        step = SITUATIONS["restarting"].next_step
+        return Answer(situation, Text(template, last=last), _last_ends(snapshot), step)
+    is_again = last is not None and last.attempt + 1 == report.heartbeat.attempt
+    again = NOTHING
+    if last is not None and is_again:
+        again = Text(" again after {result}: {message}", result=last.result, message=last.verdict.message[:200])
+    ended = _some_ended(snapshot)
     is_short = status.phase is None and status.ready is not None and status.ready < status.hosts
-    what = _ready(snapshot, status) if is_short else doing(status, is_partly=bool(some))
-    headline = f"runs{again}: {what}{some}"
-    return Answer(situation, headline, (*_before(snapshot), *_ranks(snapshot)), move)
+    what = _ready(snapshot, status) if is_short else describe_phase(status, is_partly=ended is not NOTHING)
+    headline = Text("runs{again}: {what}{ended}", again=again, what=what, ended=ended)
+    evidence = (*_last_ends(snapshot), *_ranks_by_phase(snapshot))
+    step = PREPARING if status.phase == "prepare" else None
+    return Answer("restarted" if is_again else "running", headline, evidence, step)
 
 
-PREPARING = (
+PREPARING = wait(
     "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, and its log says how "
     "far it is. `launcher prepare` does it beforehand."
 )
-_SILENT = ("unsaid", None)  # programs that report nothing
 
 
-def _ready(snapshot: Snapshot, status: JobStatus) -> str:
-    """ "1 of 2 hosts ready; host 1 (pod …): containers with unready status: [main]"."""
+def _ready(snapshot: Snapshot, status: JobStatus) -> Text:
+    """Return "1 of 2 hosts ready; host 1 (pod …): containers with unready status: [main]"."""
+    text = Text("{ready} of {hosts:host} ready", ready=status.ready, hosts=status.hosts)
     late = next((host for host in snapshot.hosts if host.unready), None)
-    why = "" if late is None else f"; {late.name}: {one_line(late.unready)}"
-    return f"{status.ready} of {count(status.hosts, 'host')} ready{why}"
+    return text if late is None else text + Text("; {host}: {why}", host=late.name, why=late.unready)
 
 
-def doing(status: JobStatus, *, is_partly: bool) -> str:
-    """ "training at step 120 of 300", "in compile for 2m"."""
-    of = f" of {status.steps}" if status.steps else ""
-    at = f" at step {status.step}{of}" if status.step is not None else ""
-    if status.phase == "step":
-        return f"training{at}"
-    if status.phase == "ended":
-        return f"its processes end{at}" if is_partly else f"its processes have ended{at}"
-    if status.phase == "prepare":
-        return "preparing its text" + (f" for {age(status.phase_s)}" if status.phase_s is not None else "")
-    if status.phase in _SILENT and status.steps is not None:
-        return f"its processes start: imports, devices, JAX's own initialization{at}"
-    if status.phase in _SILENT:
-        return f"its program reports no steps{at}"
-    spent = f" for {age(status.phase_s)}" if status.phase_s is not None else ""
-    return f"in {status.phase}{at}{spent}"
+def _step(status: JobStatus) -> Text:
+    return Text("step {status.step} of {status.steps}" if status.steps else "step {status.step}", status=status)
 
 
-def _in(phase: str) -> str:
-    return {"ended": "ended", "unsaid": "running"}.get(phase, f"in {phase}")
+def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
+    """Return "training at step 120 of 300" or "in compile for 2m".
+
+    Args:
+        status: Status of a job that runs.
+        is_partly: Whether some of its ranks have ended, and others have not.
+    """
+    at = NOTHING if status.step is None else Text(" at {step}", step=_step(status))
+    spent = NOTHING if status.phase_s is None else Text(" for {spent:age}", spent=status.phase_s)
+    match status.phase:
+        case "step":
+            template = "training{at}"
+        case "ended":
+            template = "its processes end{at}" if is_partly else "its processes have ended{at}"
+        case "prepare":
+            template = "preparing its text{spent}"
+        # Programs that report nothing.
+        case "unsaid" | None if status.steps is not None:
+            template = "its processes start: imports, devices, JAX's own initialization{at}"
+        case "unsaid" | None:
+            template = "its program reports no steps{at}"
+        case _:
+            template = "in {phase}{at}{spent}"
+    return Text(template, phase=status.phase, at=at, spent=spent)
 
 
-def _again(snapshot: Snapshot) -> str:
-    """ " again after hang (82): …", in the attempt right after a failure."""
-    last, beat = snapshot.report.last, snapshot.report.heartbeat
-    if last is None or beat is None or last.attempt + 1 != beat.attempt:
-        return ""
-    return f" again after {last.result}: {one_line(last.verdict.message)[:200]}"
-
-
-def _some_ended(snapshot: Snapshot) -> str:
-    """ "; rank 1 has ended, rank 0 still runs"."""
+def _some_ended(snapshot: Snapshot) -> Text:
+    """Return "; rank 1 has ended, rank 0 still runs"."""
     beat = snapshot.report.heartbeat
-    if beat is None or not 0 < (many := beat.counts.get("ended", 0)) < sum(beat.counts.values()):
-        return ""
+    total = 0 if beat is None else sum(beat.counts.values())
+    if beat is None or not 0 < (number := beat.counts.get("ended", 0)) < total:
+        return NOTHING
     left = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
     ended = list(beat.phases.get("ended", ()))
-    if len(ended) < many or len(left) < sum(beat.counts.values()) - many:
-        return f"; {count(many, 'rank')} of {sum(beat.counts.values())} have ended"
-    over = f"{names(ended, 'rank')} {'has' if len(ended) == 1 else 'have'} ended"
-    return f"; {over}, {names(left, 'rank')} still {'runs' if len(left) == 1 else 'run'}"
+    if len(ended) < number or len(left) < total - number:
+        return Text("; {number:rank} of {total} have ended", number=number, total=total)
+    return Text(
+        "; {ended_names} {ended:has|have} ended, {left_names} still {left:runs|run}",
+        ended_names=names(ended, "rank"),
+        left_names=names(left, "rank"),
+        ended=ended,
+        left=left,
+    )
 
 
-def _ranks(snapshot: Snapshot) -> tuple[str, ...]:
-    """How many ranks are in which phase, where they differ."""
+def _ranks_by_phase(snapshot: Snapshot) -> Evidence:
+    """Return how many ranks are in which phase, where they differ."""
     beat = snapshot.report.heartbeat
     if beat is None or len(beat.counts) < 2:
         return ()
-    parts = (
-        f"{count(many, 'rank')} {_in(phase)} ({', '.join(map(str, beat.phases.get(phase, ())))})"
-        for phase, many in beat.counts.items()
-    )
-    return ("; ".join(parts),)
-
-
-def _before(snapshot: Snapshot) -> tuple[str, ...]:
-    """The last verdicts, the newest first."""
-    known: list[AttemptEnd] = [
-        *snapshot.report.earlier,
-        *([snapshot.report.verdict] if snapshot.report.verdict else []),
+    phases = {"ended": "{number:rank} ended ({ranks})", "unsaid": "{number:rank} running ({ranks})"}
+    parts = [
+        Text(
+            phases.get(phase, "{number:rank} in {phase} ({ranks})"),
+            number=number,
+            phase=phase,
+            ranks=list(beat.phases.get(phase, ())),
+        )
+        for phase, number in beat.counts.items()
     ]
-    return tuple(one_line(one.title) for one in reversed(known[-3:]))
+    return (Text("{parts:; }", parts=parts),)
+
+
+def _last_ends(snapshot: Snapshot) -> Evidence:
+    """Return the last verdicts, the newest first."""
+    ends = [*snapshot.report.earlier, *([snapshot.report.verdict] if snapshot.report.verdict else [])]
+    return tuple(Text("{end}", end=end.title) for end in reversed(ends[-3:]))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, are, one_line, quoted, which
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waits
+from jaxlaunch.launcher.diagnose.text import HostGroup, Text, change, describe_event, kubectl, wait
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.node_fit import Fit, fit
-from jaxlaunch.launcher.kubernetes.objects import Obj, age, seconds_since, template
-from jaxlaunch.launcher.wording import count, cut
+from jaxlaunch.launcher.kubernetes.objects import Obj, seconds_since, template
+from jaxlaunch.launcher.wording import cut
 
 _CLAIM = re.compile(
-    r'persistentvolumeclaim "(?P<claim>[^"]+)" (?P<what>not found|is being deleted|bound to non-existent \S+ \S+)'
+    r'persistentvolumeclaim "(?P<claim>[^"]+)" '
+    r"(?:(?P<missing>not found)|(?P<deleted>is being deleted)|bound to non-existent \S+ (?P<volume>\S+))"
 )
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 _SINGLE = "ReadWriteOncePod access mode"
-_QUIET_S = 15.0  # a scheduler that works on many pods may be behind
+# A scheduler that works on many pods may be behind.
+_QUIET_S = 15.0
 _RESOURCE = re.compile(r"(\d+) Insufficient ([^,.\s]+(?:\.[^,.\s]+)*)")
 _AFFINITY = re.compile(r"node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node affinity)")
 
@@ -26,161 +28,184 @@ _AFFINITY = re.compile(r"node\(s\) (?:had volume node affinity conflict|didn't m
 _GROWS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
 _CANNOT = ("NotTriggerScaleUp", "FailedScaleUp", "ScaleUpFailed", "NoCompatibleInstanceTypes")
 
+_NODES = change("request what the cluster's nodes have, or ask the cluster administrator to add nodes.")
+_LABELS = change("check accelerator, capacity and node_selector: in job.yaml.")
+
 
 def unscheduled(snapshot: Snapshot) -> Answer | None:
-    """Some pods are Pending without a node."""
+    """Explain pods that are Pending without a node."""
     waiting = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
     if not waiting:
-        return _unseen(snapshot)
-    message = waiting[0].unscheduled.get("message", "")
-    evidence = (*_message(waiting, message), *quoted(snapshot.event(*_GROWS, *_CANNOT)))
-    named = which(waiting, snapshot.expected_hosts)
-    who = f"{named} {are(waiting)}"
+        return _ignored_by_scheduler(snapshot)
+    message, group = waiting[0].unscheduled.get("message", ""), HostGroup.of(waiting, snapshot.expected_hosts)
+    evidence = describe_event(snapshot.event(*_GROWS, *_CANNOT))
+    if message:
+        evidence = (Text("Pod {pod}: {message}", pod=waiting[0].pod, message=message), *evidence)
+    if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting):
+        headline = Text("{hosts} cannot be scheduled yet: the pod has a scheduling gate", hosts=group)
+        return waits("gated", headline, evidence)
     return (
-        _gated(waiting, named, evidence)
-        or _claims(snapshot, message, who, evidence)
-        or _growing(snapshot, who, evidence)
-        or _with_autoscaler(snapshot, _no_node(snapshot, message, who, evidence))
+        _claims(snapshot, message, group, evidence)
+        or _growing(snapshot, group, evidence)
+        or _with_autoscaler(snapshot, _no_node(snapshot, message, group, evidence))
     )
 
 
-def _unseen(snapshot: Snapshot) -> Answer | None:
-    """Pods at which no scheduler has looked."""
+def _ignored_by_scheduler(snapshot: Snapshot) -> Answer | None:
+    """Explain pods at which no scheduler has looked."""
     waiting = [host for host in snapshot.hosts if host.node is None and not host.is_leaving and not host.has_ended]
-    spent = min((seconds_since(host.created, snapshot.now) or 0.0 for host in waiting), default=0.0)
-    if spent < _QUIET_S:
+    waited_s = min((seconds_since(host.created, snapshot.now) or 0.0 for host in waiting), default=0.0)
+    if waited_s < _QUIET_S:
         return None
-    who = which(waiting, snapshot.expected_hosts)
+    group = HostGroup.of(waiting, snapshot.expected_hosts)
     if (warning := snapshot.warning) is not None and warning["kind"] == "Pod":
-        headline = f"waits: {who} cannot be scheduled: {warning['reason']}: {one_line(warning['message'])}"
-        return Answer("unschedulable", headline, quoted(warning), "fix what the message names.")
+        headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group})
+        return waits("unschedulable", headline, describe_event(warning), change("fix what the message names."))
     name = template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
-    headline = f"waits: scheduler {name} has not looked at {who} in {age(spent)}"
-    move = "check that a scheduler of that name runs; schedulerName under pod: selects another."
-    return Answer("unschedulable", headline, next_move=move)
+    headline = Text(
+        "scheduler {name} has not looked at {hosts} in {waited:age}", name=name, hosts=group, waited=waited_s
+    )
+    step = change("check that a scheduler of that name runs; schedulerName under pod: selects another.")
+    return waits("unschedulable", headline, next_step=step)
 
 
-def _message(waiting: Sequence[Host], message: str) -> tuple[str, ...]:
-    return (f"Pod {waiting[0].pod}: {one_line(message)}",) if message else ()
-
-
-def _gated(waiting: Sequence[Host], named: str, evidence: tuple[str, ...]) -> Answer | None:
-    if any(host.unscheduled.get("reason") != "SchedulingGated" for host in waiting):
-        return None
-    headline = f"waits: {named} cannot be scheduled yet: the pod has a scheduling gate"
-    return Answer("gated", headline, evidence)
-
-
-def _claims(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer | None:
-    """A PersistentVolumeClaim that does not exist or is not bound."""
+def _claims(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+    """Explain a PersistentVolumeClaim that does not exist, is not bound, or cannot be mounted."""
     if (match := _CLAIM.search(message)) is not None:
-        claim, what = match["claim"], match["what"].replace("not found", "does not exist")
-        if "non-existent" in what:
-            volume = what.rpartition(" ")[2].strip('".')
-            headline = f"waits: PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists"
-            return Answer("volume-missing", headline, evidence)
-        move = f"create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:."
-        return Answer("claim-missing", f"waits: PersistentVolumeClaim {claim} {what}", evidence, move)
+        claim = match["claim"]
+        if match["volume"]:
+            headline = Text(
+                "PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists",
+                volume=match["volume"].strip('".'),
+                claim=claim,
+            )
+            return waits("volume-missing", headline, evidence)
+        step = change(
+            "create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:.",
+            claim=claim,
+        )
+        what = Text("does not exist" if match["missing"] else "is being deleted")
+        headline = Text("PersistentVolumeClaim {claim} {what}", claim=claim, what=what)
+        return waits("claim-missing", headline, evidence, step)
     if _UNBOUND in message:
         event = snapshot.event("FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning")
-        claims = ", ".join(hosts.claims(snapshot.jobset)) or "a claim"
-        why = f": {one_line(event['message'])}" if event is not None else ""
-        claim = event["names"][0] if event is not None else claims
-        move = f"kubectl describe pvc {claim}: it needs a StorageClass that provisions, or a matching PersistentVolume."
-        headline = f"waits: PersistentVolumeClaim {claim} is not bound{why}"
-        return Answer("claim-unbound", headline, (*evidence, *quoted(event)), move)
+        claim = ", ".join(hosts.claims(snapshot.jobset)) or "a claim"
+        headline = Text("PersistentVolumeClaim {claim} is not bound", claim=claim)
+        if event is not None:
+            claim = event["names"][0]
+            headline = Text("PersistentVolumeClaim {claim} is not bound: {why}", claim=claim, why=event["message"])
+        step = change(
+            "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
+            describe=kubectl("describe", "pvc", claim),
+        )
+        return waits("claim-unbound", headline, (*evidence, *describe_event(event)), step)
     if _SINGLE in message:
-        claims = ", ".join(hosts.claims(snapshot.jobset))
-        headline = f"waits: PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
-        return Answer("claim-in-use", headline, evidence)
+        headline = Text(
+            "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it",
+            claims=hosts.claims(snapshot.jobset),
+        )
+        return waits("claim-in-use", headline, evidence)
     if _AFFINITY.search(message):
-        headline = f"waits: {who} unschedulable: volume node affinity conflict: no free node can mount the volume"
-        return Answer("volume-affinity", headline, evidence)
+        reason = Text("volume node affinity conflict: no free node can mount the volume")
+        return waits("volume-affinity", _unschedulable(group, reason), evidence)
     return None
 
 
-def _growing(snapshot: Snapshot, who: str, evidence: tuple[str, ...]) -> Answer | None:
-    """An autoscaler adds nodes for it, and no later event says that it cannot."""
+def _unschedulable(group: HostGroup, reason: Text) -> Text:
+    return Text("{hosts} {hosts:is|are} unschedulable: {reason}", hosts=group, reason=reason)
+
+
+def _growing(snapshot: Snapshot, group: HostGroup, evidence: Evidence) -> Answer | None:
+    """Explain that an autoscaler adds nodes, where no later event says that it cannot."""
     event = snapshot.event(*_GROWS, *_CANNOT)
     if event is None or event["reason"] not in _GROWS:
         return None
-    headline = f"waits for the autoscaler to add nodes: {who} pending; {one_line(event['message'])}"
+    headline = Text(
+        "waits for the autoscaler to add nodes: {hosts} {hosts:is|are} pending; {message}",
+        hosts=group,
+        message=event["message"],
+    )
     return Answer("scaling-up", headline, evidence)
 
 
 def _with_autoscaler(snapshot: Snapshot, answer: Answer) -> Answer:
-    """The same answer, with why the autoscaler adds no node, where an event says so."""
-    event = snapshot.event(*_GROWS, *_CANNOT) or _karpenter(snapshot)
+    """Return the answer with why the autoscaler adds no node, where an event says so."""
+    # Events of Karpenter have the reason of the scheduler's.
+    of_karpenter = (
+        event for event in snapshot.events if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
+    )
+    event = snapshot.event(*_GROWS, *_CANNOT) or next(of_karpenter, None)
     if event is None:
         return answer
-    headline = f"{answer.headline}; the autoscaler adds no node: {one_line(event['message'])}"
-    return Answer(answer.situation, headline, answer.evidence, answer.next_move)
+    return answer.extended(Text("; the autoscaler adds no node: {message}", message=event["message"]))
 
 
-def _karpenter(snapshot: Snapshot) -> Obj | None:
-    """An event of Karpenter, whose reason is the scheduler's: FailedScheduling."""
-    return next(
-        (one for one in snapshot.events if one["reason"] == "FailedScheduling" and one["by"] == "karpenter"), None
-    )
-
-
-def _no_node(snapshot: Snapshot, message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    """No node fits: the first requirement that rules out every node."""
+def _no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer:
+    """Explain that no node fits, by the first requirement that rules out every node."""
     pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
     waiting = next(pods[host.pod]["spec"] for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
-    spec = {**template(snapshot.jobset).get("spec", {}), **waiting}  # as admission made it, where that is known
+    # As admission made it, where that is known.
+    spec = {**template(snapshot.jobset).get("spec", {}), **waiting}
     if snapshot.nodes is None:
-        return _by_message(message, who, evidence)
-    found = fit(spec, snapshot.nodes)
-    lines = (*evidence, f"{count(found.total, 'node')} in the cluster: {_counts(found)}")
-    if found.total == 0:
-        return Answer("no-nodes", f"waits: {who} unschedulable: the cluster has no nodes", lines, _NODES)
-    if found.selected == 0:
-        return _unlabelled(found, spec, who, lines)
-    if found.tolerated == 0:
-        return _tainted(found, snapshot.nodes, who, lines)
-    if found.large == 0:
-        return _too_large(found, who, lines)
-    return _taken(found, message, who, lines, evidence)
-
-
-_NODES = "request what the cluster's nodes have, or ask the cluster administrator to add nodes."
-
-
-def _counts(found: Fit) -> str:
-    return (
-        f"{found.selected} with its labels, {found.tolerated} of these without an untolerated taint, "
-        f"{found.large} of these large enough when empty"
+        return _by_message(message, group, evidence)
+    nodes = fit(spec, snapshot.nodes)
+    counts = Text(
+        "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an untolerated taint, "
+        "{large} of these large enough when empty",
+        total=nodes.total,
+        selected=nodes.selected,
+        tolerated=nodes.tolerated,
+        large=nodes.large,
     )
+    lines = (*evidence, counts)
+    if nodes.total == 0:
+        return waits("no-nodes", _unschedulable(group, Text("the cluster has no nodes")), lines, _NODES)
+    if nodes.selected == 0:
+        return waits("node-selector", _unschedulable(group, _missing_label(nodes, spec)), lines, _LABELS)
+    if nodes.tolerated == 0:
+        return _tainted(nodes, snapshot.nodes, group, lines)
+    if nodes.large == 0:
+        parts = [
+            Text("{requested} {name}, the largest node has {most}", requested=requested, name=name, most=most)
+            for name, (requested, most) in nodes.short.items()
+        ]
+        reason = Text("each host requests {parts:; }", parts=parts or [Text("more than any single node has")])
+        return waits("resource", _unschedulable(group, reason), lines, _NODES)
+    return _full(nodes, message, group, lines)
 
 
-def _unlabelled(found: Fit, spec: Obj, who: str, lines: tuple[str, ...]) -> Answer:
-    for key, value in found.absent.items():
-        offered = ", ".join(cut(one) for one in found.offered[key][:5])
-        has = f"nodes have {key}={offered}" if offered else f"no node has a label {key}"
-        headline = f"waits: {who} unschedulable: no node has label {key}={value}; {has}"
-        return Answer("node-selector", headline, lines, "check accelerator, capacity and node_selector: in job.yaml.")
-    labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
-    headline = f"waits: {who} unschedulable: no node has all of the labels {labels}"
-    return Answer("node-selector", headline, lines, "check accelerator, capacity and node_selector: in job.yaml.")
+def _missing_label(nodes: Fit, spec: Obj) -> Text:
+    for key, value in nodes.absent.items():
+        template = "no node has label {key}={value}; no node has a label {key}"
+        if offered := [cut(label) for label in nodes.offered[key][:5]]:
+            template = "no node has label {key}={value}; nodes have {key}={offered}"
+        return Text(template, key=key, value=value, offered=offered)
+    labels = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
+    return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _tainted(found: Fit, nodes_seen: Sequence[Obj], who: str, lines: tuple[str, ...]) -> Answer:
-    taint, nodes = max(found.taints.items(), key=lambda item: item[1])
-    more = f" (and {len(found.taints) - 1} more)" if len(found.taints) > 1 else ""
-    where = f"{nodes} of {count(found.selected, 'node')}"
-    headline = f"waits: {who} unschedulable: untolerated taint {taint}{more} on {where}"
+def _tainted(fitting: Fit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
+    taint, number = max(fitting.taints.items(), key=lambda item: item[1])
+    template = "untolerated taint {taint} on {number} of {nodes:node}"
+    if len(fitting.taints) > 1:
+        template = "untolerated taint {taint} (and {more} more) on {number} of {nodes:node}"
+    reason = Text(template, taint=taint, more=len(fitting.taints) - 1, number=number, nodes=fitting.selected)
+    key = taint.partition(":")[0]
+    step = change("add a toleration (tolerations: in job.yaml), or select other nodes.")
     if taint.startswith("node.kubernetes.io/unschedulable"):
-        return Answer("taint", headline, lines, "nodes are cordoned: kubectl uncordon them, or wait.")
-    if (kind := _OF_CONDITIONS.get(taint.partition(":")[0])) is not None:
-        name, says = next(_unwell(nodes_seen, kind), ("", ""))
-        move = f"wait until such nodes are well, or ask the cluster administrator: kubectl describe node {name}".strip()
-        return Answer("taint", headline + (f": {name}: {one_line(says)}" if says else ""), lines, move)
-    return Answer("taint", headline, lines, "add a toleration (tolerations: in job.yaml), or select other nodes.")
+        step = change("nodes are cordoned: kubectl uncordon them, or wait.")
+    elif key in _CONDITIONS:
+        name, message = next(_unwell(nodes, _CONDITIONS[key]), ("", ""))
+        reason += Text(": {name}: {message}", name=name, message=message) if message else Text("")
+        step = wait(
+            "wait until such nodes are well, or ask the cluster administrator: {describe}",
+            describe=kubectl("describe", "node", *([name] if name else []), is_namespaced=False),
+        )
+    return waits("taint", _unschedulable(group, reason), lines, step)
 
 
 # Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration makes it well.
-_OF_CONDITIONS = {
+_CONDITIONS = {
     "node.kubernetes.io/not-ready": "Ready",
     "node.kubernetes.io/unreachable": "Ready",
     "node.kubernetes.io/network-unavailable": "NetworkUnavailable",
@@ -190,35 +215,28 @@ _OF_CONDITIONS = {
 }
 
 
-def _unwell(nodes_seen: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
-    """The nodes with a condition of this kind that is not as it should be, and what it says."""
-    for node in nodes_seen:
-        for one in node.get("status", {}).get("conditions", ()):
-            if one["type"] == kind:
-                yield node["metadata"]["name"], one.get("message") or one.get("reason") or ""
+def _unwell(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the nodes with a condition of this kind, and its message."""
+    for node in nodes:
+        for state in node.get("status", {}).get("conditions", ()):
+            if state["type"] == kind:
+                yield node["metadata"]["name"], state.get("message") or state.get("reason") or ""
 
 
-def _too_large(found: Fit, who: str, lines: tuple[str, ...]) -> Answer:
-    parts = [f"{requested} {name}, the largest node has {most}" for name, (requested, most) in found.short.items()]
-    wants = "; ".join(parts) or "more than any single node has"
-    headline = f"waits: {who} unschedulable: each host requests {wants}"
-    return Answer("resource", headline, lines, _NODES)
-
-
-def _taken(found: Fit, message: str, who: str, lines: tuple[str, ...], evidence: tuple[str, ...]) -> Answer:
-    """Nodes that would fit exist, but other pods use them."""
-    short = dict.fromkeys(name for _, name in _RESOURCE.findall(message))
-    nodes = f"{count(found.large, 'node')} would fit a host when empty"
+def _full(nodes: Fit, message: str, group: HostGroup, lines: Evidence) -> Answer:
+    """Explain that nodes which would fit exist, but other pods use them."""
+    short = list(dict.fromkeys(name for _, name in _RESOURCE.findall(message)))
+    fitting = Text("; {nodes:node} would fit a host when empty", nodes=nodes.large)
     if short:
-        headline = f"waits: {who} unschedulable: insufficient free {' and '.join(short)}; {nodes}"
-        return Answer("resource", headline, lines, "wait until other pods end, request less, or add nodes.")
-    if (rules := [text for text in _counted(message) if _RULED_OUT.search(text)]) != []:
-        return Answer("spread", f"waits: {who} unschedulable: {', '.join(rules)}; {nodes}", lines)
-    answer = _by_message(message, who, lines)
-    return Answer(answer.situation, f"{answer.headline}; {nodes}", answer.evidence, answer.next_move)
+        reason = Text("insufficient free {short: and }", short=short)
+        step = wait("wait until other pods end, request less, or add nodes.")
+        return waits("resource", _unschedulable(group, reason) + fitting, lines, step)
+    if rules := [text for text in _counted_reasons(message) if _RULED_OUT.search(text)]:
+        return waits("spread", _unschedulable(group, Text("{rules}", rules=rules)) + fitting, lines)
+    return _by_message(message, group, lines).extended(fitting)
 
 
-# The reasons by which the scheduler counts nodes -> the situation. Kubernetes 1.28 to 1.35.
+# The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to 1.35.
 _ABOUT_PREEMPTION = re.compile(r"[.,]? ?(?:no new claims to deallocate,?)? ?preemption:")
 _RULED_OUT = re.compile(r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules")
 _REASONS = (
@@ -231,15 +249,15 @@ _REASONS = (
 )
 
 
-def _by_message(message: str, who: str, evidence: tuple[str, ...]) -> Answer:
-    """The scheduler's own message, where the nodes are not known or do not explain it."""
+def _by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
+    """Explain by the scheduler's own message, where the nodes are not known or do not explain it."""
     situation = next((name for pattern, name in _REASONS if pattern.search(message)), "unschedulable")
-    why = one_line(_ABOUT_PREEMPTION.split(message)[0]) or "the scheduler has not reported why yet"
-    move = None if situation == "spread" else _NODES
-    return Answer(situation, f"waits: {who} unschedulable: {why}", evidence, move)
+    message = _ABOUT_PREEMPTION.split(message)[0]
+    reason = Text("{message}", message=message) if message.strip() else Text("the scheduler has not reported why yet")
+    return waits(situation, _unschedulable(group, reason), evidence, None if situation == "spread" else _NODES)
 
 
-def _counted(message: str) -> list[str]:
-    """The parts of the scheduler's message, each a reason and how many nodes it rules out."""
+def _counted_reasons(message: str) -> list[str]:
+    """Return the parts of the scheduler's message, each a reason and how many nodes it rules out."""
     _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
     return [text.rstrip(".") for text in re.split(r", (?=\d+ )", reasons)]

@@ -10,81 +10,115 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.diagnose.text import (
+    NAME,
+    SUBMIT_AGAIN,
+    NextStep,
+    Renderer,
+    ask,
+    change,
+    kubectl,
+    launcher,
+    resubmit,
+    run,
+    wait,
+)
 
 
 class Situation(NamedTuple):
-    """What a situation means, and what helps."""
+    """What a situation means, and what helps.
+
+    Attributes:
+        meaning: The sentence of docs/explain.md.
+        section: The section of docs/troubleshooting.md, or None where nothing is wrong.
+        next_step: What to do where that is the same for all jobs. Otherwise the answer has its own.
+    """
 
     meaning: str
-    section: str | None = None  # None: nothing is wrong
-    # For a job NAME, where it is the same for all jobs; otherwise the answer has its own.
-    next_move: str | None = None
+    section: str | None = None
+    next_step: NextStep | None = None
 
 
-_LESS_MEMORY = "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
-_LOGS = "launcher logs NAME --previous shows how it ended."
+_LESS_MEMORY = change("raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat.")
+_PREVIOUS_LOGS = run("{logs} shows how it ended.", logs=launcher("logs", NAME, "--previous"))
 
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
     "unread": Situation(
         "the objects that show its state could not be read",
         "access-to-the-cluster",
-        "ask the namespace's administrator for the right; `launcher doctor` lists what each command needs.",
+        ask("ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."),
     ),
     # over, or ending
-    "done": Situation("all processes finished", None, "launcher logs NAME; then launcher delete NAME"),
+    "done": Situation(
+        "all processes finished",
+        None,
+        run("{logs}; then {delete}", logs=launcher("logs", NAME), delete=launcher("delete", NAME)),
+    ),
     "failed": Situation(
         "it failed for good; the headline has the cause and the exit code",
         "exit-codes",
-        "see `launcher logs NAME --previous`; then `launcher submit --replace`.",
+        resubmit("see `{logs}`; then `{again}`", logs=launcher("logs", NAME, "--previous"), again=SUBMIT_AGAIN),
     ),
     "deadline": Situation(
         "its deadline was exceeded",
         "restarts-and-evictions",
-        "raise deadline: in job.yaml, or submit it again.",
+        resubmit("raise deadline: in job.yaml, or submit it again"),
     ),
     "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _LESS_MEMORY),
     "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _LESS_MEMORY),
     "ephemeral-storage": Situation(
         "a pod was evicted because it used more ephemeral storage than its own limit", "restarts-and-evictions"
     ),
-    "stopping": Situation("it is being stopped, and saves a checkpoint", None, "wait."),
+    "stopping": Situation("it is being stopped, and saves a checkpoint", None, wait()),
     "stopped": Situation(
-        "it was stopped; submitting it again resumes it", None, "`launcher submit` of the same job resumes it."
+        "it was stopped; submitting it again resumes it",
+        None,
+        resubmit("`{submit}` of the same job resumes it", submit=launcher("submit", is_namespaced=False)),
     ),
-    "given-up": Situation("Kueue deactivated its Workload", "queues", "fix that, then submit it again."),
-    "deleting": Situation("it is being deleted", None, "wait; every pod has its grace period to save a checkpoint."),
+    "given-up": Situation("Kueue deactivated its Workload", "queues", resubmit("fix that, then submit it again")),
+    "deleting": Situation(
+        "it is being deleted", None, wait("wait; every pod has its grace period to save a checkpoint.")
+    ),
     "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
     # held back by Kueue
     "queued": Situation("it is waiting for its turn in the queue"),
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
         "queues",
-        "check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both.",
+        change("check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."),
     ),
     "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", "queues"),
     "queue-stopped": Situation("the LocalQueue or its ClusterQueue is stopped or inactive", "queues"),
     "quota": Situation(
-        "other jobs use the quota", "queues", "wait for its turn, or request less; jobs of higher priority go first."
+        "other jobs use the quota",
+        "queues",
+        wait("wait for its turn, or request less; jobs of higher priority go first."),
     ),
-    "quota-never": Situation("it requests more than the whole quota", "queues", "request less, or use another queue."),
+    "quota-never": Situation(
+        "it requests more than the whole quota", "queues", change("request less, or use another queue.")
+    ),
     "quota-uncovered": Situation(
         "the ClusterQueue has no quota of a resource that it requests",
         "queues",
-        "ask the cluster administrator to add the resource to the ClusterQueue, or request none of it.",
+        ask("ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."),
     ),
     "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
     "backing-off": Situation(
         "Kueue evicted it because its pods were not ready in time, and puts it back into the queue after a pause",
         "queues",
-        "find out what kept its pods from being ready, an image or a volume for one: `launcher explain NAME` says it "
-        "while they are there.",
+        run(
+            "find out what kept its pods from being ready, an image or a volume for one: `{explain}` says it while "
+            "they are there.",
+            explain=launcher("explain", NAME),
+        ),
     ),
     "admission-check": Situation(
         "quota is reserved, but an admission check has not passed",
         "queues",
-        "the check's message says what it waits for, often new nodes.",
+        wait("the check's message says what it waits for, often new nodes."),
     ),
     "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
     # rejected by the API server
@@ -95,40 +129,47 @@ SITUATIONS: Mapping[str, Situation] = {
     "limit-range": Situation(
         "a LimitRange forbids what it requests",
         "rejected-requests",
-        "change resources: in job.yaml to be within the LimitRange.",
+        change("change resources: in job.yaml to be within the LimitRange."),
     ),
     "namespace-terminating": Situation("its namespace is being deleted", "rejected-requests"),
     "pod-security": Situation(
         "the namespace enforces a stricter Pod Security level",
         "rejected-requests",
-        "remove what the message names (`launcher plan` shows the level that a job needs), or use another namespace.",
+        change(
+            "remove what the message names (`launcher plan` shows the level that a job needs), or use another "
+            "namespace."
+        ),
     ),
     "admission": Situation("a webhook or a ValidatingAdmissionPolicy denied the request", "rejected-requests"),
     "webhook-down": Situation(
         "an admission webhook does not answer",
         "rejected-requests",
-        "ask the administrator to fix the webhook's server; the job then continues by itself.",
+        ask("ask the administrator to fix the webhook's server; the job then continues by itself."),
     ),
     "service-account": Situation("its service account does not exist", "rejected-requests"),
     "priority": Situation(
         "its PriorityClass does not exist",
         "rejected-requests",
-        "set one of `kubectl get priorityclasses` as priority: in job.yaml.",
+        change(
+            "set one of `{get}` as priority: in job.yaml.", get=kubectl("get", "priorityclasses", is_namespaced=False)
+        ),
     ),
     "runtime-class": Situation(
-        "its RuntimeClass does not exist", "rejected-requests", "use one of `kubectl get runtimeclasses`."
+        "its RuntimeClass does not exist",
+        "rejected-requests",
+        change("use one of `{get}`.", get=kubectl("get", "runtimeclasses", is_namespaced=False)),
     ),
     "exclusive-placement": Situation(
         "the pods of a slice wait until its leader pod has a node",
         "rejected-requests",
-        "wait; if the leader pod stays Pending, kubectl describe it.",
+        wait("wait; if the leader pod stays Pending, {describe} it.", describe=kubectl("describe")),
     ),
     "refused": Situation(
         "its pods are rejected for another reason",
         "rejected-requests",
-        "change what the message names, in job.yaml or in the namespace.",
+        change("change what the message names, in job.yaml or in the namespace."),
     ),
-    "creating": Situation("its pods are being created", None, "wait a moment."),
+    "creating": Situation("its pods are being created", None, wait("wait a moment.")),
     # Pending, without a node
     "resource": Situation("no node has enough of a resource, or enough of it free", "pending-pods"),
     "taint": Situation("every node that matches its node selector has an untolerated taint", "pending-pods"),
@@ -138,32 +179,34 @@ SITUATIONS: Mapping[str, Situation] = {
     "volume-missing": Situation(
         "the PersistentVolume of a claim no longer exists",
         "volumes-secrets-and-configmaps",
-        "ask the cluster administrator to restore the volume, or use another claim under volumes:.",
+        ask("ask the cluster administrator to restore the volume, or use another claim under volumes:."),
     ),
     "claim-missing": Situation("a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"),
     "claim-unbound": Situation("a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"),
     "claim-in-use": Situation(
         "a PersistentVolumeClaim is in use by another pod or on another node",
         "volumes-secrets-and-configmaps",
-        "wait until that pod has ended, or use a ReadWriteMany claim.",
+        wait("wait until that pod has ended, or use a ReadWriteMany claim."),
     ),
     "volume-affinity": Situation(
         "no free node can mount its volume (volume node affinity conflict)",
         "volumes-secrets-and-configmaps",
-        "use a volume that all zones can mount, or fewer hosts.",
+        change("use a volume that all zones can mount, or fewer hosts."),
     ),
     "spread": Situation(
         "its topology spread constraints, affinity or anti-affinity leave no node",
         "pending-pods",
-        "change these under pod: in job.yaml, wait until other pods end, or use other nodes.",
+        change("change these under pod: in job.yaml, wait until other pods end, or use other nodes."),
     ),
     "gated": Situation(
         "its pods have a scheduling gate",
         "pending-pods",
-        "its owner must remove the gate; Kueue does so when it admits the job.",
+        ask("its owner must remove the gate; Kueue does so when it admits the job."),
     ),
     "scaling-up": Situation(
-        "the autoscaler adds nodes for it", None, "wait: new nodes take minutes; if none come, check the autoscaler."
+        "the autoscaler adds nodes for it",
+        None,
+        wait("wait: new nodes take minutes; if none come, check the autoscaler."),
     ),
     "unschedulable": Situation("its pods are unschedulable for another reason", "pending-pods"),
     # on its nodes, not started
@@ -176,24 +219,24 @@ SITUATIONS: Mapping[str, Situation] = {
     "agent": Situation(
         "the image does not contain jaxlaunch",
         "container-start",
-        "set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed.",
+        change("set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed."),
     ),
     "init": Situation("an init container failed", "container-start"),
     "init-runs": Situation("an init container runs, and the program starts after it", None),
     "mount": Situation(
         "a volume cannot be mounted",
         "volumes-secrets-and-configmaps",
-        "check volumes: in job.yaml, and what the message names.",
+        change("check volumes: in job.yaml, and what the message names."),
     ),
     "sandbox": Situation(
         "the node cannot create the pod sandbox",
         "container-start",
-        "ask the cluster administrator: the node's container runtime or its network (CNI) fails.",
+        ask("ask the cluster administrator: the node's container runtime or its network (CNI) fails."),
     ),
     "starting": Situation(
         "images are being pulled, or volumes and containers created",
         None,
-        "wait; a large image takes minutes on a new node.",
+        wait("wait; a large image takes minutes on a new node."),
     ),
     # started
     "gathering": Situation("all hosts are connected, and it is about to start"),
@@ -203,7 +246,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "host-lost": Situation(
         "a host was lost: the others keep their pods and wait for its replacement",
         "rendezvous-and-lost-hosts",
-        "wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced.",
+        wait("wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."),
     ),
     "shrunk": Situation(
         "it runs with fewer hosts for a while, and uses more again when they are back", "rendezvous-and-lost-hosts"
@@ -217,39 +260,46 @@ SITUATIONS: Mapping[str, Situation] = {
     "hang": Situation(
         "a rank exceeded one of its timeouts",
         "hangs-and-timeouts",
-        "wait: the attempt is ended and restarted; its job result has the ranks' stacks.",
+        wait("wait: the attempt is ended and restarted; its job result has the ranks' stacks."),
     ),
     "restarting": Situation(
-        "an attempt ended, and the next one is starting, in these pods or in new ones", None, _LOGS
+        "an attempt ended, and the next one is starting, in these pods or in new ones", None, _PREVIOUS_LOGS
     ),
     "disrupted": Situation(
-        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", "wait."
+        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", wait()
     ),
     "node-lost": Situation(
         "a node is NotReady, or its object was deleted",
         "restarts-and-evictions",
-        "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it is back or deleted.",
+        wait(
+            "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it is back or deleted."
+        ),
     ),
     "unhealthy": Situation(
         "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",
         "restarts-and-evictions",
     ),
     "crash-loop": Situation(
-        "it crashes and restarts again and again without saving a checkpoint", "restarts-and-evictions", _LOGS
+        "it crashes and restarts again and again without saving a checkpoint", "restarts-and-evictions", _PREVIOUS_LOGS
     ),
 }
 
-_HEAD = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
-
-
-def next_move(situation: str, name: str) -> str | None:
-    """What to do about a job of this name, where that depends on the situation alone."""
-    move = SITUATIONS[situation].next_move
-    return None if move is None else re.sub(r"\bNAME\b", lambda _: name, move)
+# What to do after an end with this code, where it is not what the row of the situation says. A code that JobSet
+# restarts ends a job only when its restarts are used up.
+STEPS_BY_CODE: Mapping[int, NextStep] = {
+    contract.BAD_SPEC: resubmit("fix what the message names in job.yaml, then `{again}`", again=SUBMIT_AGAIN),
+    contract.BAD_DATA: resubmit("fix the data or its path, then `{again}`", again=SUBMIT_AGAIN),
+    contract.STARTUP: resubmit("fix the program: the traceback shows where; then `{again}`", again=SUBMIT_AGAIN),
+    contract.NOT_FINITE: resubmit(
+        "fix the data if it is named, else lower the learning rate; then `{again}`", again=SUBMIT_AGAIN
+    ),
+    contract.NO_CHECKPOINT: change("check the checkpoint folder: is it complete, and does no other run own it?"),
+    contract.NO_PROGRESS: change("fix the first error; another try does not help."),
+}
 
 
 def see(situation: str, code: int | None = None) -> str | None:
-    """The link to the section; None where nothing is wrong. A failed job's exit code says more."""
+    """Return the link to the section, None where nothing is wrong. The exit code of a failed job says more."""
     if situation == "failed" and code is not None:
         return troubleshooting.of_code(code)
     section = SITUATIONS[situation].section
@@ -257,11 +307,10 @@ def see(situation: str, code: int | None = None) -> str | None:
 
 
 def page(text: str) -> str:
-    """docs/explain.md with the table that the rows make, in place of the one in `text`."""
-    rows = (
-        f"| `{key}` | {one.meaning} | {one.next_move or '`explain` says what to do'} "
-        f"| {'' if one.section is None else f'[{one.section}](troubleshooting.md#{one.section})'} |\n"
-        for key, one in SITUATIONS.items()
-    )
-    table = _HEAD + "".join(rows)
+    """Return docs/explain.md with the table of the rows in place of the one in `text`."""
+    table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
+    for key, row in SITUATIONS.items():
+        step = "`explain` says what to do" if row.next_step is None else Renderer().render(row.next_step.sentence())
+        link = "" if row.section is None else f"[{row.section}](troubleshooting.md#{row.section})"
+        table += f"| `{key}` | {row.meaning} | {step} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

@@ -61,7 +61,7 @@ class _Reader:
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._unread: list[str] = []
-        self._not_read: set[str] = set()
+        self._not_read: dict[str, str] = {}
         self._forbidden: set[str] = set()
         self._has_lost_log = False  # the leader's, which the user may read
 
@@ -98,7 +98,7 @@ class _Reader:
             deleted_node=deleted,
             records=records,
             unread=tuple(self._unread),
-            not_read=frozenset(self._not_read),
+            not_read=self._not_read,
             forbidden=frozenset(self._forbidden),
         )
 
@@ -119,7 +119,7 @@ class _Reader:
     def _add_unread(self, what: str, error: ClusterError, kind: str, node: str | None = None) -> None:
         self._unread.append(_unread(what, error, node))
         if not (isinstance(error, ApiError) and error.status == 404):  # of a kind that is not served there are none
-            self._not_read.add(kind)
+            self._not_read.setdefault(kind, self._unread[-1])
         if isinstance(error, ApiError) and error.status == 403:
             self._forbidden.add(kind)
 
@@ -308,7 +308,7 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
                 pods=tuple(pods.get(_place(jobset), ())),
                 workload=workloads.get(jobset["metadata"]["uid"]),
                 unread=tuple(unread.values()),
-                not_read=frozenset(unread),
+                not_read=unread,
             )
         )
     return _with_steps(cluster, found)
@@ -327,7 +327,7 @@ def _with_steps(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
             except ClusterError as error:  # its step is then not known
                 alike = f"{one.namespace} {error.message.replace(leader.pod, '')}"
                 why = unread.setdefault(alike, _unread(f"the log of {leader.pod}", error, leader.node))
-                one = dataclasses.replace(one, unread=(*one.unread, why), not_read=one.not_read | {"log"})
+                one = dataclasses.replace(one, unread=(*one.unread, why), not_read={**one.not_read, "log": why})
         found.append(one)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import NamedTuple
@@ -70,7 +70,8 @@ class Snapshot:
     deleted_node: DeletedNode | None = None  # that of a host
     records: tuple[Line, ...] = ()  # of the leader's log
     unread: tuple[str, ...] = ()  # what could not be read, and why
-    not_read: frozenset[str] = frozenset()  # of it the kinds, such as pods; log is the leader's. Empty is unknown then
+    # Why a kind could not be read, such as pods; log is the leader's. Empty is unknown then.
+    not_read: Mapping[str, str] = dataclasses.field(default_factory=dict)
     forbidden: frozenset[str] = frozenset()  # of these kinds, those that the user has no permission to read
     on_volume: Recorded | None = None  # by the files of its run folder, where they were read
 

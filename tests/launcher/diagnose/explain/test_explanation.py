@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.diagnose import text
 from jaxlaunch.launcher.diagnose.explain import situations
-from jaxlaunch.launcher.diagnose.explain.explanation import MAX_EVIDENCE, explain
+from jaxlaunch.launcher.diagnose.explain.explanation import MAX_EVIDENCE, diagnose, explain
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import kept_fields
@@ -22,6 +23,7 @@ from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.found import shows
 from tests.launcher import objects
+from tests.launcher.diagnose.words import other_words
 from tests.launcher.objects import (
     ago,
     beat,
@@ -1569,6 +1571,42 @@ def test_the_first_line_names_the_situation(case: str) -> None:
     assert re.search(expected, explain(job).headline), explain(job).headline
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_no_decision_depends_on_the_words_of_a_text(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = CASES[case]
+    english = explain(job)
+    monkeypatch.setattr(text, "localize", other_words)
+    other = explain(job)
+    for field in ("situation", "action", "commands", "see"):
+        assert getattr(other, field) == getattr(english, field)
+    assert other.headline != english.headline and len(other.evidence) == len(english.evidence)
+    assert (other.next_move is None) is (english.next_move is None)
+
+
+def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise AssertionError("a text was rendered")
+
+    monkeypatch.setattr(text.Renderer, "render", refuse)
+    assert all(diagnose(job).answer.situation in SITUATIONS for job, _ in CASES.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (text.launcher("logs", text.NAME, "--previous"), "launcher logs -n team lm --previous"),
+        (text.launcher("list"), "launcher list -n team"),
+        (text.SUBMIT_AGAIN, "launcher submit -n team --replace"),
+        (text.kubectl("describe", "pod", "lm-w-0-0"), "kubectl -n team describe pod lm-w-0-0"),
+        (text.kubectl("uncordon", "node-1", is_namespaced=False), "kubectl uncordon node-1"),
+    ],
+)
+def test_a_command_about_an_object_of_a_namespace_names_it(command: text.Command, line: str) -> None:
+    sentence = text.Text("see `{command}`.", command=command)
+    assert text.Renderer("lm", "team").render(sentence) == f"see `{line}`."
+    assert " -n " not in text.Renderer("lm").render(sentence)
+
+
 def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     for case, (job, _) in CASES.items():
         found = explain(job)
@@ -1797,7 +1835,7 @@ def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> N
 def test_every_situation_has_a_meaning_and_is_documented() -> None:
     sources = (ROOT / "jaxlaunch" / "launcher" / "diagnose" / "explain").glob("*.py")
     code = "".join(path.read_text() for path in sources if path.name != "situations.py")
-    assert set(re.findall(r'Answer\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
+    assert set(re.findall(r'(?:Answer|waits)\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
     assert {explain(job).situation for job, _ in CASES.values()} <= SITUATIONS.keys()
     page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
     assert situations.page(page) == page

@@ -1,0 +1,217 @@
+"""Texts as data: a template and its fields, which `Renderer` makes one string of at the edge.
+
+A `Text` has no methods of a string, so that nothing can depend on its words. The template is also its key in a catalog,
+as in gettext: `localize` may map it to another with the same fields. In a template `{pods:pod}` writes "1 pod" or
+"4 pods", `{hosts:is|are}` a word for one or for many, `{spent:age}` a duration, and `{parts:; }` a list with this
+separator. Strings come from Kubernetes, Kueue and the agents: each is written on one line, and cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import string
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.kubernetes.objects import Obj, age
+from jaxlaunch.launcher.wording import count
+
+MAX_MESSAGE = 600  # characters of an event, a condition or a log line
+MAX_HOSTS = 8
+# Stands for the name of the job in a command.
+NAME = "NAME"
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Text:
+    """A text that has not been rendered."""
+
+    template: str
+    fields: Mapping[str, Any]
+
+    def __init__(self, template: str, /, **fields: Any) -> None:
+        object.__setattr__(self, "template", template)
+        object.__setattr__(self, "fields", fields)
+
+    def __add__(self, other: Text) -> Text:
+        return Text("{first}{second}", first=self, second=other) if other.template else self
+
+
+NOTHING = Text("")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command that a text names. Commands about objects of a namespace get `-n NAMESPACE` when they are rendered."""
+
+    words: tuple[str, ...]
+    is_namespaced: bool = True
+
+
+def launcher(*words: str, is_namespaced: bool = True) -> Command:
+    """Return a command of launcher."""
+    return Command(("launcher", *words), is_namespaced)
+
+
+def kubectl(*words: str, is_namespaced: bool = True) -> Command:
+    """Return a command of kubectl."""
+    return Command(("kubectl", *words), is_namespaced)
+
+
+# Submits the job again in place of the one that failed; for a run on this machine it is `launcher run`.
+SUBMIT_AGAIN = launcher("submit", "--replace")
+
+
+class Action(enum.StrEnum):
+    """What is to be done about a situation."""
+
+    WAIT = "wait"  # it goes on by itself
+    RUN = "run"  # the command that the text names
+    CHANGE = "change"  # the job, its image, its data or an object that it needs
+    RESUBMIT = "resubmit"  # the same, and the job has ended
+    ASK = "ask"  # the administrator of the cluster, or the owner of what the text names
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStep:
+    """What to do next. The text of RESUBMIT has no period: the saved step may follow, from which the job resumes."""
+
+    action: Action
+    text: Text
+    resume_step: int | None = None
+
+    def commands(self) -> list[Command]:
+        """Return the commands that the text names."""
+        return [field for field in self.text.fields.values() if isinstance(field, Command)]
+
+    def sentence(self) -> Text:
+        """Return the whole text."""
+        if self.action is not Action.RESUBMIT:
+            return self.text
+        if self.resume_step is None:
+            return Text("{text}.", text=self.text)
+        return Text("{text}: it resumes from step {step}.", text=self.text, step=self.resume_step)
+
+
+def wait(template: str = "wait.", **fields: Any) -> NextStep:
+    """Return the advice to wait."""
+    return NextStep(Action.WAIT, Text(template, **fields))
+
+
+def run(template: str = "{command}", **fields: Any) -> NextStep:
+    """Return the advice to run a command."""
+    return NextStep(Action.RUN, Text(template, **fields))
+
+
+def change(template: str, **fields: Any) -> NextStep:
+    """Return the advice to change something while the job is there."""
+    return NextStep(Action.CHANGE, Text(template, **fields))
+
+
+def resubmit(template: str, **fields: Any) -> NextStep:
+    """Return the advice to change something and to submit the job again."""
+    return NextStep(Action.RESUBMIT, Text(template, **fields))
+
+
+def ask(template: str, **fields: Any) -> NextStep:
+    """Return the advice to ask somebody with more rights."""
+    return NextStep(Action.ASK, Text(template, **fields))
+
+
+@dataclasses.dataclass(frozen=True)
+class HostGroup:
+    """Some hosts of a job, written as "host 3", "hosts 2 and 5", "all 4 hosts" or "17 of 64 hosts"."""
+
+    numbers: tuple[int, ...]
+    expected: int
+
+    @classmethod
+    def of(cls, hosts: Collection[Host], expected: int) -> HostGroup:
+        """Return these hosts, of as many as the job asks for."""
+        return cls(tuple(host.number for host in hosts), expected)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def text(self) -> Text:
+        """Return the words for the hosts."""
+        if len(self) == self.expected:
+            words = "all {expected:host}" if self.expected > 1 else "its host" if self.expected else "no host"
+            return Text(words, expected=self.expected)
+        if len(self) == 1:
+            return Text("host {number}", number=self.numbers[0])
+        if len(self) <= MAX_HOSTS:
+            return Text("hosts {numbers} and {last}", numbers=self.numbers[:-1], last=self.numbers[-1])
+        return Text("{number} of {expected:host}", number=len(self), expected=self.expected)
+
+
+def describe_event(event: Obj | None) -> tuple[Text, ...]:
+    """Return an event as evidence: its object, reason, count and message."""
+    if event is None:
+        return ()
+    template = "{kind} {object}: {reason} ({count} times): {message}"
+    if event["count"] < 2:
+        template = "{kind} {object}: {reason}: {message}"
+    return (Text(template, object=event["names"][0], **{key: event[key] for key in _EVENT}),)
+
+
+_EVENT = ("kind", "reason", "count", "message")
+
+
+def one_line(text: str) -> str:
+    """Return a message on one line, cut at MAX_MESSAGE characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
+
+
+def localize(template: str) -> str:
+    """Return the template that is written in place of this one. There is one language; a test replaces all words."""
+    return template
+
+
+class Renderer(string.Formatter):
+    """Makes strings of texts, for one job."""
+
+    def __init__(
+        self,
+        name: str = NAME,
+        namespace: str = "",
+        *,
+        again: Command = SUBMIT_AGAIN,
+    ) -> None:
+        self._name, self._namespace, self._again = name, namespace, again
+
+    def render(self, text: Text) -> str:
+        """Return the text with its fields."""
+        return self.vformat(localize(text.template), (), text.fields)
+
+    def words(self, command: Command) -> list[str]:
+        """Return the words of a command, with the name of the job and its namespace."""
+        command = self._again if command is SUBMIT_AGAIN else command
+        words = [self._name if word == NAME else word for word in command.words]
+        at = 1 if words[0] == "kubectl" else 2
+        return [*words[:at], "-n", self._namespace, *words[at:]] if self._namespace and command.is_namespaced else words
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a field as text; the docstring of the module lists the formats."""
+        if format_spec == "age":
+            return age(value)
+        if "|" in format_spec:
+            one, many = format_spec.split("|")
+            return one if (value if isinstance(value, int) else len(value)) == 1 else many
+        match value:
+            case Text():
+                return self.render(value)
+            case HostGroup():
+                return self.render(value.text())
+            case Command():
+                return " ".join(self.words(value))
+            case str():
+                return one_line(value)
+            case list() | tuple():
+                return (format_spec or ", ").join(self.format_field(part, "") for part in value)
+            case int() if format_spec:
+                return count(value, format_spec)
+        return format(value, format_spec)
