@@ -19,7 +19,6 @@ from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
-from jaxlaunch.launcher.wording import placed
 from jaxlaunch.runs import run_folder
 from jaxlaunch.runs.run_folder import Listed
 
@@ -84,7 +83,7 @@ def on_cluster(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
     running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
     if not running or running[0].number != 0:
-        hint = placed(f"see `launcher explain {name}`.", namespace)
+        hint = f"see `launcher explain -n {namespace} {name}`."
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
     port = hosts.metrics_port(jobset)
     assert port is not None, "the JobSet is ours"

@@ -16,17 +16,6 @@ CONTROL = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the characters after it look, and nothing else
-# Commands about objects of a namespace, as messages name them; not those about nodes, classes and namespaces.
-_NAMESPACED = re.compile(
-    r"\b(?:launcher (?:delete|explain|logs|profile|status|stop|submit)(?= )|launcher list\b|"
-    r"kubectl(?= (?:create|delete|describe|get|logs) )"
-    r"(?! (?:get (?:priorityclasses|runtimeclasses|namespace)|(?:delete|describe) node)))(?! -n )"
-)
-
-
-def placed(advice: str, namespace: str) -> str:
-    """Advice whose commands name the namespace, and so work whatever the context's is."""
-    return _NAMESPACED.sub(lambda match: f"{match[0]} -n {namespace}", advice)
 
 
 def cut(text: str) -> str:

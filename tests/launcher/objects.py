@@ -15,6 +15,7 @@ from jaxlaunch.launcher.kubernetes import kept_fields
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.records import log_lines
+from jaxlaunch.records.failure import Failure
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
 from jaxlaunch.records.verdict import verdict_for_code
 
@@ -190,7 +191,9 @@ def node(
     }
 
 
-def farewell(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> str:
+def farewell(
+    code: int, message: str | Failure = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any
+) -> str:
     """The termination message of an agent."""
     return log_lines.termination_message(Termination(verdict_for_code(code, message, **more), 0, generation, attempt))
 

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.jobs import delete, ownership, stop, submit
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
-from jaxlaunch.launcher.wording import duration, placed
+from jaxlaunch.launcher.wording import duration
 
 _MARGIN_S = 120.0  # after the pods' grace period
 
@@ -35,8 +35,9 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     limit_s = stop.grace_s(jobset) + _MARGIN_S
     if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
-    late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain {name}`"
-    output.say(placed(late, jobset["metadata"]["namespace"]))
+    namespace = jobset["metadata"]["namespace"]
+    late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain -n {namespace} {name}`"
+    output.say(late)
     return options.WAITED_TOO_LONG
 
 

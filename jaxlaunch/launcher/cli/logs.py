@@ -21,7 +21,6 @@ from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
-from jaxlaunch.launcher.wording import placed
 from jaxlaunch.records import log_lines
 
 HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the generation before ended
@@ -112,7 +111,7 @@ def _of_pods(cluster: Cluster, seen: Snapshot, chosen: Select, window: Window, p
         is_empty = False
     if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
         none = f"no process has a line in the part of its log that its kubelet still has; {_older(seen)}"
-        say(placed(none, seen.namespace))
+        say(none)
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 
@@ -122,7 +121,7 @@ def _older(seen: Snapshot) -> str:
         reader.folder(seen.jobset)
     except UserError as error:
         return error.message[0].lower() + error.message[1:].rstrip(".")
-    return f"`launcher logs {seen.name} --from-volume` reads older ones from its run folder"
+    return f"`launcher logs -n {seen.namespace} {seen.name} --from-volume` reads older ones from its run folder"
 
 
 def _require_together(is_earlier: bool, is_following: bool, is_from_volume: bool, since: str | None) -> None:
@@ -156,9 +155,10 @@ def _sources(seen: Snapshot, chosen: Select, printer: Printer) -> list[Source]:
         say(f"{len(silent)} of {len(wanted)} hosts have no log yet, the first is {silent[0].name}")
     elif not wanted:
         told = (
-            f"there are no pods with these ranks; see `launcher explain {seen.name}`, or read the volume: --from-volume"
+            f"there are no pods with these ranks; see `launcher explain -n {seen.namespace} {seen.name}`, "
+            "or read the volume: --from-volume"
         )
-        say(placed(told, seen.namespace))
+        say(told)
     return [source for host, source in wanted if host.has_started]
 
 

@@ -20,7 +20,7 @@ from jaxlaunch.launcher.local import found, lock, run_folders
 from jaxlaunch.launcher.local import stop as stop_here
 from jaxlaunch.launcher.local.found import Run
 from jaxlaunch.launcher.sweep.table import LOCK, Table
-from jaxlaunch.launcher.wording import duration, placed
+from jaxlaunch.launcher.wording import duration
 
 _MARGIN_S = 60.0  # after the pods' grace period
 _GRACE_S = 60.0  # of a run whose job cannot be read
@@ -67,8 +67,9 @@ def stop_command(
     if seen.report.verdict is not None:
         output.say(seen.report.verdict.verdict.message)
     if not gone.is_over:
-        late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain {name}`"
-        output.say(placed(late, jobset["metadata"]["namespace"]))
+        namespace = jobset["metadata"]["namespace"]
+        late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain -n {namespace} {name}`"
+        output.say(late)
         return options.WAITED_TOO_LONG
     output.show(f"{JOBSETS.titled(name)} stopped")
     return 0

@@ -27,7 +27,6 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.wording import placed
 
 
 class Submit(click.Command):
@@ -153,9 +152,9 @@ def _said_to_run_on(jobset: Obj) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, ApiError, Unreachable):
-        name = jobset["metadata"]["name"]
-        on = f"{name} keeps running. `launcher logs -f {name}` shows its lines again, `launcher stop {name}` ends it"
-        output.say(placed(on, jobset["metadata"]["namespace"]))
+        name, where = jobset["metadata"]["name"], f"-n {jobset['metadata']['namespace']}"
+        again = f"`launcher logs {where} -f {name}` shows its lines again, `launcher stop {where} {name}` ends it"
+        output.say(f"{name} keeps running. {again}")
         raise
 
 
@@ -168,16 +167,14 @@ def _to_its_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: floa
             chosen = lines.usual(hosts.table(jobset).processes)
             printer = output.Printer(chosen)
             if chosen.ranks is not None:
-                others = f"showing rank 0 alone; `launcher logs -f {name} --rank N` shows others"
-                output.say(placed(others, namespace))
+                output.say(f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others")
             follow.follow(
                 cluster, namespace, name, select=chosen, show=printer.show, say=output.say, until=waiting.is_over
             )
         return _conclude(waiting.result())
     except Timeout:
-        output.say(
-            placed(f"{name} has not ended and keeps running. `launcher status {name}` shows its state", namespace)
-        )
+        shows = f"`launcher status -n {namespace} {name}` shows its state"
+        output.say(f"{name} has not ended and keeps running. {shows}")
         return options.WAITED_TOO_LONG
 
 

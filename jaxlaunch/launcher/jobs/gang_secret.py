@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.kubernetes.kinds import SECRETS
-from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a Secret that does not go, and on a server that answers with errors
 _SILENT_S = 2.0  # of a wait that nobody is told of
@@ -105,5 +104,5 @@ class GangSecret:
     def _not_ours(self) -> UserError:
         where = f"Secret {self._name} in namespace {self._namespace}"
         message = f"{where} was there before JobSet {self._job}, so others may know what it holds. It was not changed."
-        hint = placed(f"`kubectl delete secret {self._name}`, then submit again.", self._namespace)
+        hint = f"`kubectl -n {self._namespace} delete secret {self._name}`, then submit again."
         return UserError(message, hint)

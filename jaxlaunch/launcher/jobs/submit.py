@@ -20,7 +20,6 @@ from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, SECRETS, Kind
 from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
-from jaxlaunch.launcher.wording import placed
 
 GIVE_UP_S = 30.0  # on a server that answers with errors
 GONE_S = 300.0  # until a deleted JobSet is gone
@@ -72,10 +71,10 @@ class Submission:
                 fault.message = f"{fault.message}\n{self.what_exists()}"
                 raise
             except UserError as fault:  # another's is in its place: submitting again would not complete the job
-                without = f"JobSet {self._name} exists without it; `launcher delete {self._name}` removes it."
+                without = f"JobSet {self._name} exists without it; {self._how_to_remove()}"
                 if manifest["kind"] in (CONFIGMAPS.kind, SECRETS.kind) and how in ("created", "replaced"):
                     without = self._taken_back(jobset)
-                fault.message = f"{fault.message}\n{placed(without, self._namespace)}"
+                fault.message = f"{fault.message}\n{without}"
                 raise
         return Submitted(jobset, how)
 
@@ -152,8 +151,10 @@ class Submission:
         known = [one for one in self._others if one["kind"] != SECRETS.kind]  # which are not read
         missing = [one["metadata"]["name"] for one in known if not self._is_there(one)]
         without = f" without {', '.join(missing)}" if missing else ""
-        removes = placed(f"`launcher delete {self._name}` removes it.", self._namespace)
-        return f"{name} exists{without}. Submitting again completes it; {removes}"
+        return f"{name} exists{without}. Submitting again completes it; {self._how_to_remove()}"
+
+    def _how_to_remove(self) -> str:
+        return f"`launcher delete -n {self._namespace} {self._name}` removes it."
 
     def _is_there(self, manifest: Obj) -> bool:
         try:
@@ -213,7 +214,7 @@ class Submission:
                 f"{where} is stopped and differs from this file{whose(found)}.",
                 "--replace deletes it and runs this one.",
             )
-        hint = placed(f"`launcher stop {self._name}` ends it first, or use another name.", self._namespace)
+        hint = f"`launcher stop -n {self._namespace} {self._name}` ends it first, or use another name."
         raise UserError(f"{where} is running and differs from this file{whose(found)}. It was not changed.", hint)
 
     def _is_same(self, found: Obj) -> bool:
@@ -277,9 +278,8 @@ class Submission:
         self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
         if not gone(self._cluster, JOBSETS, found, GONE_S):
             message = f"JobSet {self._name} is still being deleted after {GONE_S:.0f} s."
-            raise ClusterError(
-                message, placed(f"`launcher explain {self._name}` shows what blocks it.", self._namespace)
-            )
+            hint = f"`launcher explain -n {self._namespace} {self._name}` shows what blocks it."
+            raise ClusterError(message, hint)
 
     # --- what it owns -------------------------------------------------------------------------------------------------
 

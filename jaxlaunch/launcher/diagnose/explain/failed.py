@@ -6,6 +6,7 @@ Memory: the kernel killed a whole container, or one process in it. Ephemeral sto
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import signal
 
@@ -29,6 +30,7 @@ from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import State, state_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import condition, template
+from jaxlaunch.records.failure import FailureKind
 from jaxlaunch.records.verdict import Verdict
 
 _TRACEBACK_LINES = 20
@@ -36,22 +38,21 @@ _BUS_ERROR = 128 + signal.SIGBUS
 
 # What the operating system says of a file: the program is right, and its pod is not what it expects.
 _STEPS_BY_ERRNO = {
-    "[Errno 13]": resubmit(
+    errno.EACCES: resubmit(
         "let the pods' user (a number: user in the cluster defaults) read and write there; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
-    "[Errno 28]": resubmit(
+    errno.ENOSPC: resubmit(
         "make room on the file system that it writes to: /dev/shm (resources.shm), the pod's own disk "
         "(resources.ephemeral) or a volume; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
-    "[Errno 30]": resubmit(
+    errno.EROFS: resubmit(
         "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the image brings is "
         "read-only; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
 }
-_CANNOT_JOIN = "rendezvous: cannot join host 0"  # as launcher/agent/host/member says it
 
 
 def failed(snapshot: Snapshot) -> Answer | None:
@@ -142,17 +143,20 @@ def describe_verdict(verdict: Verdict) -> Text:
 
 def verdict_step(verdict: Verdict) -> NextStep | None:
     """Return what to do about a verdict, or None where it is what the situation says."""
-    steps = (step for sign, step in _STEPS_BY_ERRNO.items() if sign in verdict.message)
-    return next(steps, STEPS_BY_CODE.get(verdict.code))
+    return _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
 
 
 def _not_joined(snapshot: Snapshot, verdict: Verdict) -> Text:
     """Return why a host did not join, in its own words: the leader only knows that it did not."""
-    messages = [(host, report.verdict.message) for host in snapshot.hosts if (report := host.termination_report)]
-    own = next(((host, message) for host, message in messages if message.startswith(_CANNOT_JOIN)), None)
-    if own is None or not verdict.message.startswith("rendezvous: ") or own[1] == verdict.message:
+    reports = [(host, report.verdict) for host in snapshot.hosts if (report := host.termination_report)]
+    own = next((pair for pair in reports if pair[1].failure.kind is FailureKind.CANNOT_JOIN), None)
+    kinds = (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
+    if own is None or verdict.failure.kind not in kinds or own[1].failure == verdict.failure:
         return NOTHING
-    return Text("; {host}: {message}", host=own[0].name, message=own[1].removeprefix("rendezvous: "))
+    host, failure = own[0], own[1].failure
+    address = "" if failure.rendezvous is None else failure.rendezvous.address
+    template = "; {host.name}: cannot join host 0 at {address}: {why}"
+    return Text(template, host=host, address=address, why=failure.detail)
 
 
 def _never_ran(snapshot: Snapshot) -> Answer | None:
@@ -243,7 +247,7 @@ def is_oom(snapshot: Snapshot) -> bool:
     verdict = _verdict(snapshot)
     if verdict is not None and verdict.code not in (contract.KILLED, contract.LOST):
         return False
-    return bool(_oom_killed(snapshot)) or (verdict is not None and "OOMKilled" in verdict.message)
+    return bool(_oom_killed(snapshot)) or (verdict is not None and verdict.failure.kind is FailureKind.OOM_KILLED)
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:

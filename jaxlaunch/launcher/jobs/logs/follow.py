@@ -21,7 +21,6 @@ from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
 from jaxlaunch.launcher.kubernetes.outage import Outage
 from jaxlaunch.launcher.kubernetes.watch import may_pass
-from jaxlaunch.launcher.wording import placed
 
 TICK_S = 1.0
 REATTACH_S = 1.0  # after a stream broke
@@ -155,7 +154,7 @@ class _Follower:
                 end = time.monotonic() + DRAIN_S
         if left := self._left(running):
             pods_left = ", ".join(sorted(left))
-            again = placed(f"`launcher logs {self._name}` reads them again", self._namespace)
+            again = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
             self._say(f"not read to the end: {pods_left}; {again}")
 
     def _left(self, running: set[str]) -> set[str]:

@@ -18,6 +18,7 @@ from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import kept_fields
 from jaxlaunch.launcher.manifests import nodes
+from jaxlaunch.records.failure import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts
 from jaxlaunch.records.log_lines import Past
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.verdict import verdict_for_code
@@ -192,6 +193,14 @@ TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", me
 CUT_OFF = [*TAINTED_OUT, condition("Ready", "False")]
 NODE_NOT_READY = event("Pod", "lm-w-0-0-abcd0", "NodeNotReady", "Node is not ready")
 CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
+
+
+NOT_JOINED = Failure(
+    FailureKind.NOT_JOINED, rendezvous=RendezvousFacts(Numbers((0, 1), 2), waited_s=5.0, timeout="timeouts.gather")
+)
+CANNOT_JOIN = Failure(
+    FailureKind.CANNOT_JOIN, detail="name not resolved", rendezvous=RendezvousFacts(address="lm-w-0-0.lm:9401")
+)
 
 
 # A situation, the snapshot, and a regular expression for its first line.
@@ -1281,10 +1290,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a host that cannot join": (
         snapshot(
             jobset(2, status=ended("Failed", "FailJobSet")),
-            over(0, 81, message=farewell(81, "rendezvous: hosts 0, 1 did not join within 5 s")),
-            over(1, 81, message=farewell(81, "rendezvous: cannot join host 0 at lm-w-0-0.lm:9401: name not resolved")),
+            over(0, 81, message=farewell(81, NOT_JOINED)),
+            over(1, 81, message=farewell(81, CANNOT_JOIN)),
         ),
-        r"did not join within 5 s; host 1 \(pod lm-w-0-1-abcd1\): cannot join host 0 at \S+: name not resolved$",
+        r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot join host 0 at "
+        r"\S+: name not resolved$",
     ),
     "DNS that does not answer": (
         snapshot(jobset(2), pod(0), pod(1), records=(beat(stage="gather", missing=[0, 1], missing_count=2),)),
@@ -1616,13 +1626,14 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
 @pytest.mark.parametrize(
     ("error", "move"),
     [
-        ("PermissionError: [Errno 13] Permission denied: '/x'", "let the pods' user"),
-        ("OSError: [Errno 28] No space left on device", "make room on the file system that it writes to"),
-        ("OSError: [Errno 30] Read-only file system: '/x'", "have it write below /tmp, or mount a volume there"),
+        (13, "let the pods' user"),
+        (28, "make room on the file system that it writes to"),
+        (30, "have it write below /tmp, or mount a volume there"),
     ],
 )
-def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: str, move: str) -> None:
-    failed = over(0, 83, message=farewell(83, f"rank 0 raised: {error}"))
+def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, move: str) -> None:
+    raised = Failure(FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error))
+    failed = over(0, 83, message=farewell(83, raised))
     found = explain(snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)).next_move or ""
     assert found.startswith(move) and "`launcher submit -n team --replace`" in found
 
