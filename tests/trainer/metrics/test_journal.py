@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.metrics.journal import Journal, TensorBoard
+from jaxlaunch.runs.journal import Journal, TensorBoard
 
 
 def read(path: pathlib.Path) -> list[dict[str, object]]:

@@ -292,11 +292,13 @@ def test_metrics_whose_listeners_are_cleared_and_whose_disk_is_full_close_with_a
     loop = Loop(tmp_path)
     loop.metrics.start(0)
     loop.steps(1, 10)
-    journal = loop.metrics._journals["metrics"]
+    journal = loop.metrics._files._journals["metrics"]
     journal.close()
     journal._file = open("/dev/full", "a")
     journal._file.write("waits in the buffer")
-    jax.monitoring.unregister_event_listener(loop.metrics._count)  # as a program does that clears all of them
+    jax.monitoring.unregister_event_listener(
+        loop.metrics._counters.count_cache_event
+    )  # as a program does that clears all of them
     notes = [str(line["note"]) for line in loop.told() if "note" in line]
     assert all(note.startswith("the metrics could not be closed: ") for note in notes)
     assert any("No space left on device" in note for note in notes)
