@@ -28,7 +28,7 @@ FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024  # of the log that matters most; 
 class RunFolder:
     """The run folder; without one nothing is written, and earlier attempts are unknown."""
 
-    def __init__(self, folder: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path | None, say: Callable[[str], None] = lambda text: None) -> None:
         self._folder, self._say = folder, say
         self._fault: str | None = None
 

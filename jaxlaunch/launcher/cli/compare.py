@@ -9,7 +9,7 @@ import click
 from jaxlaunch.launcher.cli import completions, output
 from jaxlaunch.launcher.cli.report import write
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import found, run_folders
+from jaxlaunch.launcher.local import run_folders
 
 _LOSSES = ("eval/loss", "loss")
 
@@ -51,7 +51,7 @@ def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], at: str, to
 def _folders(name: str) -> list[Path]:
     """The folder of a run, or of each run of a sweep that has begun."""
     sweep = run_folders.find_sweep(name)
-    return [run_folders.folder(name)] if sweep is None else [run.folder for run in found.runs_in(sweep)]
+    return [run_folders.folder(name)] if sweep is None else [run.folder for run in run_folders.runs_in(sweep)]
 
 
 def _first(known: set[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, status_of
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import age
-from jaxlaunch.launcher.local import found, run_folders
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local import status as local_status
 from jaxlaunch.launcher.sweep.table import Table
 
@@ -47,7 +47,7 @@ def list_command(
     asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (where == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
-    runs = [] if asks_cluster else found.runs_in(folder)
+    runs = [] if asks_cluster else run_folders.runs_in(folder)
     here = [local_status.status_of(run, local_status.live(run)) for run in runs]
     jobs, nothing, failed = (
         _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)

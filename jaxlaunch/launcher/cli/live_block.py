@@ -47,7 +47,7 @@ class Block:
     """Shows how far the run of `folder` is while it is entered."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._files = folder, RunFolder(folder, lambda sentence: None)
+        self._folder, self._files = folder, RunFolder(folder)
         self._rows = Rows(folder / layout.METRICS)
         self._done = threading.Event()
         self._first: tuple[float, float] | None = None  # the first step that was read, and when

@@ -8,7 +8,7 @@ from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Select
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.local import logs as files
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import verdict_of
 
 

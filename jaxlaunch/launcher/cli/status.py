@@ -17,7 +17,7 @@ from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_lin
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.local import status as here
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.records.summary import Restarted
 
 MAX_HOSTS = 32  # rows of -o wide

@@ -16,11 +16,12 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
-from jaxlaunch.launcher.local import found, lock, run_folders
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local import stop as stop_here
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, Table
 from jaxlaunch.launcher.wording import duration
+from jaxlaunch.runs.lock import find_holder
 
 _MARGIN_S = 60.0  # after the pods' grace period
 _GRACE_S = 60.0  # of a run whose job cannot be read
@@ -84,7 +85,7 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
     if not stop_here.until_ended(run, limit_s):
         output.say(f"it has not ended after {duration(limit_s)}; see `launcher explain {run.name}`")
         return options.WAITED_TOO_LONG
-    ended = found.open_run(run.folder)
+    ended = run_folders.open_run(run.folder)
     if ended.summary is not None and ended.summary.verdict is not None:
         output.say(ended.summary.verdict.message)
     output.show(f"run/{run.name} stopped")
@@ -96,8 +97,8 @@ def _stop_sweep(sweep: Table, limit_s: float | None, *, no_wait: bool) -> int:
     name = sweep.folder.name
     if (place := sweep.of.get("cluster")) is not None:
         return _stop_jobs(sweep, Cluster.connect(place["context"], output.say), place["namespace"])
-    lead = Run(name, sweep.folder, None, lock.holder(sweep.folder, LOCK))
-    held = [run for run in found.runs_in(sweep.folder) if run.holder is not None]
+    lead = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
+    held = [run for run in run_folders.runs_in(sweep.folder) if run.holder is not None]
     if lead.holder is not None:
         stop_here.stop(lead, LOCK)
     elif not held:

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import lock, run_folders
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep import grid, here
 from jaxlaunch.launcher.sweep.table import LOCK, Member, Table
 from jaxlaunch.launcher.wording import count
@@ -79,7 +79,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
         )
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.locked(folder, LOCK) as own:
+    with run_folders.locked(folder, LOCK) as own:
         table.begin(of, members)
         known = [table.members[each] for each in members]
         for member in known:
@@ -191,7 +191,7 @@ def _submit(
         submit.many(files, given["context"], is_rehearsal=True)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)
-    with lock.locked(table.folder, LOCK):
+    with run_folders.locked(table.folder, LOCK):
         table.begin(of, members)
         namespace = submit.many(files, given["context"], is_rehearsal=False)
         for name in members:

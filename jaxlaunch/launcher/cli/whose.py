@@ -8,8 +8,8 @@ from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.launcher.local import found, run_folders
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.run_folders import Run
 
 LOOK_S = 3.0  # for which a cluster is asked whether it has a job of the name of a run here
 
@@ -29,7 +29,7 @@ def run_here(name: str, namespace: str | None, context: str | None, where: str |
         raise UserError(f"There is no run {name}: {run_folders.looked_for(name)}.", "`launcher list` shows them.")
     if folder is not None and where is None and os.sep not in name:
         _require_one(name)
-    return None if folder is None else found.open_run(folder)
+    return None if folder is None else run_folders.open_run(folder)
 
 
 def connect(name: str, context: str | None, where: str | None) -> Cluster:

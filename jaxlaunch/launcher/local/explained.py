@@ -10,7 +10,7 @@ from jaxlaunch.launcher.diagnose.explain.answer import Answer
 from jaxlaunch.launcher.diagnose.explain.explanation import Diagnosis, Explanation, describe_restarts
 from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, Text, launcher, resubmit, run, wait
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, State
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import Live, status_of, verdict_of, was_killed
 
 _ENDS = 3  # attempts whose verdicts are evidence

@@ -12,9 +12,9 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.status.run_files import MAX_LOGS
-from jaxlaunch.launcher.local import lock
-from jaxlaunch.launcher.local.found import Run
+from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.records.lines import Lines
+from jaxlaunch.runs.lock import find_holder
 
 POLL_S = 0.2
 Found = Iterator[tuple[int, int, list[Line]]]  # of each rank: its number, bytes left out before its lines, these
@@ -49,7 +49,7 @@ def follow(run: Run, chosen: Select, tail: int | None, each: int, show: Callable
                 show(Line(rank // each, rank, text))
         if is_over:
             return
-        is_first, is_over = False, lock.holder(run.folder) is None  # then once more: what came until it ended
+        is_first, is_over = False, find_holder(run.folder) is None  # then once more: what came until it ended
         time.sleep(0.0 if is_over else POLL_S)
 
 

@@ -33,7 +33,7 @@ def begin(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: 
 
 def standing(folder: Path) -> int | None:
     """The step at which earlier starts left the run, where the newest one trained nothing; None where it did."""
-    found = rows(RunFolder(folder, lambda text: None).summary())
+    found = rows(RunFolder(folder).summary())
     if not found or found[-1].has_trained:
         return None
     return next((row.last_step for row in reversed(found) if row.has_trained), None)

@@ -31,12 +31,13 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs.lines import Line, parse
 from jaxlaunch.launcher.local import agent_file, ending, folders, new_start, orphans, trainer_process
-from jaxlaunch.launcher.local.lock import Lock, locked
 from jaxlaunch.launcher.local.paths import Paths, of
+from jaxlaunch.launcher.local.run_folders import locked
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.lines import Lines
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs.layout import CHECKPOINTS, JOB
+from jaxlaunch.runs.lock import Lock
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
-from jaxlaunch.launcher.local.found import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
+from jaxlaunch.launcher.local.run_folders import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.failure import Failure, FailureKind
 from jaxlaunch.records.summary import Summary, ratio

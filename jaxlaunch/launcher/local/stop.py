@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import found, lock
-from jaxlaunch.launcher.local.found import Run
-from jaxlaunch.launcher.local.lock import Holder
+from jaxlaunch.launcher.local.run_folders import Run
+from jaxlaunch.runs import catalog
 from jaxlaunch.runs.layout import LOCK
+from jaxlaunch.runs.lock import Holder, find_holder
 
 POLL_S = 0.1
 
@@ -25,7 +25,7 @@ def stop(run: Run, file: str = LOCK) -> None:
     Raises UserError where nobody runs in the folder, or it is not for this user or this machine to stop.
     """
     with _alone(run):
-        holder = lock.holder(run.folder, file)
+        holder = find_holder(run.folder, file)
         if holder is None:
             raise UserError(f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}.")
         if not holder.is_here:
@@ -40,7 +40,7 @@ def stop(run: Run, file: str = LOCK) -> None:
 def until_ended(run: Run, limit_s: float, file: str = LOCK) -> bool:
     """Waits until nobody runs in the folder any more; False where somebody still does after `limit_s`."""
     until = time.monotonic() + limit_s
-    while (goes_on := lock.holder(run.folder, file) is not None) and time.monotonic() < until:
+    while (goes_on := find_holder(run.folder, file) is not None) and time.monotonic() < until:
         time.sleep(POLL_S)
     return not goes_on
 
@@ -54,17 +54,17 @@ def _ask(run: Run, holder: Holder, file: str) -> None:
     except OSError:
         return  # it has ended
     try:
-        if lock.holder(run.folder, file) != holder:
+        if find_holder(run.folder, file) != holder:
             return  # it ended before the descriptor was of it, and its number may be another's
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
-        owner = found.user(os.stat(f"/proc/{holder.pid}").st_uid)
+        owner = catalog.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
         raise UserError(f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}.") from None
     except ProcessLookupError:
         return
     finally:
         os.close(process)
-    while lock.holder(run.folder, file) == holder:
+    while find_holder(run.folder, file) == holder:
         time.sleep(POLL_S)
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import functools
-import os
-import pwd
-from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.yaml import numbers, reader
 from jaxlaunch.records import summary
-from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs import history
-from jaxlaunch.runs.layout import JOB, LOCK, SUMMARY
+from jaxlaunch.runs import catalog, history
+from jaxlaunch.runs.layout import JOB
+from jaxlaunch.runs.lock import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
 _STEPS = ("train", "steps")
@@ -40,31 +35,14 @@ class Brief:
     owner: str
 
 
-def folders(below: Path) -> Iterator[Path]:
-    """The run folders in `below`, by name; links are not followed, so that nothing elsewhere is read."""
-    try:
-        with os.scandir(below) as found:
-            names = sorted(each.name for each in found if each.is_dir(follow_symlinks=False))
-    except OSError:
-        return
-    for name in names:
-        if is_run(below / name):
-            yield below / name
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return os.path.lexists(folder / SUMMARY) or os.path.lexists(folder / LOCK)
-
-
 def brief(folder: Path) -> Brief:
     """The row of a run. What its files do not say, or say wrongly, is left out."""
-    found = RunFolder(folder, _quiet).row()
+    found, owner = RunFolder(folder).row(), catalog.owner_name(folder) or ""
     if found is None:
-        state = "running" if is_held(folder) else "unknown"
-        return Brief(folder.name, folder, state, "", None, None, None, None, 0, None, None, _owner(folder))
+        state = "running" if _is_held(folder) else "unknown"
+        return Brief(folder.name, folder, state, "", None, None, None, None, 0, None, None, owner)
     state, of, verdict = found.status, found.of, found.verdict
-    if verdict is None and not is_held(folder):
+    if verdict is None and not _is_held(folder):
         state = KILLED
     return Brief(
         folder.name,
@@ -78,29 +56,8 @@ def brief(folder: Path) -> Brief:
         history.restart_count(0 if of is None else of.generation, found.restarts),
         found.starts[0].started if found.starts else None if of is None else of.started,
         None if of is None else of.at,
-        _owner(folder),
+        owner,
     )
-
-
-def read_summary(folder: Path) -> Summary | None:
-    """What summary.json of a run says; None where it is not there, or none of ours."""
-    return RunFolder(folder, _quiet).summary()
-
-
-def _quiet(message: str) -> None:
-    """What cannot be read is shown as not known."""
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a launcher, or agents that outlived it, hold the run's lock."""
-    try:
-        with open(folder / LOCK, "rb", opener=regular_files.beneath(folder)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _steps(folder: Path) -> int | None:
@@ -111,14 +68,8 @@ def _steps(folder: Path) -> int | None:
     return numbers.of(text.decode(errors="replace"), [_STEPS]).get(_STEPS)
 
 
-def _owner(folder: Path) -> str:
+def _is_held(folder: Path) -> bool:
     try:
-        return _user(folder.stat().st_uid)
-    except (OSError, KeyError):
-        return ""
-
-
-@functools.cache
-def _user(uid: int) -> str:
-    """The name of a user. Raises KeyError where there is none."""
-    return pwd.getpwuid(uid).pw_name
+        return find_holder(folder) is not None
+    except OSError:
+        return False

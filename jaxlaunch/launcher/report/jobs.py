@@ -73,7 +73,7 @@ def changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
         for key, values in start.changed.items():
             then, now = (*map(_shown, values), "", "")[:2]
             found.append({"start": start.start, "key": visible(key), "then": then, "now": now})
-    kept = RunFolder(folder, lambda sentence: None)
+    kept = RunFolder(folder)
     before: dict[str, str] = {}
     for start in starts:
         name = layout.SUMMARY if start is starts[-1] else layout.start_file(start.start, layout.SUMMARY)

@@ -16,7 +16,7 @@ def of(folder: Path, line: Timeline) -> dict[str, Any] | None:
 
     A look stands for the time since the one before it, or for a period where that is longer ago.
     """
-    history = RankHistory.from_json(RunFolder(folder, lambda sentence: None).read(rank_history.FILE))
+    history = RankHistory.from_json(RunFolder(folder).read(rank_history.FILE))
     ranks = max((len(rank_history.letters_of(column)) for column in history.columns), default=0)
     if ranks < 2:
         return None

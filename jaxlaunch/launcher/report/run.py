@@ -38,9 +38,9 @@ class Followed:
         """The run as it is now."""
         for rows in (self.metrics, self.evals):
             rows.read()
-        found = folder.read_summary(self.path)
+        found = RunFolder(self.path).summary()
         starts = starts_of(found)
-        quiet = RunFolder(self.path, lambda sentence: None)
+        quiet = RunFolder(self.path)
         records = [record for uid in dict.fromkeys(start.uid for start in starts) for record in quiet.records(uid)]
         totals = {
             start.start: sum(_seconds(quiet, found, start, starts[-1]).values()) for start in starts if start.ended
@@ -176,7 +176,7 @@ class Seen:
         """The end of each rank's log, and where it stood when the run hung."""
         found = self.summary
         stacks = {} if found is None else dict(found.stacks)
-        logs = RunFolder(self.brief.folder, lambda sentence: None)
+        logs = RunFolder(self.brief.folder)
         verdict = None if found is None else found.verdict
         first = [verdict.rank] if verdict is not None and verdict.rank is not None else []
         shown = list(dict.fromkeys([*first, *sorted(stacks), *range(MOST_RANKS)]))[:MOST_RANKS]

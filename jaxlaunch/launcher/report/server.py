@@ -22,6 +22,7 @@ from jaxlaunch.launcher.report import compare, folder, page
 from jaxlaunch.launcher.report.run import Followed
 from jaxlaunch.launcher.report.serving.answers import Answers, Listening
 from jaxlaunch.launcher.wording import visible
+from jaxlaunch.runs import catalog
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +53,7 @@ class Runs:
     def _list(self) -> tuple[float, dict[str, Path], dict[str, Any]]:
         if self._listed is not None and time.monotonic() - self._listed[0] < LIST_S:
             return self._listed
-        paths = {_id(path): path for path in ([] if self._below is None else folder.folders(self._below))}
+        paths = {_id(path): path for path in ([] if self._below is None else catalog.find_own_runs(self._below))}
         rows = [{**self._brief(path), "id": name} for name, path in paths.items()]
         unread = list[str]()
         if self._jobs is not None:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import found, lock, status, stop
+from jaxlaunch.launcher.local import run_folders, status, stop
 from jaxlaunch.launcher.report.run import Followed
 from jaxlaunch.launcher.sweep import halving
 from jaxlaunch.launcher.sweep.table import Member, Table
+from jaxlaunch.runs.lock import Holder, Lock, find_holder
 
 POLL_S = 0.25
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -51,7 +52,7 @@ class Leader:
         self._followed: dict[str, Followed] = {}
         self._signals = self._passed_on = 0
 
-    def run(self, own: lock.Lock) -> None:
+    def run(self, own: Lock) -> None:
         """Until every run has ended, or a signal has come: then every run saves and ends; a second one kills them."""
 
         def handle(number: int, frame: types.FrameType | None) -> None:
@@ -220,7 +221,7 @@ class Leader:
         if child is not None and (self._passed_on > 1 or _holder(member) is None):
             return child.send_signal(signal.SIGTERM)
         with contextlib.suppress(UserError):  # it has ended
-            stop.stop(found.open_run(member.folder))
+            stop.stop(run_folders.open_run(member.folder))
 
 
 def newest(member: Member, metric: str) -> float | None:
@@ -234,16 +235,16 @@ def fitting(processes: int, platform: str) -> int:
     return 1 if platform != "cpu" else max(1, len(os.sched_getaffinity(0)) // processes)
 
 
-def _holder(member: Member) -> lock.Holder | None:
+def _holder(member: Member) -> Holder | None:
     try:
-        return lock.holder(member.folder)
+        return find_holder(member.folder)
     except OSError:
         return None
 
 
 def _ending(member: Member, left_with: int | None) -> tuple[int, str]:
     """The code of a run that ended, and why: what its own folder says, and its command where that says nothing."""
-    verdict = status.verdict_of(found.open_run(member.folder)) if member.folder.is_dir() else None
+    verdict = status.verdict_of(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
     if left_with is None:
         left_with = contract.LOST if verdict is None else verdict.code
     is_told = verdict is not None and verdict.code == left_with

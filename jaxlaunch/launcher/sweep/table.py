@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.halving import Standing
+from jaxlaunch.runs import catalog
 from jaxlaunch.runs.layout import SWEEP
 
 LOCK = ".sweep"  # held by the launcher that leads the sweep
@@ -49,7 +49,7 @@ class Table:
         Raises UserError where the folder has a sweep of other jobs, which could not be compared with these.
         """
         hint = "give it another name with --name, or remove the folder."
-        if run_folders.is_run(self.folder):
+        if catalog.is_run(self.folder):
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
             if name in self.members and self.members[name].job != member.job:

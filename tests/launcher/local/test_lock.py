@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local.lock import locked
+from jaxlaunch.launcher.local.run_folders import locked
 
 
 def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ import subprocess, sys
 from pathlib import Path
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.local import run
-from jaxlaunch.launcher.local.lock import locked
+from jaxlaunch.launcher.local.run_folders import locked
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 run.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)

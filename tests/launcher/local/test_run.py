@@ -17,10 +17,11 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agent_file, run
-from jaxlaunch.launcher.local.lock import Holder, holder, locked
+from jaxlaunch.launcher.local.run_folders import locked
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
+from jaxlaunch.runs.lock import Holder, find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 from tests.launcher.invoke import launcher
@@ -68,7 +69,7 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
         signals.gang = Recorded()  # type: ignore[assignment]
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        assert holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
+        assert find_holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
     assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.received == 2
     assert said == ["saving and stopping; a second signal kills", "killing the agents and their processes"]
 

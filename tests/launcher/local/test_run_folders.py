@@ -12,7 +12,7 @@ import yaml
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import found, paths, run_folders, trained
+from jaxlaunch.launcher.local import paths, run_folders, trained
 from jaxlaunch.runs.layout import SWEEP
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
@@ -114,4 +114,4 @@ def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) 
         for link in ("link-1", "link-2", "link-3"):
             (tmp_path / name / link).symlink_to(tmp_path / other)
 
-    assert [run.name for run in found.runs_in(tmp_path)] == ["a-0", "b-0"]
+    assert [run.name for run in run_folders.runs_in(tmp_path)] == ["a-0", "b-0"]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TextIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.runs.layout import LOCK
 
 LONGEST = 256  # characters of the file that are read: who holds it, and whether that is stopping
@@ -21,6 +20,14 @@ LOOK_S = 0.2  # for which nobody's name may be in the file of a taken lock: a lo
 _STOPPING = "stopping"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # a machine's, between two starts of it
 _AT_TICKS = 19  # in /proc/PID/stat after the name: when the process was started, in ticks since boot
+
+
+class LockError(Exception):
+    """The lock of a run folder cannot be taken: `message` says why, and `hint` what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
 
 
 class Lock:
@@ -52,7 +59,7 @@ class Holder:
     is_here: bool = True  # False: on another machine, or in a container whose processes cannot be seen from here
 
 
-def holder(folder: Path, name: str = LOCK) -> Holder | None:
+def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
     """Who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
     try:  # a descriptor and no file object: `launcher list` looks at ten thousand of them
         descriptor = regular_files.opener(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
@@ -75,7 +82,7 @@ def holder(folder: Path, name: str = LOCK) -> Holder | None:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[Lock]:
-    """Holds the lock of a run folder, `name`. Raises UserError when another run holds it: both would write the same
+    """Holds the lock of a run folder, `name`. Raises LockError when another run holds it: both would write the same
     files."""
     folder.mkdir(parents=True, exist_ok=True)
     with _opened(folder / name) as file:
@@ -100,7 +107,7 @@ def _opened(path: Path) -> TextIO:
         return open(path, "a+", errors="replace", opener=regular_files.beneath(path.parent))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise UserError(
+        raise LockError(
             f"The lock of the run folder, {path}, cannot be used: {why}.", "name another folder with --run-dir."
         ) from None
 
@@ -113,15 +120,15 @@ def _taken(file: TextIO | int, how: int) -> bool:
     return True
 
 
-def _in_use(folder: Path, name: str) -> UserError:
+def _in_use(folder: Path, name: str) -> LockError:
     """The refusal of a folder that the launcher of this name holds, or agents that outlived it."""
     pid = name.partition(" ")[0]
     if name and not _lives(name):
-        return UserError(
+        return LockError(
             f"{folder} is in use: `launcher run` with pid {pid} was killed, and its agents are still ending.",
             hint="wait until they have saved, for the job's `grace` at most, or name another folder with --run-dir.",
         )
-    return UserError(
+    return LockError(
         f"{folder} is in use by the run with pid {pid or 'unknown'}.",
         hint=f"wait for it, stop it with Ctrl-C or `launcher stop {folder}`, or name another folder with --run-dir.",
     )
