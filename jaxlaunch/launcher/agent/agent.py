@@ -61,7 +61,9 @@ class Agent:
             self._child_sockets,
             self._exposition,
             {
-                "/profile": lambda method, query, is_local: self._member.profiles.reply(method, query, is_local),
+                "/profile": lambda method, query, is_local: self._member.reports.profiles.reply(
+                    method, query, is_local
+                ),
                 **({"/output": lambda method, query, is_local: self._output(is_local)} if config.is_pod else {}),
             },
         )
@@ -130,7 +132,9 @@ class Agent:
             self._site_folder.close()
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
-            write_termination_message(self._verdict, self._config.host, self._config.generation, self._member.attempt)
+            write_termination_message(
+                self._verdict, self._config.host, self._config.generation, self._member.state.attempt
+            )
         return contract.exit_code(self._verdict.code, alone=self._is_alone) if replaces else self._verdict.code
 
     def _stop_with_parent(self) -> None:
@@ -143,7 +147,7 @@ class Agent:
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
-        if contract.outcome(verdict.code).action is not Action.FAIL or self._member.is_signalled:
+        if contract.outcome(verdict.code).action is not Action.FAIL or self._member.state.signalled_at is not None:
             return self._loop.stop()
         for number in STOPPING:
             self._loop.on_signal(number, self._loop.stop)
@@ -154,7 +158,7 @@ class Agent:
         if self._config.host == DEPUTY:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = lost_leader.Reported.of(member.gang, member.attempt, self._started)
+            reported = lost_leader.Reported.of(member.gang, member.state.attempt, self._started)
             lost_leader.record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _child_sockets(self) -> Sequence[str]:
@@ -169,9 +173,11 @@ class Agent:
     def _exposition(self, texts: Sequence[str]) -> str:
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.processes.children.items()}
-        silence_s = 0.0 if self._config.is_leader else now - member.last_message_at
+        silence_s = 0.0 if self._config.is_leader else now - member.leader.last_message_at
         memory = cgroup.read()
-        own = metrics.own(self._config.generation, member.gang, ranks, member.timeouts_s, silence_s, memory, now)
+        own = metrics.own(
+            self._config.generation, member.gang, ranks, member.reports.timeouts_s, silence_s, memory, now
+        )
         return metrics.merge([own, *texts])
 
 

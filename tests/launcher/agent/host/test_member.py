@@ -18,7 +18,8 @@ from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Kind
-from jaxlaunch.launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S, Member
+from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
+from jaxlaunch.launcher.agent.host.member import Member
 from jaxlaunch.launcher.agent.io import link
 
 
@@ -46,10 +47,10 @@ def test_a_connection_that_the_leader_reset_at_once_is_dialled_again(
         sock = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     monkeypatch.setattr(link.Link, "__init__", refuse)
-    of._connected(sock)
+    of.leader._connected(sock)
     other.close()
     assert sock.fileno() == -1
-    assert loop.after.call_args_list[-1].args[1] == of._dialer._resolve
+    assert loop.after.call_args_list[-1].args[1] == of.leader._dialer._resolve
 
 
 def connection() -> tuple[socket.socket, socket.socket]:
@@ -67,12 +68,12 @@ def stranger(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., bytes]]
     of, _ = member
     ours, theirs = connection()
     theirs.settimeout(0.0)
-    of._connected(ours)
+    of.leader._connected(ours)
 
     def send(kind: str, /, **fields: Any) -> bytes:
         theirs.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
-        assert of._link is not None
-        of._link._read()
+        assert of.leader._link is not None
+        of.leader._link._read()
         try:
             return theirs.recv(65536)
         except BlockingIOError:
@@ -113,9 +114,9 @@ def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
     for _ in range(challenges):
         assert json.loads(stranger("challenge", nonce="1" * 32))["type"] == "hello"
     stranger(kind, **fields)
-    assert of._link is None and not of._has_started and of._verdict is None
+    assert of.leader._link is None and not of.state.has_started and of.state.verdict is None
     assert not of._finish.called  # type: ignore[attr-defined]
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
     assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
 
 
@@ -124,14 +125,14 @@ def leader(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., None]]:
     """Sends a message to the member as the leader that has admitted it."""
     of, _ = member
     ours, theirs = connection()
-    of._connected(ours)
+    of.leader._connected(ours)
     side = LeaderSide(of._config.key)
     numbers = itertools.count()
 
     def put(fields: dict[str, Any]) -> None:
         theirs.sendall(json.dumps(fields).encode() + b"\n")
-        if of._link is not None:
-            of._link._read()
+        if of.leader._link is not None:
+            of.leader._link._read()
 
     put({"type": "challenge", **side.challenge()})
     side.opened(json.loads(theirs.recv(65536)))
@@ -178,10 +179,10 @@ def test_a_message_of_another_form_ends_the_connection_to_the_leader_and_no_agen
     leader("ping", gang=STATE)
     assert of.gang["attempt"] == 1
     leader("nothing that is known", gang=3)
-    assert of._link is not None
-    of._has_started = True
+    assert of.leader._link is not None
+    of.state.has_started = True
     leader(kind, **fields)
-    assert of._link is None and of.gang["attempt"] == 1
+    assert of.leader._link is None and of.gang["attempt"] == 1
     finished = of._finish.call_args.args[0]  # type: ignore[attr-defined]
     assert finished.code == contract.LOST
     assert finished.message.startswith(f"host 0 was lost: it sent a `{kind}` whose ")
@@ -191,42 +192,42 @@ def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(memb
     of, loop = member
     for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", {"message": "x", "code": "64"})):
         ours, theirs = connection()
-        of._connected(ours)
+        of.leader._connected(ours)
         side = LeaderSide(of._config.key)
         theirs.sendall(json.dumps({"type": "challenge", **side.challenge()}).encode() + b"\n")
-        assert of._link is not None
-        of._link._read()
+        assert of.leader._link is not None
+        of.leader._link._read()
         side.opened(json.loads(theirs.recv(65536)))
         theirs.sendall(json.dumps({"type": kind, **side.sealed(kind, **fields)}).encode() + b"\n")
-        of._link._read()
+        of.leader._link._read()
         theirs.close()
-        assert of._link is None and not of._finish.called  # type: ignore[attr-defined]
-        assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
+        assert of.leader._link is None and not of._finish.called  # type: ignore[attr-defined]
+        assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
 
 
 def test_a_leader_that_says_nothing_is_left_and_dialled_again(
     member: tuple[Member, MagicMock], stranger: Callable[..., bytes]
 ) -> None:
     of, loop = member
-    of._ticked_at = time.monotonic()
-    of.last_message_at -= CHALLENGE_S + 1.0
+    of.leader._ticked_at = time.monotonic()
+    of.leader.last_message_at -= CHALLENGE_S + 1.0
     of._tick()
-    assert of._link is None
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of._dialer._resolve)
+    assert of.leader._link is None
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
 
 
 def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_follows(
     member: tuple[Member, MagicMock], stranger: Callable[..., bytes]
 ) -> None:
     of, _ = member
-    of._ticked_at = time.monotonic()
-    of.last_message_at -= link.SILENCE_S + 1.0
+    of.leader._ticked_at = time.monotonic()
+    of.leader.last_message_at -= link.SILENCE_S + 1.0
     of._tick()
-    assert of._link is not None
+    assert of.leader._link is not None
     stranger("challenge", nonce="1" * 32)
-    of.last_message_at -= link.SILENCE_S + 1.0
+    of.leader.last_message_at -= link.SILENCE_S + 1.0
     of._tick()
-    assert of._link is None
+    assert of.leader._link is None
     said = of._say.call_args.args[0]  # type: ignore[attr-defined]
     assert "did not admit this host: no message for 10 s" in said
 
@@ -235,10 +236,10 @@ def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Mem
     of, _ = member
     for _ in range(3):
         ours, theirs = connection()
-        of._connected(ours)
+        of.leader._connected(ours)
         theirs.close()
-        assert of._link is not None
-        of._link._read()
+        assert of.leader._link is not None
+        of.leader._link._read()
     said = [call.args[0] for call in of._say.call_args_list]  # type: ignore[attr-defined]
     assert said == [
         "host 0 did not admit this host: connection closed; it may belong to another run, or have another gang_secret"
@@ -251,7 +252,7 @@ def test_a_wrapper_that_ends_with_a_code_of_its_own_passes_the_exception_on(
 ) -> None:
     of, _ = member
     sent: list[Kind] = []
-    monkeypatch.setattr(of, "_send_event", lambda kind, child, **fields: sent.append(kind))
+    monkeypatch.setattr(of.reports, "send_event", lambda kind, child, **fields: sent.append(kind))
     child = MagicMock(rank=1, handled={"type": "ValueError"}, tail_text="")
     of._child_ended(child, code)
     assert (Kind.ERROR in sent) is passes_it_on
