@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import json
 import os
-import re
 import select
 import traceback
 from collections.abc import Mapping
@@ -433,15 +432,20 @@ def error_line(error: BaseException, code: int | None, said: str = "") -> dict[s
     return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}  # twelve bytes a character, as of emoji
 
 
-REFUSAL = re.compile(rf"trainer: (.*) \(exit ({'|'.join(map(str, SENTENCES))})\)")  # what `refusal_line` writes
-
-
+_REFUSAL, _EXIT = "trainer: ", " (exit "  # of a refusal's line: its begin, and what is before the code
 COMPILING = "compiling: "  # planner -> launcher: begins a line of progress
 
 
 def refusal_line(message: str, code: int) -> str:
-    """The line in a rank's log that says why it ends with `code`, where a person can fix that."""
-    return f"trainer: {in_one_line(message)} (exit {code})"
+    """Return the line in a rank's log that says why it ends with `code`, where a person can fix that."""
+    return f"{_REFUSAL}{in_one_line(message)}{_EXIT}{code})"
+
+
+def refusal_message(line: str) -> str | None:
+    """Return the message of a line that `refusal_line` wrote; None for any other line."""
+    message, _, end = line.removeprefix(_REFUSAL).rpartition(_EXIT)
+    is_refusal = line.startswith(_REFUSAL) and end in [f"{code})" for code in SENTENCES]
+    return message if is_refusal else None
 
 
 def in_one_line(text: str) -> str:

@@ -98,6 +98,10 @@ Time = Annotated[float, within(0, FAR_S)]  # Unix time
 Cause = Annotated[str, like("[a-z_]{1,32}")]  # of contract.OUTCOMES, or of a newer version's
 
 
+class Sparse:
+    """A record of which JSON has only the fields that differ from their defaults."""
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +144,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 def to_json(value: Any) -> Any:
     """Return a record, and those in it, as objects, lists and plain values.
 
-    A class with a true IS_SPARSE has only the fields that differ from their defaults.
+    A Sparse record has only the fields that differ from their defaults.
     """
     if isinstance(value, enum.Enum):
         return value.value
@@ -150,9 +154,10 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if getattr(value, "IS_SPARSE", False):
-        fields = {name: item for name, item in fields.items() if item != _default(type(value), name)}
+    record: Any = type(value)
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(record)}
+    if issubclass(record, Sparse):
+        fields = {name: item for name, item in fields.items() if item != _default(record, name)}
     return {name: to_json(item) for name, item in fields.items()}
 
 

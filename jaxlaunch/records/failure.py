@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from jaxlaunch import contract
-from jaxlaunch.records.checked import Seconds, Whole, at_most
+from jaxlaunch.records.checked import Seconds, Sparse, Whole, at_most
 
 MAX_NUMBERS = 20  # of a Numbers that are listed
 _T = TypeVar("_T")
@@ -73,14 +73,8 @@ class StopOutcome(str, enum.Enum):
     NO_RANK = "no_rank"  # the host was a spare
 
 
-class _Facts:
-    """A record of which JSON has only the fields that differ from their defaults."""
-
-    IS_SPARSE: ClassVar[bool] = True
-
-
 @dataclasses.dataclass(frozen=True)
-class Numbers(_Facts):
+class Numbers(Sparse):
     """Hosts or ranks: the first MAX_NUMBERS, since all agents receive a verdict, and a gang may have 80,000 ranks."""
 
     first: tuple[Whole, ...] = ()
@@ -93,7 +87,7 @@ class Numbers(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExceptionFacts(_Facts):
+class ExceptionFacts(Sparse):
     """An exception of a program, in the program's own words."""
 
     type: str = ""
@@ -104,7 +98,7 @@ class ExceptionFacts(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class LostHost(_Facts):
+class LostHost(Sparse):
     """A host whose agent no longer answers."""
 
     host: Whole
@@ -115,7 +109,7 @@ class LostHost(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class RendezvousFacts(_Facts):
+class RendezvousFacts(Sparse):
     """A wait for hosts."""
 
     hosts: Numbers = Numbers()
@@ -126,7 +120,7 @@ class RendezvousFacts(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class HangFacts(_Facts):
+class HangFacts(Sparse):
     """A timeout that passed, and what was seen of the ranks then. Without `phase`: peers of the rank gave up first."""
 
     phase: str = ""
@@ -140,7 +134,7 @@ class HangFacts(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class DiskExcess(_Facts):
+class DiskExcess(Sparse):
     """Ephemeral storage that a host uses beyond a limit."""
 
     host: Whole
@@ -159,7 +153,7 @@ _STOP_CODES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class StopFacts(_Facts):
+class StopFacts(Sparse):
     """Why an attempt was stopped, and what is left of it."""
 
     reason: StopReason
@@ -181,7 +175,7 @@ class StopFacts(_Facts):
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure(_Facts):
+class Failure(Sparse):
     """How an attempt or a run ended, as facts. A field is set where it applies."""
 
     kind: FailureKind

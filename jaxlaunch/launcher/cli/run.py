@@ -98,7 +98,7 @@ def _own(job: JobSpec, folder: Path) -> None:
 
 def _show(printer: output.Printer, line: Line) -> None:
     """Shows a line of the trainer's unless the verdict, which is said at the end, repeats it."""
-    if line.rank is None or contract.REFUSAL.fullmatch(line.text) is None:
+    if line.rank is None or contract.refusal_message(line.text) is None:
         printer.show(line)
 
 

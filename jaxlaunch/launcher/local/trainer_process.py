@@ -77,7 +77,7 @@ def _shown(
         assert child.stdout is not None and child.stderr is not None
         for line in child.stderr:  # its result is one line, which its pipe holds meanwhile
             said.append(line)
-            if not contract.REFUSAL.fullmatch(line.rstrip()):
+            if contract.refusal_message(line.rstrip()) is None:
                 show(line.rstrip())
         printed = child.stdout.read()
     return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))
@@ -132,5 +132,5 @@ def _check(module: str, code: int, said: str, hint: str | None, *, has_result: b
 def _refusal_in(log: str) -> str:
     """The message of the last refusal in a log; the log's last line where it has none."""
     lines = log.strip().splitlines() or [""]
-    found = next((match for line in reversed(lines) if (match := contract.REFUSAL.fullmatch(line))), None)
-    return lines[-1] if found is None else found[1]
+    messages = map(contract.refusal_message, reversed(lines))
+    return next((message for message in messages if message is not None), lines[-1])

@@ -110,12 +110,12 @@ class Processes:
     def stop(self) -> None:
         """Asks every program of this attempt to end; called again, those that have begun since."""
         for child in self.alive():
-            child.stop()
+            child.tree.stop()
 
     def kill(self) -> None:
         """Kills every process of this attempt, with its process group."""
         for child in self.alive():
-            child.kill()
+            child.tree.kill()
 
     def dump_stacks(self) -> None:
         """Has every process with our site hook write its stacks."""
@@ -131,7 +131,7 @@ class Processes:
         """Kills every process, standby processes included."""
         self.kill()
         for standby in self._standbys.values():
-            standby.child.kill()
+            standby.child.tree.kill()
             standby.close()
         self._standbys.clear()
 
@@ -188,16 +188,16 @@ class Processes:
     def _ending(self, pid: int) -> None:
         """Kills what an ended process leaves behind in its session, but for programs that a stop lets end."""
         for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
-            if child.pid == pid and not child.leaves_programs():
-                child.kill()
+            if child.tree.pid == pid and not child.tree.leaves_programs():
+                child.tree.kill()
 
     def _reap(self, pid: int, code: int) -> None:
         for child in self.children.values():
-            if child.pid == pid:
-                child.reaped()
+            if child.tree.pid == pid:
+                child.tree.take_reaped()
                 return self._ended(child, code)
         for place, standby in list(self._standbys.items()):
-            if standby.child.pid == pid:
+            if standby.child.tree.pid == pid:
                 standby.close()
                 standby.child.close()
                 del self._standbys[place]
@@ -215,11 +215,11 @@ class Processes:
 
     def _ended(self, child: Child, code: int) -> None:
         """Reports the end of a process, with the last program that it leaves."""
-        if child.leaves_programs():
+        if child.tree.leaves_programs():
             self._loop.after(POLL_S, lambda: self._ended(child, code))
             return
-        if not child.is_killed:
-            child.kill()
+        if not child.tree.is_killed:
+            child.tree.kill()
         child.close()
         child.progress.ended(code)
         self._on_end(child, code)

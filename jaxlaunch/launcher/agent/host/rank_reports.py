@@ -77,12 +77,12 @@ class RankReports:
     def take(self, child: Child, message: Mapping[str, Any]) -> None:
         """Pass on a line of a process's progress pipe."""
         self._count(child, message)
-        if "error" in message and child.is_program:
+        if "error" in message and child.tree.is_program:
             self.send_event(Kind.ERROR, child, error=message["error"])
         if UNSTARTABLE in message:
             self._warned_of_hook.add(child.rank)
             self.send_event(Kind.UNSTARTABLE, child, text=message[UNSTARTABLE])
-        if "atexit" in message and (child.is_program or child.progress.status.waits):
+        if "atexit" in message and (child.tree.is_program or child.progress.status.waits):
             self.send_event(Kind.LEFT, child)
         if "note" in message:
             self._pass_on(child, str(message["note"])[:MAX_NOTE_CHARS])
@@ -183,7 +183,11 @@ class RankReports:
     def _check_timeouts(self, now: float) -> None:
         for child in self._processes.alive():
             progress = child.progress
-            if child.rank in self._overdue or not progress.overdue(self.timeouts_s, now) or child.has_lost_reporter:
+            if (
+                child.rank in self._overdue
+                or not progress.overdue(self.timeouts_s, now)
+                or child.tree.has_lost_reporter
+            ):
                 continue
             self._overdue.add(child.rank)
             elapsed_s, limit_s = progress.in_phase_s(now), progress.timeout_s(self.timeouts_s) or 0.0
