@@ -26,8 +26,8 @@ from jaxlaunch.launcher.agent.io import cgroup
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.leader import lost_leader
-from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.server import Server
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Termination
 from jaxlaunch.records.verdict import Verdict
@@ -80,10 +80,10 @@ class Agent:
             orphaned=self._orphaned,
             take=(lambda ranks: None) if copied is None else copied.take,
         )
-        self._leader: Leader | None = None
+        self._leader: Server | None = None
         if clock is not None:
             pod_log = PodLog(config.generation, self._write_log_line if config.is_pod else None)
-            self._leader = Leader(
+            self._leader = Server(
                 config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
             )
 

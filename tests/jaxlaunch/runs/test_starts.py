@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
-from jaxlaunch.launcher.agent.leader import reported_fields
+from jaxlaunch.launcher.agent.leader.reporter import job_fields
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
@@ -25,7 +25,7 @@ def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 
     environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: uid, contract.JOB: job.to_json()}
     environ |= {contract.HOSTS: str(hosts), contract.SLICES: "1", contract.TRAIN_SPEC: json.dumps(train)}
     starts = Starts(RunFolder(folder, pytest.fail), uid)
-    starts.keep_job(reported_fields.job(config.read(environ), environ))
+    starts.keep_job(job_fields(config.read(environ), environ))
     of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
     starts.write(Summary(None, step=None, seconds={}, restarts={}, of=of))
     assert read(folder, "summary.json")["starts"][-1]["ended"] is None
@@ -67,4 +67,4 @@ def test_a_start_after_one_of_this_machine_says_of_no_key_that_it_changed(tmp_pa
     assert read(tmp_path, "summary.json")["starts"][1]["changed"] == {}
     environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: "c", contract.JOB: AgentJob("t").to_json()}
     environ |= {contract.HOSTS: "1", contract.SLICES: "1", contract.TRAIN_SPEC: "{"}
-    assert "train" not in reported_fields.job(config.read(environ), environ)
+    assert "train" not in job_fields(config.read(environ), environ)

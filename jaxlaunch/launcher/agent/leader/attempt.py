@@ -80,6 +80,25 @@ class Attempt:
         """The last step that this attempt committed itself."""
         return None if self.ranks.first_committed is None else self.ranks.committed
 
+    def take_report(self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool) -> None:
+        """Record a report of a host. After the verdict the status of the rank still counts, but no symptom does.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: The report is malformed.
+        """
+        kind = message["type"]
+        if kind == "nccl":
+            self.hang.add_nccl(host, str(message["text"]))
+        elif kind in ("stacks", "event"):
+            rank = message["rank"]
+            if rank not in self.ranks.ranks_by_host.get(host, ()):
+                raise ValueError(f"it has no rank {rank!r}")
+            self.ranks.update({rank: Status.from_wire(message["status"])})
+            if kind == "stacks":
+                self.hang.add_stacks(rank, str(message["text"]))
+            elif not has_verdict:
+                self.add(Event.from_wire(host, message), now)
+
     def add(self, event: Event, now: float) -> None:
         """Record an event, with the status of its rank."""
         self.ranks.update({event.rank: event.status})

@@ -30,6 +30,7 @@ class Hang:
         self.nccl = ""
         self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl_status.asks_nccl(platform, host)}
         self._overdue: tuple[float, Event] | None = None
+        self.is_requested = False
         self._blamed: Event | None = None
         # Ranks whose stacks are awaited, from the end of which those that arrived are dropped: after a timeout, and
         # since a failure that may come from a rank that stands still.

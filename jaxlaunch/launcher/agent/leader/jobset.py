@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.leader.latest_writer import LatestWriter
 from jaxlaunch.records.progress_annotation import Recorded
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
@@ -22,18 +19,6 @@ _TIMEOUT_S = 10.0
 def has_token(account: Path = ACCOUNT) -> bool:
     """Whether this pod may talk to the API server at all."""
     return (account / "token").is_file()
-
-
-def writer(config: Config, loop: Loop, say: Callable[[str], None]) -> LatestWriter[Recorded] | None:
-    """What writes on the JobSet of a pod's job beside the loop; None where there is no token for that."""
-    if not (config.is_pod and has_token()):
-        return None
-
-    def say_from_a_thread(text: str) -> None:
-        """The streams are the loop's alone."""
-        loop.after(0.0, lambda: say(text))
-
-    return LatestWriter(JobSet(config.job.name, say_from_a_thread).annotate)
 
 
 class JobSet:

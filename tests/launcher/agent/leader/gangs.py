@@ -23,8 +23,8 @@ from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.io.loop import Timer
-from jaxlaunch.launcher.agent.leader.leader import Leader
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.server import Server
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs.run_folder import RunFolder
 
@@ -77,7 +77,7 @@ class Gang:
         self.said: list[str] = []
         self.ended: list[Verdict] = []
         self.hello = Hello.of(self.place, 9400)
-        self.leader = Leader(
+        self.leader = Server(
             self.place,
             self.loop,  # type: ignore[arg-type]
             self.hello,

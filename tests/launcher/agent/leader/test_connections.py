@@ -13,8 +13,8 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.io.link import MAX_FIRST
-from jaxlaunch.launcher.agent.leader.connections import HELLO_S, LOG_S
-from jaxlaunch.launcher.agent.leader.gathering import MAX_REFUSED
+from jaxlaunch.launcher.agent.leader.membership import MAX_REFUSALS
+from jaxlaunch.launcher.agent.leader.server import HELLO_S, LOG_S
 from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 
 STRANGE = [
@@ -60,7 +60,7 @@ def test_a_line_of_a_stranger_closes_its_own_link_alone(gang: Callable[..., Gang
     while fd in of.loop.ready:
         of.read(fd)
     assert received(sock) == b""
-    assert of.leader._verdict is None and len(of.leader._peers) == joined and not of_gang(of)
+    assert of.leader._gang.verdict is None and len(of.leader._peers) == joined and not of_gang(of)
     if joined == 2:
         of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
@@ -71,7 +71,7 @@ def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(gang: Callable
     of = gang(3, joined=2)
     of.join(2, key, fault="the gang must end")
     assert received(of.hosts[2][0]) == b""
-    assert of.leader._verdict is None and 2 not in of.leader._gathering.arrived and not of.said
+    assert of.leader._gang.verdict is None and 2 not in of.leader._gang.gathering.arrived and not of.said
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
 
@@ -97,7 +97,7 @@ def test_the_uid_is_in_no_message(gang: Callable[..., Gang]) -> None:
     for sock in of.sockets:
         while select.select([sock], [], [], 0)[0] and (data := sock.recv(65536)):
             assert UID.encode() not in data
-    assert of.leader._stage.name == "LEAVE"
+    assert of.leader._gang.stage.name == "LEAVE"
 
 
 @pytest.mark.parametrize("changes", [{"fault": "a fault"}, {"spec": "another"}, {"versions": {}}], ids=str)
@@ -105,9 +105,9 @@ def test_a_fault_while_the_processes_run_ends_nothing(gang: Callable[..., Gang],
     of = gang(3)
     sock, _ = of.hosts[2]
     of.close(2)
-    assert of.leader._verdict is None, "its loss is not settled yet"
+    assert of.leader._gang.verdict is None, "its loss is not settled yet"
     of.join(2, **changes)
-    assert of.leader._verdict is None
+    assert of.leader._gang.verdict is None
     assert any("refused: host 2" in text and "tried to join after the start" in text for text in of.said), of.said
     assert sock.fileno() == -1
 
@@ -174,9 +174,9 @@ def test_refusals_are_logged_once_each_and_only_so_many_are_kept(gang: Callable[
     for _ in range(100):
         of.join(2, generation=7)
     assert len(of.said) == 1 and "it has generation 7, host 0 has generation 0" in of.said[0]
-    for number in range(2 * MAX_REFUSED):
+    for number in range(2 * MAX_REFUSALS):
         of.join(2, generation=8 + number, hostname="h" * 900)
-    assert len(of.said) == len(of.leader._gathering._refused) == MAX_REFUSED
+    assert len(of.said) == len(of.leader._gang.gathering.refusals) == MAX_REFUSALS
     assert sum(map(len, of.said)) < 100_000
 
 

@@ -1,0 +1,367 @@
+"""Host 0's server: accepts the other hosts, passes what happens on their connections to `Gang`, and does what it says.
+
+`Gate` admits connections whose hello proves the run's key. Whoever has no key learns nothing and costs little: the
+number, the time and the bytes of such connections are bounded, and so is what is logged about them.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxlaunch.launcher.agent.gang.clock import Clock
+from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.gang.handshake import LeaderSide, NotProven
+from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal
+from jaxlaunch.launcher.agent.io import limits
+from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded, secured
+from jaxlaunch.launcher.agent.io.loop import READ, Loop
+from jaxlaunch.launcher.agent.io.ports import bracketed, free_port, listen
+from jaxlaunch.launcher.agent.leader import gang as actions
+from jaxlaunch.launcher.agent.leader.gang import Action, Gang, Stage
+from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.reporter import Reporter
+from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.run_folder import RunFolder
+
+TICK_S = 0.2
+# From this many hosts on, messages are read this many seconds apart: each look at the connections then finds many.
+MANY_HOSTS, PAUSE_S = 100, 0.02
+# Every host is sent the state of the gang once in this time, and each of many hosts once in the second.
+STATE_S, STATE_TO_MANY_S = BEAT_S, 2.0
+# A connection without a hello is closed after this time.
+HELLO_S = 10.0
+# How long to wait for connections to close when this process can open no more.
+FULL_S = 1.0
+# Connections that are accepted in one turn of the loop, which may sleep between two turns.
+ACCEPT_BATCH = 256
+# Connections that may be without a hello, in addition to one for each host.
+SPARE_CONNECTIONS = 16
+# Seconds between two log lines about strangers.
+LOG_S = 60.0
+
+
+class Gate:
+    """Listens, and calls `admit` with each connection whose hello proves the key.
+
+    Raises:
+        OSError: The port is in use.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        admit: Callable[[Link, LeaderSide, Hello], None],
+    ) -> None:
+        self._config, self._loop, self._say, self._admit = config, loop, say, admit
+        self._max_waiting = config.hosts + SPARE_CONNECTIONS
+        # Connections without a hello and when they came, the longest silent first.
+        self._waiting: dict[Link, tuple[float, LeaderSide]] = {}
+        # Those that were silent for too long at the last tick.
+        self._late: set[Link] = set()
+        # How many strangers the next log line counts, and the last one of them.
+        self._strangers, self._last_stranger = 0, ""
+        self._logged_at: float | None = None
+        self._listener = listen(config.address, config.leader[1])
+        self._listener.setblocking(False)
+        self._listen()
+
+    def tick(self, now: float) -> None:
+        """Close connections that are silent for too long, and log how many strangers there were.
+
+        A connection is closed at the second tick that finds it silent: a hello that arrived while this process was busy
+        is read between the two.
+        """
+        late = set(itertools.takewhile(lambda link: now - self._waiting[link][0] > HELLO_S, self._waiting))
+        for link in late & self._late:
+            self._turn_away(link, f"it sent no hello within {HELLO_S:.0f} s")
+        self._late = late - self._late
+        if self._strangers and (self._logged_at is None or now - self._logged_at >= LOG_S):
+            count = "a connection" if self._strangers == 1 else f"{self._strangers} connections, the last"
+            self._say(f"closed {count} from {self._last_stranger}")
+            self._strangers, self._logged_at = 0, now
+
+    def _listen(self) -> None:
+        self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+
+    def _accept(self) -> None:
+        # Connections that come in this turn could not answer yet, and are not turned away for others of this turn.
+        room = self._max_waiting - len(self._waiting)
+        for _ in range(max(1, min(ACCEPT_BATCH, room))):
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:
+                # The listener would be ready again at once. Otherwise no connection is left, or the other side closed
+                # before it was accepted.
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._say(f"cannot accept another host: {error.strerror}")
+                    self._loop.unwatch(self._listener.fileno())
+                    self._loop.after(FULL_S, self._listen)
+                return
+            if len(self._waiting) >= self._max_waiting:
+                # Hosts answer at once, so the longest silent connection is not one.
+                self._turn_away(next(iter(self._waiting)), "it sent no hello before many others came")
+            self._challenge(sock, address[0])
+
+    def _challenge(self, sock: socket.socket, peer: str) -> None:
+        try:
+            channel = secured(self._config.certificates, is_server=True)
+            link = Link(self._loop, sock, self._message, self._turn_away, peer, channel)
+        except OSError:
+            # The other side has closed already.
+            return sock.close()
+        side = LeaderSide(self._config.key)
+        self._waiting[link] = time.monotonic(), side
+        link.send("challenge", **side.challenge())
+
+    def _message(self, link: Link, message: Message) -> None:
+        _, side = self._waiting[link]
+        try:
+            hello = Hello.from_wire(side.opened(message))
+        except NotProven as error:
+            return self._turn_away(link, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return self._turn_away(link, f"its hello is invalid: {str(error)[:200]}")
+        del self._waiting[link]
+        self._admit(link, side, hello)
+
+    def _turn_away(self, link: Link, reason: str) -> None:
+        if self._waiting.pop(link, None) is None:
+            # It was admitted, and closes before its answer is sent.
+            return
+        link.close()
+        self._strangers += 1
+        self._last_stranger = f"{link.peer}: {reason}"
+
+
+class Peer:
+    """A host that has joined, and its connection."""
+
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self.hello, self.host, self.link = hello, hello.host, link
+        # Seconds since its last message in which this process was stopped or starved, and could not receive.
+        self.excused_s = 0.0
+
+
+class Server:
+    """Calls `finish` once, after every other agent was sent the verdict.
+
+    Raises:
+        OSError: The port is in use.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        hello: Hello,
+        clock: Clock,
+        run_folder: RunFolder,
+        pod_log: PodLog,
+        *,
+        say: Callable[[str], None],
+        finish: Callable[[Verdict, bool], None],
+    ) -> None:
+        self._config, self._loop, self._say, self._finish = config, loop, say, finish
+        self._gate = Gate(config, loop, say=say, admit=self._greet)
+        max_connections = limits.allow_connections(config.hosts)
+        if max_connections is not None:
+            say(f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for {config.hosts} hosts")
+        if config.hosts >= MANY_HOSTS:
+            loop.pause_between(PAUSE_S)
+        now = time.monotonic()
+        records = unfinished.settle(run_folder, config.uid)
+        clock.carry(history.carried(records, time.time() - (now - clock.began), config.started))
+        spent_s = sum(clock.seconds(clock.began).values())
+        deadline_at = None if config.job.deadline_s is None else clock.began + config.job.deadline_s - spent_s
+        self._gang = Gang(config, hello, records, now, deadline_at)
+        self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
+        self._epoch, self._coordinator = secrets.token_hex(8), ""
+        self._peers: dict[int, Peer] = {}
+        # Whether agents.json lacks a host. It is written at the next start, or soon if the host came after the start.
+        self._has_new_host = False
+        self._is_acting = False
+        self._end: actions.Finish | None = None
+        self._ticked_at = now
+        # Which hosts are sent the state of the gang at the next tick.
+        self._turn = 0
+
+    def begin(self) -> None:
+        """Report the attempts of earlier pods, and start to wait for every host."""
+        for record in self._gang.records[-3:]:
+            message = record.verdict.message
+            self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
+        self._reporter.begin(time.monotonic())
+        self._loop.every(TICK_S, self._tick)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _greet(self, link: Link, side: LeaderSide, hello: Hello) -> None:
+        """Admit or refuse a host that has proven the run's key."""
+        reason = self._gang.check_hello(hello)
+        if reason is not None:
+            return self._refuse(link, side, hello, reason)
+        link.send("welcome", **side.sealed("welcome", epoch=self._epoch))
+        if not link.is_open:
+            # The host was killed after its hello.
+            return
+        previous = self._peers.get(hello.host)
+        if previous is not None:
+            previous.link.close()
+        peer = self._peers[hello.host] = Peer(hello, link)
+        link.epoch = self._epoch
+        link.on_message, link.on_close = functools.partial(self._message, peer), functools.partial(self._lost, peer)
+        self._has_new_host = True
+        self._gang.host_joined(hello, time.monotonic())
+        self._act()
+
+    def _refuse(self, link: Link, side: LeaderSide, hello: Hello, reason: Refusal) -> None:
+        fields = {"message": reason.message, "code": reason.code, "may_retry": reason.may_retry}
+        link.send("refused", **side.sealed("refused", **fields))
+        link.close()
+        self._gang.host_refused(hello, reason, time.monotonic())
+        self._act()
+
+    def _message(self, peer: Peer, link: Link, message: Message) -> None:
+        now, host, kind = time.monotonic(), peer.host, message["type"]
+        peer.excused_s = 0.0
+        self._gang.members.hear(host, now)
+        try:
+            if kind == "beat":
+                is_current = self._gang.take_beat(host, message["attempt"], message["ranks"], now)
+                if is_current and (metrics := message.get("metrics")) is not None:
+                    self._reporter.add_metrics(metrics)
+            elif kind == "note":
+                self._reporter.add_note(str(message["text"]))
+            else:
+                self._gang.take_message(host, message, now)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._say(f"{peer.hello.name} sent an invalid message: {str(error)[:200]}")
+            link.close()
+            self._lost(peer, link, "it sent an invalid message")
+        if self._gang.actions:
+            self._act()
+
+    def _lost(self, peer: Peer, link: Link, reason: str) -> None:
+        if self._peers.get(peer.host) is not peer:
+            return
+        del self._peers[peer.host]
+        self._gang.host_lost(peer.host, reason, time.monotonic())
+        self._act()
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Carry out what the gang decided. What happens meanwhile, such as a lost connection, adds to its actions."""
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._gang.actions:
+                self._perform(self._gang.actions.pop(0))
+        finally:
+            self._is_acting = False
+        now = time.monotonic()
+        if self._end is not None and not self._reporter.is_busy(now):
+            self._finish(self._end.verdict, self._end.is_alone)
+
+    def _perform(self, action: Action) -> None:
+        now, reporter = time.monotonic(), self._reporter
+        match action:
+            case actions.Say(text):
+                self._say(text)
+            case actions.Send(hosts, kind, fields):
+                self._send(hosts, kind, **fields)
+            case actions.SendStart(hosts):
+                self._send_start(hosts)
+            case actions.Disconnect(host):
+                self._peers.pop(host).link.close()
+            case actions.StartAttempt(follows_lost_attempt):
+                self._start_attempt(follows_lost_attempt, now)
+            case actions.JudgeAttempt(verdict):
+                reporter.judge(verdict, now)
+            case actions.RecordAttempt(verdict):
+                self._gang.attempt_recorded(reporter.record(verdict, now), now)
+            case actions.AwaitHosts():
+                reporter.await_hosts(now)
+            case actions.WriteEnd(verdict, is_alone):
+                reporter.write_end(verdict, is_alone=is_alone)
+                if not is_alone:
+                    self._send(list(self._peers), "ping", gang=reporter.gang_state(time.monotonic()))
+                self._gang.end_written(time.monotonic())
+            case actions.PublishEnd(verdict, is_alone):
+                reporter.publish_end(verdict, is_alone=is_alone)
+            case actions.Finish():
+                self._end = action
+
+    def _send(self, hosts: Iterable[int], kind: str, **fields: Any) -> None:
+        message = encoded(kind, **fields)
+        for host in hosts:
+            # A host may have been lost since the gang decided this.
+            if (peer := self._peers.get(host)) is not None:
+                peer.link.send_encoded(message)
+
+    def _start_attempt(self, follows_lost_attempt: bool, now: float) -> None:
+        if self._has_new_host and follows_lost_attempt:
+            # The log lines of a lost pod are gone with it.
+            self._reporter.log_past()
+        if self._has_new_host:
+            self._list_agents()
+        self._coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
+        self._reporter.start_attempt(now)
+
+    def _send_start(self, hosts: Iterable[int]) -> None:
+        number, members = self._gang.number, self._gang.members.table.to_wire()
+        attempt = {"attempt": number, "coordinator": self._coordinator, "members": members}
+        self._send(hosts, "start", **attempt, **self._reporter.start_fields())
+
+    def _list_agents(self) -> None:
+        self._has_new_host = False
+        self._reporter.list_agents([(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())])
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        away_s, self._ticked_at = now - self._ticked_at, now
+        if away_s > SILENCE_S / 2:
+            for peer in self._peers.values():
+                peer.excused_s += away_s
+        self._gate.tick(now)
+        self._close_silent(now)
+        self._send_state(now)
+        if self._has_new_host and self._gang.stage is not Stage.GATHER and self._turn == 0:
+            # Thousands may have come: all are listed by one write.
+            self._list_agents()
+        self._reporter.look(now)
+        self._gang.tick(now)
+        self._act()
+        self._reporter.keep(now)
+
+    def _close_silent(self, now: float) -> None:
+        last_message_at = self._gang.members.last_message_at
+        silent = list(itertools.takewhile(lambda host: now - last_message_at[host] > SILENCE_S, last_message_at))
+        for host in silent:
+            peer = self._peers.get(host)
+            if peer is not None and now - last_message_at[host] - peer.excused_s > SILENCE_S:
+                peer.link.close()
+                self._lost(peer, peer.link, f"no message for {SILENCE_S:.0f} s")
+
+    def _send_state(self, now: float) -> None:
+        """Send the state of the gang to some hosts: sending it to all at once would delay urgent messages."""
+        hosts = self._config.hosts
+        turns = round((STATE_S if hosts < MANY_HOSTS else STATE_TO_MANY_S) / TICK_S)
+        turn = [host for host in range(self._turn, hosts, turns) if host in self._peers]
+        self._turn = (self._turn + 1) % turns
+        if turn:
+            self._send(turn, "ping", gang=self._reporter.gang_state(now))
