@@ -164,7 +164,9 @@ class Simulation:
         assert set(gang.members.hellos) == set(gang.members.last_message_at)
         while gang.actions:
             action = gang.actions.pop(0)
-            assert self.end is None or isinstance(action, (actions.Say, actions.Send)), "the gang acts after its end"
+            assert self.end is None or isinstance(action, (actions.Say, actions.Send, actions.Disconnect)), (
+                "the gang acts after its end"
+            )
             self.perform(action)
         assert set(self.told) == set(gang.members.hellos)
         self.covered[gang.stage.name] += 1
