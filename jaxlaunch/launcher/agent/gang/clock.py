@@ -1,4 +1,4 @@
-"""The goodput clock: every second of a run goes to one cause of contract.CLOCK."""
+"""Where the seconds of a run go, by cause. The caller gives the time, in monotonic seconds. Pure but for the age."""
 
 from __future__ import annotations
 
@@ -8,13 +8,58 @@ from collections import deque
 from collections.abc import Mapping
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.restart_clock import RestartClock
 
-SAMPLES = 4096  # steps between two commits whose time is kept
+# Steps between two commits whose time is kept.
+SAMPLES = 4096
+
+
+class RestartClock:
+    """Follows where the seconds of a restart go, by cause of contract.RESTART, until the attempt's first step.
+
+    Host 0 alone measures, with its own clock and that of its rank 0.
+    """
+
+    def __init__(self) -> None:
+        self.last: Mapping[str, float] = {}  # of the attempt that ended last
+        self._seconds: dict[str, float] = {}
+        self._cause: str | None = None
+        self._since = 0.0
+
+    def begin(self, cause: str, fault_at: float, unseen_s: float, now: float) -> None:
+        """Begin with the end of an attempt, whose fault was seen at `fault_at`, `unseen_s` after the last sign of life.
+
+        The time from the fault until `now` was spent on `cause`.
+        """
+        self.last = self.seconds(now)
+        self._seconds = {"detect": unseen_s, cause: max(0.0, now - fault_at)}
+        self._cause, self._since = "end", now
+
+    def enter(self, cause: str, now: float) -> None:
+        """Count seconds for `cause` from `now` on, unless the first step is complete."""
+        if cause == "start" and self._cause is None:  # of the first attempt
+            self._seconds, self._cause, self._since = {}, cause, now
+        elif self._cause and cause in contract.RESTART:
+            self._settle(now)
+            self._cause = cause
+
+    def stepped(self, now: float) -> None:
+        """End the restart: the first step is complete."""
+        self._settle(now)
+        self._cause = None if self._cause is None else ""
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Return the seconds by cause so far, in the order of contract.RESTART."""
+        self._settle(now)
+        return {cause: round(self._seconds[cause], 3) for cause in contract.RESTART if cause in self._seconds}
+
+    def _settle(self, now: float) -> None:
+        if self._cause:
+            self._seconds[self._cause] = self._seconds.get(self._cause, 0.0) + now - self._since
+            self._since = now
 
 
 class Clock:
-    """Follows one rank, since a gang moves in step. The caller gives the time, in monotonic seconds."""
+    """The goodput clock: every second goes to one cause of contract.CLOCK. Follows one rank: a gang moves in step."""
 
     def __init__(self, now: float) -> None:
         self.restart = RestartClock()
