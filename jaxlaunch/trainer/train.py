@@ -53,6 +53,123 @@ def loop_of(spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progr
     return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
 
 
+class HeldOut:
+    """What follows a training on its way: evaluations of the held-out set, samples, and pictures of the task.
+
+    Attributes:
+        batches: The batches of the held-out set; None where nothing is held out.
+        inputs: How a file becomes an example of a classification, for uses of the model; None of other tasks.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        task: Task,
+        step: Step,
+        batches: Evaluation | None,
+        place: Place,
+        baselines: Mapping[str, float],
+    ) -> None:
+        self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
+        self.batches, self._baselines = batches, baselines
+        self._samples = None if spec.eval.samples is None else Samples(spec, spec.eval.samples, step.mesh)
+        self._pictures = Pictures.of(spec, task, step)
+        self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
+        self._classify = task if isinstance(task, Classify) and task.tells_classes(spec) else None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything to evaluate, to sample or to show."""
+        return any(part is not None for part in (self.batches, self._samples, self._pictures))
+
+    def first_batch(self) -> Like | None:
+        """Return the first batch, on the devices. Raises SpecError where it does not give a metric that is watched."""
+        if self.batches is None:
+            return None
+        with contextlib.closing(self.batches.iterate(self._step.put)) as batches:
+            batch = next(batches)
+        if self._spec.checkpoint.best is not None or self._spec.stop_early is not None:
+            metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
+            parts = {part for part in self.batches.parts if part is not None}
+            preflight.check_watched(self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts})
+        return batch
+
+    def compile(self, batch: Like) -> None:
+        """Compile the evaluation of batches like this one."""
+        self._step.compile_eval(batch, None if self._classify is None else self._classify.seen)
+
+    def compile_pictures(self) -> None:
+        """Compile what the task shows. Raises SpecError where it cannot be shown."""
+        if self._pictures is not None:
+            self._pictures.compile()
+
+    def evaluate(self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]) -> dict[str, float]:
+        """Return the means over the held-out set, each example counted once, and those of simpler models.
+
+        What it tells of the classes is written to the run folder, for the page of the run.
+        """
+        if self.batches is None:
+            return {}
+        means, classes = Means(self._task.derived), None
+        if self._classify is not None and self._run_dir is not None and jax.process_index() == 0:
+            classes = self._classify.classification()
+        batches = zip(self.batches.parts, self.batches.iterate(self._step.put), strict=True)
+        for number, (part, batch) in enumerate(batches):
+            between()
+            sums, seen_and_weights = self._step.evaluate_and(state, batch)
+            means.add(part, jax.device_get(sums))
+            if classes is not None:
+                seen, weight_B = jax.device_get(seen_and_weights)
+                classes.add(seen, weight_B, self.batches.indexes(number))
+        if classes is not None and self._run_dir is not None:
+            record = classes.record((self.inputs or {}).get("classes", ()), getattr(self.batches.source, "where", None))
+            about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
+            path = Path(self._run_dir) / contract.CLASSIFICATION
+            try:
+                with atomic_file.draft(path) as draft:
+                    draft.write_text(json.dumps(about | record))
+            except OSError as error:
+                note(f"{path} cannot be written: {error.strerror or error}")
+        return {**means.all(), **self._baselines}
+
+    def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
+        """Return a sample of each prompt of train.eval.samples; report what the task shows."""
+        if self._pictures is not None:
+            self._pictures.report(state)
+        return () if self._samples is None else self._samples.taken(state.evaluated_params())
+
+
+class ResumeCheck:
+    """Whether a run may go on from a checkpoint, and what it trains otherwise than the run that saved it.
+
+    Attributes:
+        conditions: What must not change when a run resumes.
+    """
+
+    def __init__(self, spec: TrainSpec, step: Step, conditions: dict[str, Any], record: dict[str, Any]) -> None:
+        self._spec, self._step, self.conditions, self._record = spec, step, conditions, record
+
+    def meta(self) -> dict[str, Any]:
+        """Return what must not change when a run resumes, what may and is reported, and what shapes the state."""
+        arrays = self._spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
+        arrays |= {} if self._step.builder.base is None else {"base": self._step.builder.base}
+        return self.conditions | self._record | arrays
+
+    def completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the meta of a checkpoint, with the defaults of keys that its version had not."""
+        now, blocks = self.meta(), {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
+        filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        return {**meta, **filled}
+
+    def changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
+        """Return what changed since `step` was saved. Raises SpecError for a finished run that trains otherwise."""
+        trained = self.completed(meta)
+        if is_finished:
+            # What the run was trained with cannot be changed any more.
+            preflight.check_finished(self._spec, resume.retrained(trained, self._record), step)
+        return resume.changes(trained, self._record, step)
+
+
 class BuiltInTraining(Training[TrainState]):
     """A task's model and data, trained as the spec says."""
 
@@ -74,37 +191,35 @@ class BuiltInTraining(Training[TrainState]):
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
         check_alike(_fingerprints(train=train_set, eval=eval_set))  # hosts that read different files would not notice
-        self.mesh = mesh.build(spec.mesh, note=self.note)
-        rows = mesh.rows(self.mesh, spec.batch)  # of each batch this process reads its own rows
+        devices = mesh.build(spec.mesh, note=self.note)
+        rows = mesh.rows(devices, spec.batch)  # of each batch this process reads its own rows
         self.pipeline = self._pipeline(task, train_set, rows)
-        self.evaluation = self._evaluation(task, eval_set, rows)
-        if self.evaluation is None:
+        evaluation = self._evaluation(task, eval_set, rows)
+        if evaluation is None:
             preflight.check_watched(spec, None)
-        self.total = spec.total_steps(len(train_set))
-        preflight.check_profile(spec, self.total)
-        self.step = Step(task, spec, self.mesh, self.total)
+        total_steps = spec.total_steps(len(train_set))
+        preflight.check_profile(spec, total_steps)
+        self.step = Step(task, spec, devices, total_steps)
         self.step.check(self.pipeline.like())
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self.note(note)
-        self.samples = None if spec.eval.samples is None else Samples(spec, spec.eval.samples, self.mesh)
-        self.pictures = Pictures.of(spec, task, self.step)
-        self.evaluates = any(each is not None for each in (self.evaluation, self.samples, self.pictures))
-        self.settings = self._settings()
+        means = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
+        self.evaluates = self.held_out.is_any
+        self.settings = self._settings(total_steps)
         self.metrics = self._metrics(train_set)
-        self.conditions = conditions(spec, train_set)
-        self.record = resume.record(spec, self.step.attention, self.total, eval_set)
-        self.baselines = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
-        self.task = task
-        self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
-        self.classify = task if isinstance(task, Classify) and task.tells_classes(spec) else None
-        self.trace: Trace | None = None  # of the examples that each step sees, where the job asks for it
-        self._ahead: Future[float | None] | None = None  # the FLOPs of a step, once the steps are compiled
+        record = resume.record(spec, self.step.attention, total_steps, eval_set)
+        self._resume = ResumeCheck(spec, self.step, conditions(spec, train_set), record)
+        # The examples that each step sees, where the job asks for them.
+        self._trace: Trace | None = None
+        # The FLOPs of a step, once the steps are compiled.
+        self._compilation: Future[float | None] | None = None
 
-    def _settings(self) -> Settings:
+    def _settings(self, total_steps: int) -> Settings:
         spec = self.spec
         return Settings(
-            steps=self.total,
+            steps=total_steps,
             log_every=spec.log_every,
             eval_every=spec.eval.every,
             save_every=spec.checkpoint.every,
@@ -155,7 +270,7 @@ class BuiltInTraining(Training[TrainState]):
             run_dir=self.place.run_dir,
             socket=self.place.socket,
             report=self.report,
-            total_steps=self.total,
+            total_steps=self.settings.steps,
             examples_per_step=self.spec.batch,
             has_tokens=has_tokens,
             has_targets=is_row,
@@ -188,34 +303,23 @@ class BuiltInTraining(Training[TrainState]):
 
     def _carry(self) -> None:
         """Puts what a use of the model needs beside the checkpoints, once this run is not refused."""
-        on_primary(partial(saved_files.save_inputs, self.folder, self.inputs))
+        on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
         if files := tokenizer_files(self.spec.data):
             on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
     def meta(self) -> dict[str, Any]:
-        """What must not change when a run resumes, what may and is then said, and what gives the state its arrays."""
-        arrays = self.spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
-        arrays |= {} if self.step.builder.base is None else {"base": self.step.builder.base}
-        return self.conditions | self.record | arrays
+        """Return what a checkpoint records of this training."""
+        return self._resume.meta()
 
     def difference(self, meta: Mapping[str, Any]) -> str:
-        """The keys of the job that give the state other arrays than the checkpoint has."""
-        return preflight.changes(self._completed(meta), self.meta())
+        """Return the keys of the job that give the state other arrays than the checkpoint has."""
+        return preflight.changes(self._resume.completed(meta), self.meta())
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """What is otherwise than in the job that saved `step`. Raises where examples would repeat, or none are left."""
-        preflight.check_resumed(meta, self.conditions, self.folder)
-        preflight.check_length(self.spec, self.total, step, self.folder)
-        trained = self._completed(meta)
-        if is_finished:  # what it was trained with cannot be changed any more
-            preflight.check_finished(self.spec, resume.retrained(trained, self.record), step)
-        return resume.changes(trained, self.record, step)
-
-    def _completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """The meta of a checkpoint, with the defaults of keys that its version had not."""
-        now, blocks = self.meta(), {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
-        filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
-        return {**meta, **filled}
+        """Return what differs from the job that saved `step`. Raises where examples would repeat, or none are left."""
+        preflight.check_resumed(meta, self._resume.conditions, self.folder)
+        preflight.check_length(self.spec, self.settings.steps, step, self.folder)
+        return self._resume.changes(meta, step, is_finished)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
@@ -226,28 +330,21 @@ class BuiltInTraining(Training[TrainState]):
         """
         if self.step.builder.is_ours:
             train = {count: self.pipeline.like(count) for count in self._dispatched}
-            held_out = None if self.evaluation is None else self.evaluation.like()
-            self._ahead = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
+            held_out = None if self.held_out.batches is None else self.held_out.batches.like()
+            self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
 
     def compile(self, start: int) -> float | None:
         """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
         self.report.phase("data", start)
         train = {count: self.step.put(self.pipeline.batch(start, count)) for count in self._dispatched}
-        held_out = None
-        if self.evaluation is not None:
-            with contextlib.closing(self.evaluation.iterate(self.step.put)) as batches:
-                held_out = next(batches)
-            if self.spec.checkpoint.best is not None or self.spec.stop_early is not None:
-                given = set(self.step.evaluated_metrics(held_out)) - {Key.EXAMPLES}
-                parts = {part for part in self.evaluation.parts if part is not None}
-                preflight.check_watched(self.spec, given | {f"{name}/{part}" for name in given for part in parts})
+        held_out = self.held_out.first_batch()
         self.report.phase("compile", start)
-        if self._ahead is None or self._ahead.exception() is not None:  # once the thread has ended
+        # `exception` waits until the thread has ended.
+        if self._compilation is None or self._compilation.exception() is not None:
             flops = self._compile(train, held_out)
         else:
-            flops = self._ahead.result()
-        if self.pictures is not None:
-            self.pictures.compile()
+            flops = self._compilation.result()
+        self.held_out.compile_pictures()
         return flops
 
     @property
@@ -260,21 +357,21 @@ class BuiltInTraining(Training[TrainState]):
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
-            self.step.compile_eval(held_out, None if self.classify is None else self.classify.seen)
+            self.held_out.compile(held_out)
         return self.step.flops(train[1])
 
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]:
         """The batches of these steps, on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
-            start = spans[0].start if spans else self.total
-            self.trace = Trace(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
+            start = spans[0].start if spans else self.settings.steps
+            self._trace = Trace(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
         return self.pipeline.iterate(spans, self.step.put)
 
     def train(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
         """Dispatches the steps, whose examples are written down first where the job asks for it."""
-        if self.trace is not None:
+        if self._trace is not None:
             for step in span:
-                self.trace.write(step, self.pipeline.ids(step))
+                self._trace.write(step, self.pipeline.ids(step))
         return self.step.train(state, batch, len(span))
 
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
@@ -298,42 +395,12 @@ class BuiltInTraining(Training[TrainState]):
     # --- the evaluations ----------------------------------------------------------------------------------------------
 
     def evaluate(self, state: TrainState, between: Callable[[], None]) -> dict[str, float]:
-        """The means over the held-out set, each example counted once, beside those of simpler models."""
-        if self.evaluation is None:
-            return {}
-        means, told = Means(self.task.derived), None
-        if self.classify is not None and self.place.run_dir is not None and jax.process_index() == 0:
-            told = self.classify.classification()
-        batches = zip(self.evaluation.parts, self.evaluation.iterate(self.step.put), strict=True)
-        for number, (part, batch) in enumerate(batches):
-            between()
-            sums, found = self.step.evaluate_and(state, batch)
-            means.add(part, jax.device_get(sums))
-            if told is not None:
-                seen, weight_B = jax.device_get(found)
-                told.add(seen, weight_B, self.evaluation.indexes(number))
-        if told is not None:
-            self._tell(told, int(state.step))
-        return means.all() | self.baselines
-
-    def _tell(self, told: Any, step: int) -> None:
-        """Keeps in the run folder what this evaluation knows of the classes, for the page of the run."""
-        assert self.evaluation is not None and self.place.run_dir is not None, "it was evaluated"
-        names = (self.inputs or {}).get("classes", ())
-        record = told.record(names, getattr(self.evaluation.source, "where", None))
-        about = {"step": step, "ema": self.spec.optimizer.ema is not None}
-        path = Path(self.place.run_dir) / contract.CLASSIFICATION
-        try:
-            with atomic_file.draft(path) as draft:
-                draft.write_text(json.dumps(about | record))
-        except OSError as error:
-            self.note(f"{path} cannot be written: {error.strerror or error}")
+        """Return the means over the held-out set; see HeldOut.evaluate."""
+        return self.held_out.evaluate(state, between, self.note)
 
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
-        """A sample of each prompt of train.eval.samples; what the task shows is reported."""
-        if self.pictures is not None:
-            self.pictures.report(state)
-        return () if self.samples is None else self.samples.taken(state.evaluated_params())
+        """Return a sample of each prompt of train.eval.samples; report what the task shows."""
+        return self.held_out.sample(state)
 
 
 def _fingerprints(**sets: Source | None) -> dict[str, str]:

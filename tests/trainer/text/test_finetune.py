@@ -88,9 +88,9 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
 
 def bits_per_byte(training: BuiltInTraining) -> float:
     """Of the held-out rows, before the first step."""
-    assert training.evaluation is not None
+    assert training.held_out.batches is not None
     state, bits, counted = training.step.init(), 0.0, 0.0
-    for batch in training.evaluation.iterate(training.step.put):
+    for batch in training.held_out.batches.iterate(training.step.put):
         training.step.compile_eval(batch)
         total, weight = training.step.evaluate(state, batch)["bits_per_byte"]
         bits, counted = bits + float(total), counted + float(weight)
