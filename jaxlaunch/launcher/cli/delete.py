@@ -8,7 +8,7 @@ import click
 
 from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs import delete, ownership, stop, submit
+from jaxlaunch.launcher.jobs import delete, dependents, ownership, stop
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
@@ -33,7 +33,7 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
         _confirm(name)
     output.show(*delete.delete(cluster, jobset))
     limit_s = stop.grace_s(jobset) + _MARGIN_S
-    if no_wait or submit.gone(cluster, JOBSETS, dict(jobset), limit_s):
+    if no_wait or dependents.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
     namespace = jobset["metadata"]["namespace"]
     late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain -n {namespace} {name}`"

@@ -12,19 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import ClusterError, UserError, exceeds_quota
-from jaxlaunch.launcher.jobs import shared, stop
+from jaxlaunch.launcher.jobs import stop
+from jaxlaunch.launcher.jobs.dependents import GIVE_UP_S, PAUSE_S, Dependents, gone, owner
 from jaxlaunch.launcher.jobs.gang_secret import GangSecret
 from jaxlaunch.launcher.jobs.ownership import whose
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
-from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, SECRETS, Kind
+from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, SECRETS, Kind
 from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
-GIVE_UP_S = 30.0  # on a server that answers with errors
 GONE_S = 300.0  # until a deleted JobSet is gone
-_PAUSE_S = 0.5
-_LOOK_AGAIN_S = 10.0  # a watch that was restarted misses what was deleted meanwhile
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]
@@ -47,6 +45,7 @@ class Submission:
         self._namespace = str(self._jobset["metadata"]["namespace"])
         secrets = [one for one in self._others if one["kind"] == SECRETS.kind]
         self._secret = GangSecret(cluster, secrets[0], self._name, say) if secrets else None
+        self._dependents = Dependents(cluster, self._others, self._namespace)
         self._is_sent = False
         self._has_removed = False  # an earlier JobSet, whose quota the server gives back a moment later
 
@@ -55,10 +54,10 @@ class Submission:
 
         Raises UserError for a name that is taken, ClusterError when the cluster refuses or does not answer.
         """
-        self._refuse_others_policy()
+        self._dependents.refuse_others_policy()
         for manifest in self._others:
             if not self._try(KINDS[manifest["kind"]], manifest, replace):
-                self._refuse_other_contents(manifest)
+                self._dependents.refuse_other_contents(manifest)
         jobset, how = self._settle(replace)
         for manifest in self._others:
             try:
@@ -66,7 +65,7 @@ class Submission:
                     is_new = how in ("created", "replaced")
                     self._secret.attach(owner(jobset), is_new=is_new, has_removed=self._has_removed)
                 else:
-                    self._attach(manifest, jobset)
+                    self._dependents.attach(manifest, jobset, has_removed=self._has_removed)
             except ClusterError as fault:  # what the server let pass a moment ago
                 fault.message = f"{fault.message}\n{self.what_exists()}"
                 raise
@@ -105,14 +104,14 @@ class Submission:
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
         """What the server would do with every manifest, as `NAME created`; it keeps none."""
-        self._refuse_others_policy()
+        self._dependents.refuse_others_policy()
         self._found()
         lines = []
         for manifest in (self._jobset, *self._others):
             kind, how = KINDS[manifest["kind"]], "created"
             if not self._try(kind, manifest, replace):
                 how = self._would(replace) if kind is JOBSETS else "unchanged"
-                self._refuse_other_contents(manifest)
+                self._dependents.refuse_other_contents(manifest)
             lines.append(f"{kind.titled(manifest['metadata']['name'])} {how}")
         return lines
 
@@ -281,60 +280,6 @@ class Submission:
             hint = f"`launcher explain -n {self._namespace} {self._name}` shows what blocks it."
             raise ClusterError(message, hint)
 
-    # --- what it owns -------------------------------------------------------------------------------------------------
-
-    def _attach(self, manifest: Obj, jobset: Obj) -> None:
-        """Creates it, unless it exists and this JobSet owns it. What jobs share gets one more owner; what an earlier
-        JobSet left behind is deleted first."""
-        kind, mine = KINDS[manifest["kind"]], owner(jobset)
-        owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [mine]}}
-        end = time.monotonic() + GIVE_UP_S
-        while True:
-            try:
-                self._cluster.create(kind, owned)
-                return
-            except (ApiError, Unreachable) as error:
-                fault = error
-                may_pass = not isinstance(fault, ApiError) or fault.reason == "AlreadyExists" or fault.status >= 500
-                if not (may_pass or exceeds_quota(fault)):
-                    raise
-                if time.monotonic() > end:
-                    raise
-            found = self._cluster.get(kind, manifest["metadata"]["name"], self._namespace)
-            if found is None:
-                if exceeds_quota(fault) and not self._has_removed:
-                    raise fault
-                time.sleep(_PAUSE_S)
-                continue
-            _check_contents(found, manifest)
-            if any(one["uid"] == mine["uid"] for one in found["metadata"].get("ownerReferences") or ()):
-                return
-            elif kind is CONFIGMAPS:
-                self._join(found, mine)
-            elif is_ours(found):
-                self._cluster.delete(kind, found["metadata"]["name"], self._namespace, uid=found["metadata"]["uid"])
-            else:
-                raise self._not_ours(found)
-
-    def _join(self, shared: Obj, mine: Obj) -> None:
-        """Adds an owner to what jobs of the same contents share. The caller reads the result back.
-
-        The reference alone is applied, so that its field manager is removed with it: a manager of any other field would
-        stay listed, and thousands of jobs would in time fill the object. The uid keeps an object that is being deleted
-        from being created again empty.
-        """
-        known = {name: shared["metadata"][name] for name in ("name", "namespace", "uid")}
-        reference = {"metadata": known | {"ownerReferences": [mine]}}
-        named = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.kind}
-        try:
-            self._cluster.apply(CONFIGMAPS, named | reference, f"jaxlaunch-{mine['uid']}")
-        except ApiError as fault:
-            if fault.status < 500 and fault.reason != "Conflict":
-                raise
-        except Unreachable as fault:
-            if not fault.sent:
-                raise
-
     def _taken_back(self, jobset: Obj) -> str:
         """Deletes the JobSet that was just made, whose pods would use what another put there; says what was done."""
         uid = jobset["metadata"]["uid"]
@@ -343,38 +288,6 @@ class Submission:
         except ClusterError as fault:
             return f"JobSet {self._name} exists and its pods use that: delete it now. {fault.message}"
         return f"JobSet {self._name} was deleted again: its pods would have used that."
-
-    def _refuse_others_policy(self) -> None:
-        """Raises UserError for a NetworkPolicy of this name that launcher does not manage: nothing is written yet."""
-        for manifest in self._others:
-            if manifest["kind"] == NETWORK_POLICIES.kind:
-                found = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
-                if found is not None and not is_ours(found):
-                    raise self._not_ours(found)
-
-    def _refuse_other_contents(self, manifest: Obj) -> None:
-        """Raises UserError for a ConfigMap of this name that holds other files: nothing is written yet."""
-        if manifest["kind"] == CONFIGMAPS.kind:
-            found = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
-            if found is not None:
-                _check_contents(found, manifest)
-
-    def _not_ours(self, found: Obj) -> UserError:
-        where = (
-            f"{found.get('kind') or NETWORK_POLICIES.kind} {found['metadata']['name']} in namespace {self._namespace}"
-        )
-        hint = "use another name, or network_policy: false."
-        return UserError(f"{where} exists and is not managed by launcher{whose(found)}. It was not changed.", hint)
-
-
-def _check_contents(found: Obj, manifest: Obj) -> None:
-    """Raises UserError for a ConfigMap whose pods would not run what this job brings."""
-    if manifest["kind"] != CONFIGMAPS.kind or (difference := shared.difference(found, manifest)) is None:
-        return
-    name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-    message = f"ConfigMap {name} in namespace {namespace} has the name of one that this job creates, but {difference}"
-    hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is created again."
-    raise UserError(f"{message}{whose(found)}. It was not changed.", hint)
 
 
 def _renamed(manifest: Obj) -> Obj:
@@ -387,28 +300,4 @@ def _renamed(manifest: Obj) -> Obj:
 def _pause(fault: ApiError | Unreachable) -> float:
     """Seconds until the next try."""
     asked = fault.retry_after_s if isinstance(fault, ApiError) else None
-    return _PAUSE_S if asked is None else asked
-
-
-def owner(jobset: Mapping[str, Any]) -> Obj:
-    """The owner reference by which an object is deleted with its JobSet."""
-    metadata = jobset["metadata"]
-    return {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind, "name": metadata["name"], "uid": metadata["uid"]}
-
-
-def gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
-    """Whether an object that is being deleted is gone within `limit_s`."""
-    metadata = obj["metadata"]
-    name, namespace = metadata["name"], metadata["namespace"]
-    end = time.monotonic() + limit_s
-    found = cluster.get(kind, name, namespace)
-    while found is not None and found["metadata"]["uid"] == metadata["uid"]:
-        if time.monotonic() > end:
-            return False
-        since, fields = found["metadata"]["resourceVersion"], f"metadata.name={name}"
-        slice_s = max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
-        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=slice_s):
-            if event == "DELETED":
-                break
-        found = cluster.get(kind, name, namespace)
-    return True
+    return PAUSE_S if asked is None else asked

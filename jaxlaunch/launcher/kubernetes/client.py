@@ -58,11 +58,6 @@ class Cluster:
         return cls(Transport(lambda: in_pod.access(token), "in-cluster"), namespace)
 
     @property
-    def calls(self) -> int:
-        """Requests sent so far, retries included."""
-        return self._transport.calls
-
-    @property
     def context(self) -> str:
         """The context's name."""
         return self._transport.name
@@ -141,12 +136,15 @@ class Cluster:
         Retried only when the server did not carry it out. After any other error the object may exist or not.
         """
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self._json("POST", kind.path(self._namespace_of(obj)), query, obj, repeat=dry_run)
+        return self._json(
+            "POST", kind.path(obj["metadata"].get("namespace") or self.namespace), query, obj, repeat=dry_run
+        )
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
         """Server-side apply of the fields of `obj`; a field that another manager owns is refused."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        path = kind.path(self._namespace_of(obj), obj["metadata"]["name"])
+        metadata = obj["metadata"]
+        path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
         return self._json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
     def merge(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
@@ -274,9 +272,6 @@ class Cluster:
         return True
 
     # --- within -------------------------------------------------------------------------------------------------------
-
-    def _namespace_of(self, obj: Object) -> str:
-        return str(obj["metadata"].get("namespace") or self.namespace)
 
     def _found(self, method: str, path: str, body: Object | None = None) -> Object | None:
         """The answer, or None where the path names nothing."""

@@ -68,7 +68,6 @@ class Transport:
         self._opened = opened
         self._access = opened()
         self.name = name  # of the context, for messages
-        self.calls = 0  # requests sent, retries included
         self.total_s = TOTAL_S
         self.ahead_s = 0.0  # of this machine's clock, where it is more than SKEW_S from the server's
         self._answered_at = time.monotonic()
@@ -141,7 +140,6 @@ class Transport:
         """What a port of a pod answers; `path` is of the pod's subresource `portforward`."""
         from jaxlaunch.launcher.kubernetes import port_forward  # few commands need it
 
-        self.calls += 1
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
         with self._told_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
@@ -159,7 +157,6 @@ class Transport:
         """The response, its body not read yet. Raises ApiError for a status of 300 or more."""
         url = f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else "")
         sent = {"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()}
-        self.calls += 1
         before = datetime.datetime.now(datetime.UTC)
         response = self._access.pool.request(
             method,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
-from jaxlaunch.launcher.yaml import numbers, reader
+from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
 from jaxlaunch.runs import catalog, layout, lock
@@ -65,7 +65,7 @@ class Run:
             text = regular_files.read(self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder)
         except OSError:
             return {}
-        return numbers.of(text.decode(errors="replace"), NUMBERS)
+        return reader.whole_numbers(text.decode(errors="replace"), NUMBERS)
 
     @functools.cached_property
     def job(self) -> JobSpec | None:

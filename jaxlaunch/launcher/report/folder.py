@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.yaml import numbers, reader
+from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records import summary
 from jaxlaunch.runs import catalog, history
 from jaxlaunch.runs.layout import JOB
@@ -65,7 +65,7 @@ def _steps(folder: Path) -> int | None:
         text = regular_files.read(folder / JOB, reader.MAX_BYTES, below=folder)
     except OSError:
         return None
-    return numbers.of(text.decode(errors="replace"), [_STEPS]).get(_STEPS)
+    return reader.whole_numbers(text.decode(errors="replace"), [_STEPS]).get(_STEPS)
 
 
 def _is_held(folder: Path) -> bool:

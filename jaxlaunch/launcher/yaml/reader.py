@@ -13,7 +13,7 @@ import os
 import re
 import select
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,18 @@ def parse(text: str, name: str, at: KeyPath = ()) -> Document:
         code = error.character if isinstance(error.character, int) else ord(error.character)
         reader.refuse((), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape.")
     return reader.document
+
+
+def whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
+    """Return the whole numbers at these paths of a document, without those that are missing or something else."""
+    data, numbers = parse(text, "").data, dict[KeyPath, int]()
+    for path in paths:
+        value = data
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            numbers[path] = value
+    return numbers
 
 
 class _Abort(Exception):

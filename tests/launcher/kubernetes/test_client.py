@@ -47,7 +47,6 @@ def test_an_object_is_created_found_changed_and_deleted(server: Server, cluster:
     assert cluster.delete(JOBSETS, "x", "team-a", uid=made["metadata"]["uid"])
     assert cluster.get(JOBSETS, "x") is None
     assert not cluster.delete(JOBSETS, "x", "team-a")
-    assert cluster.calls == len(server.requests)
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, 5.0, 0.0, -3600.0])

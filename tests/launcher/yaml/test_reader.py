@@ -122,3 +122,10 @@ def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -
     shown = [*found.overrides.values(), *(fault.where for fault in found.faults)]
     assert shown
     assert "hunter2" not in "".join(shown)
+
+
+def test_the_whole_numbers_at_some_paths_are_read() -> None:
+    text = "hosts: {min: 2, max: 4}\nslices: '3'\ntrain: {steps: 0x10, epochs: null}\nrestarts: true\n"
+    paths = (("hosts",), ("hosts", "max"), ("slices",), ("train", "steps"), ("train", "epochs"), ("restarts", "crash"))
+    assert reader.whole_numbers(text, paths) == {("hosts", "max"): 4, ("train", "steps"): 16}
+    assert reader.whole_numbers("hosts: [", paths) == {}
