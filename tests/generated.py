@@ -57,23 +57,22 @@ def badges() -> Mapping[str, str]:
 
 def _files() -> Mapping[str, Callable[[str], str]]:
     """Path → the file's text from its text so far, which pages around a table keep."""
-    from jaxlaunch.launcher.cli import job_reference
-    from jaxlaunch.launcher.cli import reference as commands
+    from jaxlaunch.launcher.cli import schema
     from jaxlaunch.launcher.diagnose.explain import situations
-    from jaxlaunch.launcher.platforms import reference as platforms
-    from tests import api
-    from tests.helm import readme, schema
+    from tests import api, cli_page, platforms_page
+    from tests.helm import readme
+    from tests.helm import schema as chart_schema
 
     return {
         "README.md": installs,
         "docs/install.md": installs,
         "docs/api.md": lambda _: api.markdown(),
-        "docs/job-yaml.md": lambda _: job_reference.markdown(),
-        "docs/cli.md": lambda _: commands.markdown(),
-        "docs/platforms.md": lambda _: platforms.markdown(),
+        "docs/job-yaml.md": lambda _: schema.job_page(),
+        "docs/cli.md": lambda _: cli_page.markdown(),
+        "docs/platforms.md": lambda _: platforms_page.markdown(),
         "docs/explain.md": situations.page,
         "docs/metrics.md": metrics,
-        "helm/launcher/values.schema.json": schema.made,
+        "helm/launcher/values.schema.json": chart_schema.made,
         "helm/launcher/README.md": lambda _: readme.text(),
     }
 

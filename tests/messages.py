@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import job_reference, main
+from jaxlaunch.launcher.cli import main, schema
 
 ROOT = Path(__file__).parents[1]
 OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained there
@@ -32,7 +32,7 @@ def texts() -> Iterator[tuple[str, str]]:
     yield from _pages()
     yield from _comments()
     yield from ((name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli)))
-    yield "launcher schema", prose(job_reference.markdown())
+    yield "launcher schema", prose(schema.job_page())
     for name, text in messages():
         yield name, re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split()))
 

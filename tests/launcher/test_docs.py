@@ -12,10 +12,9 @@ import yaml
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.host.environment import TRAINER
-from jaxlaunch.launcher.cli import reference
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.local import trainer_process
-from tests import drawings
+from tests import cli_page, drawings
 from tests.launcher.invoke import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -108,8 +107,8 @@ def test_every_drawing_on_the_site_is_that_of_its_page() -> None:
 
 
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
-    """When it is not: python -m jaxlaunch.launcher.cli.reference > docs/cli.md"""
-    assert (DOCS / "cli.md").read_text(encoding="utf-8") == reference.markdown()
+    """When it is not: python -m tests.cli_page > docs/cli.md"""
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == cli_page.markdown()
 
 
 def test_every_exit_code_is_listed_with_its_cause_and_what_follows() -> None:

@@ -30,7 +30,7 @@ CHECKS = (
     "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_its_job",
     "tests/launcher/platforms/test_platforms.py",
     "tests/launcher/agent/http/test_metrics.py",
-    "tests/launcher/cli/test_job_reference.py",
+    "tests/launcher/cli/test_schema.py",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
     "tests/trainer/metrics/test_recorder.py::test_the_table_of_the_docs_is_the_contracts",
     "tests/trainer/optim/test_simulations.py::test_every_optimizer_by_name_has_a_formula",

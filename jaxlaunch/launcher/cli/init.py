@@ -14,7 +14,7 @@ HERE = Path(__file__).parent / "starters"
 KINDS = ("classify", "lm", "own", "command")
 
 
-@click.command()
+@click.command("init")
 @click.argument("name", required=False)
 @click.option(
     "--kind",
@@ -23,7 +23,7 @@ KINDS = ("classify", "lm", "own", "command")
     show_default=True,
     help="classify: images; lm: text; own: your own model, task and data; command: your own program.",
 )
-def init(name: str | None, kind: str) -> None:
+def init_command(name: str | None, kind: str) -> None:
     """Write a starter job.yaml.
 
     The job trains on CPU, without a network. NAME is the name of the job, and its file is NAME.yaml. The kinds own and

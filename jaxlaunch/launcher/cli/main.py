@@ -23,79 +23,51 @@ from jaxlaunch.launcher.wording import visible
 INTERRUPTED = 130
 READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
 
-# Command -> where it is defined, and its line in --help. Importing them all would take --help half a second.
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compare": (
-        "jaxlaunch.launcher.cli.compare:compare_command",
-        "Compare RUNS: what differs in their jobs, and their curves.",
-    ),
-    "dashboard": (
-        "jaxlaunch.launcher.cli.dashboard:dashboard_command",
-        "Serve the pages of all runs of FOLDER while they train.",
-    ),
-    "data": ("jaxlaunch.launcher.cli.data:data_command", "Show what is in PATH, and the data block that reads it."),
-    "delete": ("jaxlaunch.launcher.cli.delete:delete_command", "Delete job JOB_NAME."),
-    "doctor": ("jaxlaunch.launcher.cli.doctor:doctor_command", "Check that the cluster can run JOB_FILE, or any job."),
-    "eval": ("jaxlaunch.launcher.cli.evaluate:eval_command", "Evaluate a checkpoint of RUN on its held-out data."),
-    "explain": (
-        "jaxlaunch.launcher.cli.explain:explain_command",
-        "Explain why job JOB_NAME waits, what it does, or how it ended.",
-    ),
-    "export": ("jaxlaunch.launcher.cli.export:export_command", "Export a checkpoint of RUN as a Hugging Face model."),
-    "help": ("jaxlaunch.launcher.cli.help:help_command", "Show a page of the documentation, or list them."),
-    "init": ("jaxlaunch.launcher.cli.init:init", "Write a starter job.yaml."),
-    "list": (
-        "jaxlaunch.launcher.cli.list:list_command",
-        "List the runs here, and the jobs that launcher submitted.",
-    ),
-    "logs": (
-        "jaxlaunch.launcher.cli.logs:logs_command",
-        "Print the logs of job JOB_NAME, or of a run here.",
-    ),
-    "plan": (
-        "jaxlaunch.launcher.cli.plan:plan_command",
-        "Estimate the memory that JOB_FILE needs, and whether it fits.",
-    ),
-    "predict": (
-        "jaxlaunch.launcher.cli.predict:predict_command",
-        "Predict the labels of FILES with the model of RUN.",
-    ),
-    "prepare": (
-        "jaxlaunch.launcher.cli.prepare:prepare_command",
-        "Pack the data of JOB_FILE, once: text, images or a table.",
-    ),
-    "profile": ("jaxlaunch.launcher.cli.profile:profile_command", "Profile the next steps of RUN."),
-    "render": ("jaxlaunch.launcher.cli.render:render", "Print JOB_FILE as Kubernetes manifests."),
-    "report": (
-        "jaxlaunch.launcher.cli.report:report_command",
-        "Write the page of RUN: one HTML file.",
-    ),
-    "run": ("jaxlaunch.launcher.cli.run:run", "Train JOB_FILE on this machine."),
-    "sample": ("jaxlaunch.launcher.cli.sample:sample_command", "Generate text with the model of RUN."),
-    "schema": ("jaxlaunch.launcher.cli.schema:schema", "Print the JSON schema of job.yaml."),
-    "status": (
-        "jaxlaunch.launcher.cli.status:status_command",
-        "Show the state of job JOB_NAME, or of a run here.",
-    ),
-    "stop": (
-        "jaxlaunch.launcher.cli.stop:stop_command",
-        "Stop job JOB_NAME, or a run here, after it has saved.",
-    ),
-    "submit": ("jaxlaunch.launcher.cli.submit:submit", "Submit JOB_FILE to a cluster."),
-    "sweep": ("jaxlaunch.launcher.cli.sweep:sweep_command", "Run JOB_FILE with several values of its keys."),
-    "tune": ("jaxlaunch.launcher.cli.tune:tune_command", "Find the fastest settings of JOB_FILE that fit its devices."),
-    "validate": ("jaxlaunch.launcher.cli.validate:validate", "Check JOB_FILE, and show what it requests."),
+# Group of --help -> command -> its line there, in the order in which they are first needed. A command NAME is defined
+# as NAME_command in the module of its name: importing them all would take --help half a second.
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Write a job": {
+        "init": "Write a starter job.yaml.",
+        "data": "Show what is in PATH, and the data block that reads it.",
+        "validate": "Check JOB_FILE, and show what it requests.",
+        "plan": "Estimate the memory that JOB_FILE needs, and whether it fits.",
+        "tune": "Find the fastest settings of JOB_FILE that fit its devices.",
+        "prepare": "Pack the data of JOB_FILE, once: text, images or a table.",
+    },
+    "Run it on this machine": {
+        "run": "Train JOB_FILE on this machine.",
+        "sweep": "Run JOB_FILE with several values of its keys.",
+    },
+    "Run it on a cluster": {
+        "doctor": "Check that the cluster can run JOB_FILE, or any job.",
+        "render": "Print JOB_FILE as Kubernetes manifests.",
+        "submit": "Submit JOB_FILE to a cluster.",
+        "stop": "Stop job JOB_NAME, or a run here, after it has saved.",
+        "delete": "Delete job JOB_NAME.",
+    },
+    "See what it does": {
+        "list": "List the runs here, and the jobs that launcher submitted.",
+        "status": "Show the state of job JOB_NAME, or of a run here.",
+        "explain": "Explain why job JOB_NAME waits, what it does, or how it ended.",
+        "logs": "Print the logs of job JOB_NAME, or of a run here.",
+        "profile": "Profile the next steps of RUN.",
+        "report": "Write the page of RUN: one HTML file.",
+        "compare": "Compare RUNS: what differs in their jobs, and their curves.",
+        "dashboard": "Serve the pages of all runs of FOLDER while they train.",
+    },
+    "Use what it trained": {
+        "eval": "Evaluate a checkpoint of RUN on its held-out data.",
+        "predict": "Predict the labels of FILES with the model of RUN.",
+        "sample": "Generate text with the model of RUN.",
+        "export": "Export a checkpoint of RUN as a Hugging Face model.",
+    },
+    "Documentation": {
+        "help": "Show a page of the documentation, or list them.",
+        "schema": "Print the JSON schema of job.yaml.",
+    },
 }
-
-# How --help groups them, in the order in which they are first needed.
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Write a job": ("init", "data", "validate", "plan", "tune", "prepare"),
-    "Run it on this machine": ("run", "sweep"),
-    "Run it on a cluster": ("doctor", "render", "submit", "stop", "delete"),
-    "See what it does": ("list", "status", "explain", "logs", "profile", "report", "compare", "dashboard"),
-    "Use what it trained": ("eval", "predict", "sample", "export"),
-    "Documentation": ("help", "schema"),
-}
+COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
+_MODULES = {"eval": "evaluate"}  # where the name is that of a builtin
 
 
 class Commands(click.Group):
@@ -109,8 +81,8 @@ class Commands(click.Group):
         """The command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name)
+        module = importlib.import_module(f"jaxlaunch.launcher.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         command.epilog = examples.epilog(cmd_name)
         return command
@@ -129,9 +101,9 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands for --help, in their groups, then examples."""
         width = max(map(len, COMMANDS))
-        for group, names in GROUPS.items():
+        for group, commands in GROUPS.items():
             with formatter.section(group):
-                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
         with formatter.section("Examples"):
             for line in examples.lines(examples.FIRST):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")

@@ -13,11 +13,13 @@ from jaxlaunch.launcher.manifests import security
 from jaxlaunch.launcher.manifests.prepare import prepare
 
 
-@click.command()
+@click.command("render")
 @options.job
 @click.option("-n", "--namespace", help="The namespace to run in. [default: the job's]")
 @options.defaults("none")
-def render(job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None) -> None:
+def render_command(
+    job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None
+) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
     The command does not contact a cluster. The same job, code and cluster defaults give the same text:

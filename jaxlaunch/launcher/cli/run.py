@@ -28,7 +28,7 @@ from jaxlaunch.runs.run_folder import RunFolder
 RUN_DIR = "name another folder with --run-dir."
 
 
-@click.command()
+@click.command("run")
 @options.job
 @options.folders
 @click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
@@ -37,7 +37,7 @@ RUN_DIR = "name another folder with --run-dir."
     "--plain", is_flag=True, help="Print only lines on a terminal, too, without the block that follows the run."
 )
 @click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
-def run(
+def run_command(
     job_file: Path,
     overrides: tuple[str, ...],
     run_dir: Path | None,

@@ -1,20 +1,119 @@
-"""`launcher schema`: the keys of job.yaml, for editors and for people."""
+"""`launcher schema`: the keys of job.yaml as a JSON schema for editors, or as a page of tables for people."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
 import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from jaxlaunch.launcher.cli import job_reference, output
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.errors import KeyPath
+from jaxlaunch.launcher.job import introspection
+from jaxlaunch.launcher.job.introspection import Type
+from jaxlaunch.launcher.job.schema import JobSpec
+
+_EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
+_SAID = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
+_FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
+
+_INTRODUCTION = """\
+# job.yaml
+
+This page lists every key. `launcher schema --markdown` prints it, and `launcher schema` prints the JSON schema.
+Only `name`, `accelerator` and one of `train` and `command` are required. An unknown key is an error, and so is a key of
+the schema that is not implemented yet.
+
+The file is YAML 1.2: `3e-4` is a number; `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
+whole seconds. A quantity is written as in Kubernetes: `8`, `500m`, `32Gi`. Relative paths start at the file's folder.
+Any key can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
+
+Each example is a part of a job: keys that do not matter there are left out. For complete jobs see the
+[quickstart](quickstart.md), [your own script](your-script.md) and [your own model](your-model.md). The terms are in the
+[glossary](glossary.md).
+"""
 
 
-@click.command()
+@click.command("schema")
 @click.option("--markdown", is_flag=True, help="Print the reference page instead: every key with its meaning.")
-def schema(markdown: bool) -> None:
+def schema_command(markdown: bool) -> None:
     """Print the JSON schema of job.yaml.
 
     Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top of a job.
     """
     if markdown:
-        output.show(job_reference.markdown().removesuffix("\n"))
+        output.show(job_page().removesuffix("\n"))
     else:
-        output.data(job_reference.json_schema(), "json")
+        output.data(json_schema(), "json")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of job.yaml, draft 2020-12."""
+    schema = JobSpec.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "job.yaml"}
+
+
+def job_page() -> str:
+    """The reference page: of each block what it is, an example from its docstring, and a table of its keys."""
+    return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
+
+
+def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
+    text = inspect.getdoc(model) or ""
+    about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
+    yield f"## {_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning |\n|---|---|---|---|"
+    for name, field in introspection.fields(model).items():
+        yield _row((*path, name), field)
+    yield ""
+    for name, field in introspection.fields(model).items():
+        for block in introspection.blocks(Type.of_field(field)):
+            yield from _sections(block, (*path, name))
+
+
+def _title(model: type[BaseModel], path: KeyPath) -> str:
+    title = ".".join(map(str, path)) or "job"
+    for key in ("kind", "source"):
+        if key in model.model_fields:
+            choice = Type.of_field(model.model_fields[key])
+            if len(choice.literals) > 1:  # a block that several kinds share
+                continue
+            return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
+    is_one_of_many = bool(path) and len(introspection.blocks(introspection.at(JobSpec, path)[0])) > 1
+    return f"{title}, {next(iter(introspection.fields(model)))}" if is_one_of_many else title
+
+
+def _row(path: KeyPath, field: FieldInfo) -> str:
+    kind = Type.of_field(field)
+    wanted = _EXAMPLES.sub("", introspection.words(kind)).removeprefix("a ").removeprefix("an ")
+    if kind.model is not None:
+        wanted = "block"
+    elif kind.items is not None and introspection.blocks(kind):
+        wanted = "list of blocks"
+    default, meaning = _default(field)
+    cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), default, meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: FieldInfo) -> tuple[str, str]:
+    """The cells of the default and of the meaning: where the value is None, the meaning has said what then holds."""
+    meaning = field.description or ""
+    if field.is_required():
+        return "required", meaning
+    value = field.default
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_unset=True)
+    if field.default_factory is not None:
+        value = {} if introspection.blocks(Type.of_field(field)) else None
+    if value == {} and _SAID.search(meaning) is None:
+        return "those of its keys", meaning
+    if value is not None and value != {}:
+        return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
+    said = _SAID.search(meaning)
+    assert said is not None, f"{meaning!r} does not say what holds where the key is left out"
+    rest = "; ".join(filter(None, (meaning[: said.start()], meaning[said.end() :])))
+    return said["default"], rest

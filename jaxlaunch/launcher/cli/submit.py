@@ -37,7 +37,7 @@ class Submit(click.Command):
         return super().parse_args(ctx, ["--dry-run=client" if arg == "--dry-run" else arg for arg in args])
 
 
-@click.command(cls=Submit)
+@click.command("submit", cls=Submit)
 @options.job
 @options.place("Where it runs. [default: the job's, else the context's]")
 @options.defaults("the cluster's ConfigMap jaxlaunch")
@@ -53,7 +53,7 @@ class Submit(click.Command):
 @click.option("--replace", is_flag=True, help="Delete a finished or stopped job of the same name first.")
 @click.option("--force", is_flag=True, help="Submit a job whose pods the namespace's Pod Security level rejects.")
 @options.form("name", "json", "yaml")
-def submit(
+def submit_command(
     job_file: Path,
     overrides: tuple[str, ...],
     namespace: str | None,

@@ -18,10 +18,10 @@ from jaxlaunch.launcher.wording import count
 from jaxlaunch.trainer.spec import said
 
 
-@click.command()
+@click.command("validate")
 @options.job
 @options.form("text", "json", "yaml")
-def validate(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
+def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """Check JOB_FILE, and show what it requests.
 
     The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. All errors are

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 import resource
 import statistics
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.cli import main as command_line
-from jaxlaunch.launcher.cli.main import COMMANDS
+from jaxlaunch.launcher.cli.main import COMMANDS, cli
 from jaxlaunch.launcher.errors import ClusterError
 from tests.launcher.invoke import launcher
 
@@ -77,10 +76,9 @@ def test_the_launcher_never_imports_the_jax_side() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_found_and_says_what_the_list_says(name: str, capsys: Capture, monkeypatch: Patch) -> None:
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    command = getattr(importlib.import_module(module), attribute)
-    assert isinstance(command, click.Command)
-    assert (command.help or "").split("\n")[0] == COMMANDS[name][1]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None and command.name == name
+    assert (command.help or "").split("\n")[0] == COMMANDS[name]
     assert all(option.help for option in command.params if isinstance(option, click.Option))
     left = launcher(capsys, monkeypatch, name, "--help")
     assert (left.code, left.err) == (0, "")

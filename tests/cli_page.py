@@ -1,4 +1,4 @@
-"""Prints docs/cli.md from the commands themselves: `python -m jaxlaunch.launcher.cli.reference > docs/cli.md`."""
+"""Prints docs/cli.md from the commands themselves: `python -m tests.cli_page > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Iterator
 import click
 
 from jaxlaunch.launcher.cli import examples
-from jaxlaunch.launcher.cli.main import COMMANDS, GROUPS, cli
+from jaxlaunch.launcher.cli.main import GROUPS, cli
 
 _INTRODUCTION = """\
 # Command line
 
-Every command, from the program itself: `python -m jaxlaunch.launcher.cli.reference` prints this page,
-`launcher COMMAND --help` each part of it. `jaxlaunch` is the package, `launcher` the command. Results go to stdout
-(`-o json` for scripts), progress and diagnostics to stderr. Any key of a job can be overridden after its file:
-`launcher run job.yaml train.mesh.mp=2 train.steps=100`.
+Every command, from the program itself: `launcher COMMAND --help` prints each part of this page. `jaxlaunch` is the
+package, `launcher` the command. Results go to stdout (`-o json` for scripts), progress and diagnostics to stderr. Any
+key of a job can be overridden after its file: `launcher run job.yaml train.mesh.mp=2 train.steps=100`.
 
 | exit code of the command | meaning |
 |---|---|
@@ -39,9 +38,9 @@ def markdown() -> str:
 
 def _rows() -> Iterator[str]:
     """A row for each command, its group before the first of it."""
-    for group, names in GROUPS.items():
-        for name in names:
-            yield f"| {group if name == names[0] else ''} | [{name}](#launcher-{name}) | {COMMANDS[name][1]} |\n"
+    for group, commands in GROUPS.items():
+        for number, (name, line) in enumerate(commands.items()):
+            yield f"| {group if number == 0 else ''} | [{name}](#launcher-{name}) | {line} |\n"
 
 
 def _section(name: str, parent: click.Context) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""docs/platforms.md from the data: `python -m jaxlaunch.launcher.platforms.reference > docs/platforms.md`."""
+"""docs/platforms.md from the data: `python -m tests.platforms_page > docs/platforms.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTRODUCTION = """\
 # Platforms
 
 This page lists what a rendered job requires of the nodes on each `platform`, and the source of each fact. It is
-generated from `launcher/platforms` (`python -m jaxlaunch.launcher.platforms.reference` prints it).
+generated from `launcher/platforms`.
 If the nodes of your cluster have other labels, set them under `nodes` and `capacity` of its [defaults](kubernetes.md).
 
 **Nothing on this page has been tried on these clouds**: a real API server with the webhooks of JobSet and Kueue accepts

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.cli import job_reference
+from jaxlaunch.launcher.cli import schema
 from jaxlaunch.launcher.job import introspection, load
 from jaxlaunch.launcher.job.schema import JobSpec
 
@@ -14,11 +14,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "job-yaml.md"
 
 def test_the_page_is_what_the_schema_says() -> None:
     """When it is not: launcher schema --markdown > docs/job-yaml.md"""
-    assert PAGE.read_text(encoding="utf-8") == job_reference.markdown()
+    assert PAGE.read_text(encoding="utf-8") == schema.job_page()
 
 
 def test_every_key_says_what_it_means() -> None:
-    page = job_reference.markdown()
+    page = schema.job_page()
     for path, field in introspection.walk(JobSpec):
         assert field.description, path
         assert not field.description.endswith("."), path
@@ -26,25 +26,25 @@ def test_every_key_says_what_it_means() -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    for title in job_reference.markdown().split("\n## ")[1:]:
+    for title in schema.job_page().split("\n## ")[1:]:
         assert title.split("\n")[2].endswith("."), title
 
 
 def test_a_block_of_several_kinds_is_not_called_by_one() -> None:
-    assert "\n## train.model.rope_scaling\n" in job_reference.markdown()
+    assert "\n## train.model.rope_scaling\n" in schema.job_page()
 
 
 def test_the_json_schema_is_closed_and_names_every_key() -> None:
-    schema = job_reference.json_schema()
-    assert set(schema["properties"]) == set(introspection.fields(JobSpec))
-    assert schema["required"] == ["name", "accelerator"]
-    blocks = [schema, *schema["$defs"].values()]
+    found = schema.json_schema()
+    assert set(found["properties"]) == set(introspection.fields(JobSpec))
+    assert found["required"] == ["name", "accelerator"]
+    blocks = [found, *found["$defs"].values()]
     open_blocks = [block["title"] for block in blocks if block.get("additionalProperties") is not False]
     assert open_blocks == ["CustomModel"]
-    assert schema["properties"]["grace"]["default"] == "60s"
+    assert found["properties"]["grace"]["default"] == "60s"
 
 
-SECTIONS = {part.partition("\n")[0]: part for part in job_reference.markdown().split("\n## ")[1:]}
+SECTIONS = {part.partition("\n")[0]: part for part in schema.job_page().split("\n## ")[1:]}
 LEFT_OUT = {"name": "x", "image": "registry.example/train:1.4", "accelerator": {"type": "cpu", "per_host": 8}}
 
 
@@ -81,5 +81,5 @@ def test_an_example_is_of_its_section(title: str) -> None:
 
 
 def test_every_row_says_a_default_and_a_meaning() -> None:
-    rows = [re.split(r"(?<!\\)\|", line) for line in job_reference.markdown().splitlines() if line.startswith("| `")]
+    rows = [re.split(r"(?<!\\)\|", line) for line in schema.job_page().splitlines() if line.startswith("| `")]
     assert [row for row in rows if not (row[3].strip() and row[4].strip())] == []
