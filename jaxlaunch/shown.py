@@ -154,7 +154,7 @@ class Shown:
             except Exception as error:  # any: a picture that cannot be kept ends no training
                 if not self._has_failed:
                     self._has_failed = True
-                    why = (getattr(error, "strerror", None) or str(error)).lower()
+                    why = str(error.strerror if isinstance(error, OSError) else error).lower()
                     self._note(f"what the program reported at step {step} is not kept in {self._folder}: {why}")
 
     def _write(self, step: int, found: list[Item]) -> None:

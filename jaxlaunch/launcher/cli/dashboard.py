@@ -89,7 +89,7 @@ def _for_viewers(
     folder: Path | None, namespaces: Sequence[str], context: str | None, hosts: Sequence[str], port: int
 ) -> Listening:
     """The server of --in-cluster. Raises UserError for what it does not serve, ClusterError outside a pod."""
-    from jaxlaunch.launcher.kubernetes import in_pod
+    from jaxlaunch.launcher.kubernetes import kubeconfig
     from jaxlaunch.launcher.report.serving.viewers import Server
 
     if folder is not None or context is not None:
@@ -97,7 +97,7 @@ def _for_viewers(
         raise UserError(f"--in-cluster and {what} are both given.", "it shows jobs of its own cluster alone.")
     if not namespaces:
         raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
-    in_pod.server()
+    kubeconfig.server_of_pod()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which process 1 of a pod would not hear of otherwise
 
     server = Server(_rows_of_viewer, list(dict.fromkeys(namespaces)), hosts, port)

@@ -8,7 +8,7 @@ import click
 
 from jaxlaunch.launcher.cli import completions, options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs import delete, dependents, ownership, stop
+from jaxlaunch.launcher.jobs import dependents, ownership, stop
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
@@ -31,7 +31,7 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     jobset = ownership.own(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not stop.is_stopped(cluster, jobset):
         _confirm(name)
-    output.show(*delete.delete(cluster, jobset))
+    output.show(*dependents.delete_job(cluster, jobset))
     limit_s = stop.grace_s(jobset) + _MARGIN_S
     if no_wait or dependents.gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0

@@ -11,7 +11,7 @@ from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec
 from jaxlaunch.launcher.wording import count, either
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, TrainSpec, said
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, CustomModel, Decoder, Published, TrainSpec, said
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as in the table of trainer/parallel/sharding.
@@ -128,7 +128,7 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _expert_faults(job.train, ep)
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
-        if getattr(model, "is_partial", False) and key not in model.model_fields_set:
+        if isinstance(model, Published) and model.is_partial and key not in model.model_fields_set:
             continue  # the folder that it starts from says it
         if size is not None and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
@@ -138,8 +138,9 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
 def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
     """Experts that do not split over ep, or none."""
     model = train.model
-    experts = getattr(model, "experts", None)
-    if ep == 1 or isinstance(model, CustomModel) or (getattr(model, "is_partial", False) and experts is None):
+    experts = model.experts if isinstance(model, Decoder) else None
+    is_partial = isinstance(model, Published) and model.is_partial
+    if ep == 1 or isinstance(model, CustomModel) or (is_partial and experts is None):
         return
     if experts is None:
         message = f"train.mesh.ep = {ep} splits experts, and train.model has none."

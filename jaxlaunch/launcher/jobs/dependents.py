@@ -17,6 +17,7 @@ from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, Kind
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
+from jaxlaunch.launcher.kubernetes.objects import template
 
 GIVE_UP_S = 30.0  # on a server that answers with errors
 PAUSE_S = 0.5
@@ -174,3 +175,29 @@ def gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
                 break
         found = cluster.get(kind, name, namespace)
     return True
+
+
+def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
+    """Starts to delete a job. Lines that name what is deleted, and what stays because other jobs use it.
+
+    Its pods save and end first (SIGTERM). What the JobSet owns is removed by Kubernetes' garbage collector.
+    """
+    metadata = jobset["metadata"]
+    lines = [f"{JOBSETS.titled(metadata['name'])} deleted", *_owned(cluster, jobset)]
+    cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
+    return lines
+
+
+def _owned(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
+    metadata, lines = jobset["metadata"], []
+    candidates = [(NETWORK_POLICIES, metadata["name"])]
+    for volume in template(jobset)["spec"].get("volumes") or ():
+        if "configMap" in volume:
+            candidates.append((CONFIGMAPS, volume["configMap"]["name"]))
+    for kind, name in candidates:
+        found = cluster.get(kind, name, metadata["namespace"])
+        owners = [] if found is None else [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
+        if metadata["uid"] in owners:
+            kept = f"kept: {len(owners) - 1} more of its jobs are here"
+            lines.append(f"{kind.titled(name)} {'deleted' if len(owners) == 1 else kept}")
+    return lines

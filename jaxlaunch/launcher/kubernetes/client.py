@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
-from jaxlaunch.launcher.kubernetes import in_pod, kubeconfig
+from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch
 from jaxlaunch.records.lines import Lines
@@ -55,7 +55,7 @@ class Cluster:
         """The cluster that this pod is in, in the name of the token's user. Raises ClusterError outside a pod."""
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
-        return cls(Transport(lambda: in_pod.access(token), "in-cluster"), namespace)
+        return cls(Transport(lambda: kubeconfig.viewer_access(token), "in-cluster"), namespace)
 
     @property
     def context(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ _LOCAL = (
 )
 _REPAIR = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL}"
 _HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
+AUTHORITY = _HERE / "ca.crt"  # every namespace has it: kube-root-ca.crt
 
 
 def is_named() -> bool:
@@ -138,3 +140,33 @@ def _settle_user(merged: Any, block: Mapping[str, Any], cluster: Mapping[str, An
         )
     given = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
     return {key: str(value) for key, value in given.items() if value}
+
+
+# --- in a pod, for the token that somebody else brings: never with a token of the pod's own ---------------------------
+
+
+def server_of_pod() -> str:
+    """The server's URL. Raises ClusterError where this is not a pod, or has not the server's certificate authority."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not (host and port and AUTHORITY.is_file()):
+        raise ClusterError(
+            f"This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set, or"
+            f" {AUTHORITY} does not exist.",
+            "on your own machine, leave out --in-cluster; in a cluster, install the chart with webDashboard.enabled.",
+        )
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def viewer_access(token: str) -> Access:
+    """Connections to the server that carry this token and no other credentials. Raises ClusterError."""
+    from jaxlaunch.launcher.kubernetes.transport import Access
+
+    return Access(_pool(), server_of_pod(), lambda: {"Authorization": f"Bearer {token}"})
+
+
+@functools.cache
+def _pool() -> Any:
+    """Connections, which know nobody: each request says whose it is."""
+    import urllib3  # the launcher's commands are quicker without it
+
+    return urllib3.PoolManager(maxsize=32, ca_certs=str(AUTHORITY))

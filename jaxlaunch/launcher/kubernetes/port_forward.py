@@ -86,8 +86,7 @@ def _tls(pool: Any) -> dict[str, Any]:
 
 def _proxy(pool: Any) -> Mapping[str, Any]:
     """The pool's proxy, or none: the WebSocket library would take one from the environment."""
-    proxy = getattr(pool, "proxy", None)
-    if proxy is None:
+    if (proxy := pool.proxy) is None:
         return {"http_no_proxy": ["*"]}
     auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None
     return {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port, "http_proxy_auth": auth, "proxy_type": "http"}

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.quantity import amount
 from jaxlaunch.launcher.platforms.runtime import SHM_PLATFORMS
 from jaxlaunch.launcher.platforms.table import Where
-from jaxlaunch.trainer.spec import AUTO, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, Mixture, Text, TrainSpec
 
 SCRATCH = "/tmp"
 SHM = "/dev/shm"
@@ -118,7 +118,7 @@ def _lost_checkpoints(storage: JobStorage, folder: str | None) -> Iterator[Fault
         elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
             message = f"train.checkpoint.path = {folder} is on ephemeral storage, which every host has for itself."
             yield Fault(at, message, "mount a ReadWriteMany claim there.")
-        elif getattr(holder, "read_only", False):
+        elif isinstance(holder, Claim | Bucket) and holder.read_only:
             yield Fault(at, f"train.checkpoint.path = {folder} is on a read-only volume.", "mount it for writing.")
 
 
@@ -142,10 +142,11 @@ def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
     named: dict[KeyPath, Any] = {
         ("train", "data", key): getattr(train.data, key, None) for key in ("path", "eval_path", "data_dir")
     }
-    for name, part in getattr(train.data, "parts", {}).items():
-        named |= {("train", "data", "parts", name, key): getattr(part, key) for key in ("path", "eval_path")}
-    if (tokenizer := getattr(train.data, "tokenizer", "bytes")) != "bytes":
-        named[("train", "data", "tokenizer")] = tokenizer
+    if isinstance(train.data, Mixture):
+        for name, part in train.data.parts.items():
+            named |= {("train", "data", "parts", name, key): getattr(part, key) for key in ("path", "eval_path")}
+    if isinstance(train.data, Text | Mixture) and train.data.tokenizer != "bytes":
+        named[("train", "data", "tokenizer")] = train.data.tokenizer
     named[_CHECKPOINTS] = train.checkpoint.path
     named[_COMPILE_CACHE] = None if train.compile_cache == AUTO else train.compile_cache
     for block in ("model", "lora"):
@@ -179,7 +180,7 @@ def mounts(storage: JobStorage) -> list[dict[str, Any]]:
     if storage.has_shared_memory:
         listed.append({"name": "shm", "mountPath": SHM})
     for place, volume in enumerate(storage.volumes):
-        is_read_only = isinstance(volume, SecretFiles | ConfigFiles) or getattr(volume, "read_only", False)
+        is_read_only = volume.read_only if isinstance(volume, Claim | Bucket) else not isinstance(volume, Ephemeral)
         listed.append({"name": _name(place), "mountPath": volume.path} | ({"readOnly": True} if is_read_only else {}))
     return listed
 

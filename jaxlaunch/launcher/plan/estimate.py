@@ -20,7 +20,7 @@ from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.facts import GPU_PRODUCT
 from jaxlaunch.launcher.wording import size
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import Decoder, TrainSpec
 
 Shapes = Mapping[str, Any]  # what trainer/plan prints
 GIB = 1024**3
@@ -131,7 +131,7 @@ def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
     if state > room / 2 and dp > 1:
         return f"the state alone takes {size(state)}: train.mesh.fsdp splits it, dp copies it."
     if state > room / 2:
-        axes = "fsdp or mp" if getattr(train.model, "experts", None) is None else "fsdp, ep or mp"
+        axes = "fsdp, ep or mp" if isinstance(train.model, Decoder) and train.model.experts else "fsdp or mp"
         return f"the state alone takes {size(state)}: ask for more devices under train.mesh.{axes}."
     return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
 

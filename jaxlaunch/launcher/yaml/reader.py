@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from yaml.events import (
     AliasEvent,
+    CollectionStartEvent,
     DocumentStartEvent,
     Event,
     MappingEndEvent,
@@ -42,9 +43,8 @@ MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
 AFTER_THE_FILE = 10**9  # the line by which faults of overrides sort
 _BY_OVERRIDE = " (override)"
 
-_LOADER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # a PyYAML built without libyaml is correct, and ten times slower
+# A PyYAML that was built without libyaml is correct, and ten times slower.
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _REFERENCE = (
     "uses an anchor, an alias or a merge key (&, * or <<).",
     "write the value out in each place, or quote it.",
@@ -186,7 +186,7 @@ class _Reader:
     def __init__(self, name: str, at: KeyPath) -> None:
         self.document = Document(name)
         self._at = at
-        self._events: Iterator[Event] = iter(())
+        self._events: Iterator[Any] = iter(())
         self._values = 0
         self._seen: set[tuple[int, str]] = set()
 
@@ -221,7 +221,7 @@ class _Reader:
                 self.refuse((), _line(event.start_mark), "starts a second document.", hint)
                 raise _Abort
 
-    def _node(self, event: Event, path: KeyPath, depth: int) -> Any:
+    def _node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
         line = _line(event.start_mark)
         if depth > MAX_DEPTH:
             self.refuse(
@@ -241,17 +241,17 @@ class _Reader:
             )
             raise _Abort
         self.document.lines.setdefault(path, line)
-        if getattr(event, "anchor", None) is not None:
+        if event.anchor is not None:
             self.refuse(path, line, *_REFERENCE)
         if isinstance(event, AliasEvent):
             return None
+        assert isinstance(event, ScalarEvent | CollectionStartEvent)
         if isinstance(event, ScalarEvent):
             value: Any = self._scalar(event, path, line)
-        elif isinstance(event, SequenceStartEvent):
-            value = self._sequence(path, depth)
         else:
-            value = self._mapping(path, depth)
-        self._check_tag(event, value, path, line)
+            value = self._sequence(path, depth) if isinstance(event, SequenceStartEvent) else self._mapping(path, depth)
+        if event.tag is not None:
+            self._check_tag(event.tag, value, path, line)
         return value
 
     def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
@@ -281,7 +281,7 @@ class _Reader:
                 self._skip(next(self._events), path, depth)
                 continue
             key = event.value
-            if key == "<<" or getattr(event, "anchor", None) is not None:
+            if key == "<<" or event.anchor is not None:
                 self.refuse(path, line, *_REFERENCE)
             if key in block:
                 first = self.document.lines[(*path, key)]
@@ -292,7 +292,7 @@ class _Reader:
             block[key] = self._node(next(self._events), (*path, key), depth + 1)
         return block
 
-    def _skip(self, event: Event, path: KeyPath, depth: int) -> None:
+    def _skip(self, event: NodeEvent, path: KeyPath, depth: int) -> None:
         """Reads a node for its faults only; its data and its lines are dropped."""
         document, self.document = self.document, Document(self.document.name)
         try:
@@ -301,10 +301,7 @@ class _Reader:
             document.faults += self.document.faults
             self.document = document
 
-    def _check_tag(self, event: Event, value: Any, path: KeyPath, line: int) -> None:
-        tag = getattr(event, "tag", None)
-        if tag is None:
-            return
+    def _check_tag(self, tag: str, value: Any, path: KeyPath, line: int) -> None:
         wanted = _TYPES.get(tag)
         if wanted is None:
             self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")

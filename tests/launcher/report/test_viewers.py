@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable
-from jaxlaunch.launcher.kubernetes import in_pod
+from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.report.serving import answers, sign_in, tokens, viewers
 from tests.launcher.invoke import launcher
 from tests.launcher.report.serving import serving
@@ -304,12 +304,12 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
 
 
 def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(in_pod, "AUTHORITY", tmp_path / "ca.crt")
+    monkeypatch.setattr(kubeconfig, "AUTHORITY", tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text("")
     for host, server in {"fd00::1": "https://[fd00::1]:443", "10.96.0.1": "https://10.96.0.1:443"}.items():
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-        assert in_pod.server() == server
+        assert kubeconfig.server_of_pod() == server
 
 
 def test_the_command_says_what_the_dashboard_of_a_cluster_needs(
