@@ -202,7 +202,7 @@ def _amounts(asked: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {much}" for name, much in asked.items()) or "nothing in particular"
 
 
-# --- the answer of the compiler, with --compile -------------------------------------------------------------------------
+# --- the compiler's answer, with --compile ----------------------------------------------------------------------------
 
 
 def _complete_compiled(job: JobSpec, train: TrainSpec, found: dict[str, Any], price: float | None) -> None:
