@@ -16,9 +16,9 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.jobs.dependents import owner
 from jaxlaunch.launcher.jobs.status import hosts, read_run, run_files
 from jaxlaunch.launcher.jobs.status.run_files import RunFiles
-from jaxlaunch.launcher.jobs.dependents import owner
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import (
