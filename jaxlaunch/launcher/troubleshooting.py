@@ -1,4 +1,4 @@
-"""The section of docs/troubleshooting.md about an exit code or a check of `doctor`: the command that shows it. Pure."""
+"""The sections of docs/troubleshooting.md: the command that shows one, and the one about an exit code. Pure."""
 
 from __future__ import annotations
 
@@ -18,38 +18,13 @@ _CODES: Mapping[int, str] = {
     contract.HANG: "hangs-and-timeouts",
     contract.KILLED: "out-of-memory",
 }
-_CHECKS: Mapping[str, str] = {
-    "server": "access-to-the-cluster",
-    "rights": "access-to-the-cluster",
-    "jobset": "rejected-requests",
-    "webhooks": "rejected-requests",
-    "namespace": "rejected-requests",
-    "quota": "rejected-requests",
-    "priority": "rejected-requests",
-    "dry run": "rejected-requests",
-    "service account": "rejected-requests",
-    "kueue": "queues",
-    "queue": "queues",
-    "dns": "rendezvous-and-lost-hosts",
-    "network": "rendezvous-and-lost-hosts",
-    "nodes": "pending-pods",
-    "volumes": "volumes-secrets-and-configmaps",
-    "secrets": "volumes-secrets-and-configmaps",
-    "configmaps": "volumes-secrets-and-configmaps",
-}
 
 
 def section(name: str) -> str:
-    """The command that shows a section of the page."""
+    """Return the command that shows a section of the page."""
     return f"{_SHOW}#{name}"
 
 
 def of_code(code: int) -> str | None:
-    """The link for the exit code of a job; None where it is done or was stopped, which nobody needs to fix."""
+    """Return the link for an exit code, or None where the job is done or was stopped, which nobody needs to fix."""
     return None if code in (contract.DONE, contract.PREEMPTED) else section(_CODES.get(code, "exit-codes"))
-
-
-def of_check(check: str) -> str | None:
-    """The link for a check of `doctor` that fails; None where the page has nothing on it."""
-    name = _CHECKS.get(check)
-    return None if name is None else section(name)

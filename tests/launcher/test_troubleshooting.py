@@ -10,6 +10,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.diagnose.doctor.checks import see as see_check
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
 from tests.found import PAGE, ROWS
 from tests.launcher.test_docs import anchors
@@ -60,7 +61,7 @@ def test_causes_are_named_with_their_own_code() -> None:
 def test_every_link_to_the_page_leads_to_a_section() -> None:
     codes = [troubleshooting.of_code(code) for code in contract.OUTCOMES]
     situations = [see(situation) for situation in SITUATIONS]
-    checks = [troubleshooting.of_check(check) for check in (SERVER, *CHECKS)]
+    checks = [see_check(check) for check in (SERVER, *CHECKS)]
     found = {link.partition("#")[2] for link in (*codes, *situations, *checks) if link is not None}
     assert found <= anchors(ROOT / troubleshooting.PAGE)
 

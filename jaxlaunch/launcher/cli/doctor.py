@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import completions, options, output
-from jaxlaunch.launcher.diagnose.doctor import checks, finding
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding
+from jaxlaunch.launcher.diagnose.doctor import checks
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding, exit_code
 from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
@@ -64,7 +62,7 @@ def doctor_command(
     file = _file(job_file, overrides, given)
     where = file.spec.namespace or cluster.namespace
     found = checks.check_server(cluster)
-    if finding.exit_code(found) == 0:
+    if exit_code(found) == 0:
         known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
         file = gang_secret.settled(file, cluster, where, output.say)
         prepared = prepare(file, known)
@@ -74,8 +72,8 @@ def doctor_command(
         output.show(*lines(found))
         output.say(summary(found))
     else:
-        output.data([_plain(each) for each in found], form)
-    return finding.exit_code(found)
+        output.data([finding.to_json() for finding in found], form)
+    return exit_code(found)
 
 
 def _file(job_file: Path | None, overrides: tuple[str, ...], given: Mapping[str, str]) -> JobFile:
@@ -95,18 +93,13 @@ def _checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
     return Checkpoints(volume.claim, found["kept"], found["most"])
 
 
-def _plain(each: Finding) -> dict[str, str]:
-    fields = {"check": each.check} | {name: text for name, text in dataclasses.asdict(each).items() if text}
-    return fields if each.level == "fail" else {name: text for name, text in fields.items() if name != "whose"}
-
-
 def lines(found: Sequence[Finding]) -> Iterator[str]:
     """The findings, each check's name once."""
     before = ""
     for each in found:
         yield f"{each.level:<8} {each.check if each.check != before else '':<{_TEXT_AT - 10}} {each.what}"
         before = each.check
-        see = troubleshooting.of_check(each.check) if each.level == "fail" else None
+        see = checks.see(each.check) if each.level == "fail" else None
         for name, text in (("why", each.why), ("fix", each.fix), ("see", see)):
             if text:
                 yield f"{'':<{_TEXT_AT}}{name}: {text}"

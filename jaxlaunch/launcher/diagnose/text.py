@@ -172,7 +172,7 @@ def localize(template: str) -> str:
 
 
 class Renderer(string.Formatter):
-    """Makes strings of texts, for one job."""
+    """Makes strings of texts, for one job. `is_whole`: strings stay as they are."""
 
     def __init__(
         self,
@@ -180,8 +180,9 @@ class Renderer(string.Formatter):
         namespace: str = "",
         *,
         again: Command = SUBMIT_AGAIN,
+        is_whole: bool = False,
     ) -> None:
-        self._name, self._namespace, self._again = name, namespace, again
+        self._name, self._namespace, self._again, self._is_whole = name, namespace, again, is_whole
 
     def render(self, text: Text) -> str:
         """Return the text with its fields."""
@@ -209,7 +210,7 @@ class Renderer(string.Formatter):
             case Command():
                 return " ".join(self.words(value))
             case str():
-                return one_line(value)
+                return value if self._is_whole else one_line(value)
             case list() | tuple():
                 return (format_spec or ", ").join(self.format_field(part, "") for part in value)
             case int() if format_spec:

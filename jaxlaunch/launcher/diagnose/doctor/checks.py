@@ -10,7 +10,9 @@ import dataclasses
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.doctor import (
     controllers,
     namespace,
@@ -23,6 +25,7 @@ from jaxlaunch.launcher.diagnose.doctor import (
 )
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
+from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes import kept_fields, kinds
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -33,7 +36,9 @@ from jaxlaunch.launcher.kubernetes.queues import cluster_queue_of
 from jaxlaunch.launcher.kubernetes.requests import of_pod, together
 from jaxlaunch.launcher.kubernetes.rights import Right
 
-SERVER = "server"  # the check that comes before all others
+# The check that comes before all others.
+SERVER = "server"
+_SERVER_SECTION = "access-to-the-cluster"
 
 
 def check_server(cluster: Cluster) -> list[Finding]:
@@ -44,7 +49,7 @@ def check_server(cluster: Cluster) -> list[Finding]:
 def check_job(target: Target) -> Iterator[Finding]:
     """The findings of every other check, in order."""
     for name, check in CHECKS.items():
-        yield from _guarded(name, partial(check, target))
+        yield from _guarded(name, partial(check.judge, target))
 
 
 def _guarded(name: str, check: Callable[[], Findings]) -> Findings:
@@ -56,14 +61,16 @@ def _guarded(name: str, check: Callable[[], Findings]) -> Findings:
 
 
 def _cluster_failed(name: str, error: ClusterError) -> Finding:
-    match getattr(error, "status", None):
+    fields = {"name": name, "message": error.message}
+    match error.status if isinstance(error, ApiError) else None:
         case 401:
-            return fail_admin("the API server does not accept your credentials", error.message, "log in again.")
+            return fail_admin("the API server does not accept your credentials", "{message}", "log in again.", **fields)
         case 403:
-            return unknown(f"{name}: you have no permission to read this", error.message)
+            return unknown("{name}: you have no permission to read this", "{message}", **fields)
         case None:
-            return fail_admin(f"{name}: {error.message}", "it cannot be checked.", error.hint or "try again.")
-    return fail_admin(f"{name}: the API server fails", error.message, "ask the cluster administrator.")
+            hint = error.hint or Text("try again.")
+            return fail_admin("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
+    return fail_admin("{name}: the API server fails", "{message}", "ask the cluster administrator.", **fields)
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -165,7 +172,8 @@ def _network(target: Target) -> Findings:
         if error.status != 403:
             raise
         what = "whether NetworkPolicies let the hosts connect to each other"
-        yield unknown(what, f"you have no permission to {Right('list', kinds.NETWORK_POLICIES)}: {error.message}")
+        right = str(Right("list", kinds.NETWORK_POLICIES))
+        yield unknown(what, "you have no permission to {right}: {message}", right=right, message=error.message)
         return
     others = [one for one in listed if one["metadata"]["name"] != name or not own]
     pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), NAME_LABEL: name}
@@ -265,7 +273,7 @@ def _volumes(target: Target) -> Findings:
     try:
         needed = target.checkpoints()
     except UserError as error:  # the trainer's own
-        yield unknown("volumes: how large a checkpoint of this job is", error.message)
+        yield unknown("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
         return
     if needed is not None:
         yield from references.room(needed, target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace))
@@ -297,23 +305,36 @@ def _service_account(target: Target) -> Findings:
         yield references.service_account(name, target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace))
 
 
-CHECKS: Mapping[str, Callable[[Target], Findings]] = {
-    "clock": _clock,
-    "jobset": _jobset,
-    "kueue": _kueue,
-    "webhooks": _webhooks,
-    "dns": _dns,
-    "namespace": _namespace,
-    "rights": _rights,
-    "claims": precheck.allocation,
-    "network": _network,
-    "quota": _quota,
-    "queue": _queue,
-    "priority": _priority,
-    "dry run": _dry_run,
-    "nodes": _nodes,
-    "volumes": _volumes,
-    "secrets": _secrets,
-    "configmaps": _config_maps,
-    "service account": _service_account,
+class Check(NamedTuple):
+    """A check: what judges, and the section of docs/troubleshooting.md about it, if any."""
+
+    judge: Callable[[Target], Findings]
+    section: str | None = None
+
+
+CHECKS: Mapping[str, Check] = {
+    "clock": Check(_clock),
+    "jobset": Check(_jobset, "rejected-requests"),
+    "kueue": Check(_kueue, "queues"),
+    "webhooks": Check(_webhooks, "rejected-requests"),
+    "dns": Check(_dns, "rendezvous-and-lost-hosts"),
+    "namespace": Check(_namespace, "rejected-requests"),
+    "rights": Check(_rights, "access-to-the-cluster"),
+    "claims": Check(precheck.allocation),
+    "network": Check(_network, "rendezvous-and-lost-hosts"),
+    "quota": Check(_quota, "rejected-requests"),
+    "queue": Check(_queue, "queues"),
+    "priority": Check(_priority, "rejected-requests"),
+    "dry run": Check(_dry_run, "rejected-requests"),
+    "nodes": Check(_nodes, "pending-pods"),
+    "volumes": Check(_volumes, "volumes-secrets-and-configmaps"),
+    "secrets": Check(_secrets, "volumes-secrets-and-configmaps"),
+    "configmaps": Check(_config_maps, "volumes-secrets-and-configmaps"),
+    "service account": Check(_service_account, "rejected-requests"),
 }
+
+
+def see(name: str) -> str | None:
+    """Return the link for a check that fails, or None where the page has nothing on it."""
+    section = _SERVER_SECTION if name == SERVER else CHECKS[name].section
+    return None if section is None else troubleshooting.section(section)

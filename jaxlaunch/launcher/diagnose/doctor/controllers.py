@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown
+from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Kind
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.wording import count, either
+from jaxlaunch.launcher.wording import either
 
 # Where each project's own manifests put its controller.
 JOBSET = ("jobset-system", "jobset-controller-manager")
@@ -45,11 +46,18 @@ _CREATED: Mapping[str, tuple[str, ...]] = {
 def served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
     """Whether the API server serves a kind at the version that launcher uses."""
     if kind.version in versions:
-        return ok(f"{project}: {kind.group} {', '.join(versions)} is served")
+        return ok("{project}: {kind.group} {versions} is served", project=project, kind=kind, versions=list(versions))
     if versions:
-        what = f"{project}: {kind.group} is served as {either(versions)}, not as {kind.version}"
-        return fail_admin(what, f"the job needs a {kind.kind} of {kind.version}.", f"{ASK_ADMIN} update {project}.")
-    return fail_admin(f"{project} is not installed", f"the job needs a {kind.kind}.", f"{ASK_ADMIN} install {project}.")
+        return fail_admin(
+            "{project}: {kind.group} is served as {versions}, not as {kind.version}",
+            "the job needs a {kind.kind} of {kind.version}.",
+            ASK_ADMIN + " update {project}.",
+            project=project,
+            kind=kind,
+            versions=either(versions),
+        )
+    fix = ASK_ADMIN + " install {project}."
+    return fail_admin("{project} is not installed", "the job needs a {kind.kind}.", fix, project=project, kind=kind)
 
 
 def crd(found: Obj | None) -> Findings:
@@ -65,24 +73,39 @@ def crd(found: Obj | None) -> Findings:
         yield ok("JobSet has the failure policy's message patterns (0.10.1)")
     else:
         why = "its failure policy cannot tell exit codes apart, so every eviction would count as a crash."
-        yield fail_admin(f"JobSet is older than 0.10.1: it has no {_NEWEST_FIELD}", why, _INSTALL)
+        yield fail_admin("JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD)
 
 
 def controller(project: str, found: Obj | None, place: tuple[str, str]) -> Finding:
     """Image, feature gates and readiness of a controller."""
     namespace, name = place
     if found is None:
-        what = f"version and feature gates of {project} are not known"
-        why = f"no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it."
-        return unknown(what, why)
-    container, gates = _container(found), _gates(found)
-    image = f"{container.get('image', 'no image')}" + (f", gates {', '.join(gates)}" if gates else ", default gates")
+        return unknown(
+            "version and feature gates of {project} are not known",
+            "no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it.",
+            project=project,
+            name=name,
+            namespace=namespace,
+        )
+    gates = _gates(found)
+    version = Text("{image}, gates {gates}" if gates else "{image}, default gates", image=_image(found), gates=gates)
     if not found.get("status", {}).get("availableReplicas"):
         why = "its webhooks reject every job, and it creates no pods."
         return fail_admin(
-            f"{project}'s controller is down: {image}", why, f"kubectl -n {namespace} describe deploy {name}"
+            "{project}'s controller is down: {version}",
+            why,
+            "kubectl -n {namespace} describe deploy {name}",
+            project=project,
+            version=version,
+            namespace=namespace,
+            name=name,
         )
-    return ok(f"{project}'s controller is up: {image}")
+    return ok("{project}'s controller is up: {version}", project=project, version=version)
+
+
+def _image(deployment: Obj) -> Text:
+    image = _container(deployment).get("image")
+    return Text("no image" if image is None else "{image}", image=image)
 
 
 def _container(deployment: Obj) -> Obj:
@@ -104,10 +127,10 @@ def features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Fi
     for config in map(_parsed, configs):
         given |= config.get("featureGates") or {}
     states = [
-        f"{name} is {'on' if given.get(name, given.get('AllAlpha', False) or usual) else 'off'}"
+        Text("{name} is on" if given.get(name, given.get("AllAlpha", False) or usual) else "{name} is off", name=name)
         for name, usual in _FEATURES[project].items()
     ]
-    yield ok(f"{project}'s {' and '.join(states)}; {_WITHOUT[project]}")
+    yield ok("{project}'s {states: and }; " + _WITHOUT[project], project=project, states=states)
 
 
 # --- webhooks ---------------------------------------------------------------------------------------------------------
@@ -169,11 +192,16 @@ def endpoints(all_hooks: Sequence[Hook], ready: Mapping[tuple[str, str], int]) -
     """Webhooks whose service has no endpoint, by `ready` endpoints of each service."""
     down = [(hook.name, hook.service) for hook in all_hooks if hook.service is not None and not ready.get(hook.service)]
     for name, service in down:
-        what = f"webhook {name}: service {'/'.join(service)} has no ready endpoint"
-        fix = f"kubectl -n {service[0]} get pods; delete the webhook configuration if it was left behind."
-        yield fail_admin(what, _BLOCKS, fix)
+        yield fail_admin(
+            "webhook {name}: service {service} has no ready endpoint",
+            _BLOCKS,
+            "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind.",
+            name=name,
+            service="/".join(service),
+            namespace=service[0],
+        )
     if not down:
-        yield ok(f"{count(len(all_hooks), 'webhook')} for a job's objects, each with a ready endpoint")
+        yield ok("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(all_hooks))
 
 
 def ready_endpoints(slices: Sequence[Obj]) -> int:
@@ -183,35 +211,40 @@ def ready_endpoints(slices: Sequence[Obj]) -> int:
 
 
 def dry_run(error: ApiError | None, what: str) -> Finding:
-    """The API server's answer to a JobSet or a pod that was sent with dryRun=All."""
+    """Judge the API server's answer to a JobSet or a pod that was sent with dryRun=All."""
     if error is None or error.reason == "AlreadyExists":
-        return ok(f"the API server accepts {what} (dry run: schema, webhooks, admission)")
+        return ok("the API server accepts {what} (dry run: schema, webhooks, admission)", what=what)
+    fields = {"what": what, "message": error.message}
     if called := re.search(r'failed calling webhook "([^"]+)"', error.message):
         fix = f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was left behind."
-        return fail_admin(f"webhook {called[1]} does not answer", f"{_BLOCKS} {error.message}", fix)
+        why = _BLOCKS + " {message}"
+        return fail_admin("webhook {webhook} does not answer", why, fix, webhook=called[1], **fields)
     if error.status == 403 and "cannot create resource" in error.message:
-        return unknown(f"whether the API server accepts {what} is not known", error.message)
+        return unknown("whether the API server accepts {what} is not known", "{message}", **fields)
     if "unknown field" in error.message:
-        return fail_admin(f"the API server does not know a field of {what}", error.message, _INSTALL)
+        return fail_admin("the API server does not know a field of {what}", "{message}", _INSTALL, **fields)
     if "exceeded quota" in error.message or "failed quota" in error.message:
-        return fail_admin(
-            f"a ResourceQuota rejects {what}", error.message, f"request less, or {ASK_ADMIN} raise the quota."
-        )
+        fix = f"request less, or {ASK_ADMIN} raise the quota."
+        return fail_admin("a ResourceQuota rejects {what}", "{message}", fix, **fields)
     if denied := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", error.message):
-        fix = "change that, or ask the cluster administrator."
-        return fail(f"ValidatingAdmissionPolicy {denied[1]} rejects {what}", denied[2], fix)
+        template, fix = (
+            "ValidatingAdmissionPolicy {policy} rejects {what}",
+            "change that, or ask the cluster administrator.",
+        )
+        return fail(template, "{why}", fix, policy=denied[1], why=denied[2], what=what)
     if "violates PodSecurity" in error.message:
-        return fail(f"Pod Security rejects {what}", error.message, "see `launcher plan`, or use another namespace.")
-    return fail(
-        f"the API server rejects {what}", error.message, "change what it names, or ask the cluster administrator."
-    )
+        fix = "see `launcher plan`, or use another namespace."
+        return fail("Pod Security rejects {what}", "{message}", fix, **fields)
+    fix = "change what it names, or ask the cluster administrator."
+    return fail("the API server rejects {what}", "{message}", fix, **fields)
 
 
 def kueue(versions: Sequence[str], queue: str | None) -> Finding:
     """Kueue, which only a job with a queue needs."""
     if queue is not None:
         return served(LOCAL_QUEUES, "Kueue", versions)
-    return ok(f"Kueue is {f'served as {either(versions)}' if versions else 'not installed'}; the job names no queue")
+    what = "Kueue is served as {versions}; the job names no queue"
+    return ok(what, versions=either(versions)) if versions else ok("Kueue is not installed; the job names no queue")
 
 
 def kueue_config(text: str, queue: str | None) -> Findings:
@@ -222,10 +255,14 @@ def kueue_config(text: str, queue: str | None) -> Findings:
         yield fail("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
-        what = f"Kueue does not manage JobSets: its integrations are {', '.join(frameworks) or 'none'}"
-        yield fail_admin(what, "the queue is ignored, and the job starts at once.", f"{ASK_ADMIN} add {_INTEGRATION}.")
+        yield fail_admin(
+            "Kueue does not manage JobSets: its integrations are {frameworks}",
+            "the queue is ignored, and the job starts at once.",
+            f"{ASK_ADMIN} add {_INTEGRATION}.",
+            frameworks=list(frameworks) or Text("none"),
+        )
     if gates := config.get("featureGates"):
-        yield ok(f"Kueue's feature gates: {', '.join(f'{name}={str(on).lower()}' for name, on in gates.items())}")
+        yield ok("Kueue's feature gates: {gates}", gates=[f"{name}={str(on).lower()}" for name, on in gates.items()])
 
 
 def _parsed(text: str) -> dict[str, Any]:

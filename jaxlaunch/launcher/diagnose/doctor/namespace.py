@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job
 from jaxlaunch.launcher.kubernetes import kinds, requests
 from jaxlaunch.launcher.kubernetes import pod_security as podsecurity
@@ -18,50 +19,52 @@ from jaxlaunch.launcher.kubernetes.pod_security import ENFORCE, LEVELS
 from jaxlaunch.launcher.kubernetes.quantity import amount
 from jaxlaunch.launcher.kubernetes.rights import Right
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
-from jaxlaunch.launcher.wording import count
 
 
 def exists(name: str, found: Obj | None) -> Finding:
     """Whether objects can be created in the namespace."""
     if found is None:
-        return fail(
-            f"namespace {name} does not exist",
-            "nothing can be created in it.",
-            "create it, or use another: -n NAMESPACE.",
-        )
+        fix = "create it, or use another: -n NAMESPACE."
+        return fail("namespace {name} does not exist", "nothing can be created in it.", fix, name=name)
     if "deletionTimestamp" in found["metadata"]:
-        return fail(
-            f"namespace {name} is being deleted", "nothing new can be created in it.", "use another: -n NAMESPACE."
-        )
-    return ok(f"namespace {name} exists")
+        what, why = "namespace {name} is being deleted", "nothing new can be created in it."
+        return fail(what, why, "use another: -n NAMESPACE.", name=name)
+    return ok("namespace {name} exists", name=name)
 
 
 def pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
     """Whether the namespace admits the pods; where it does not, the JobSet is accepted all the same, and waits."""
     enforced, met = labels.get(ENFORCE), podsecurity.level(template)
+    fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
-        why = f"the cluster's own default applies, which cannot be read; the pods meet {met}."
-        return ok(f"namespace {name} enforces no Pod Security level of its own: {why}")
+        why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
+        return ok("namespace {name} enforces no Pod Security level of its own: " + why, **fields)
     level = next((each for each in LEVELS if each == enforced), None)
     if level is None:
-        return unknown(f"namespace {name} enforces Pod Security level {enforced}", "Kubernetes has no such level.")
+        what = "namespace {name} enforces Pod Security level {enforced}"
+        return unknown(what, "Kubernetes has no such level.", **fields)
     if broken := podsecurity.violations(template, level):
-        what = f"namespace {name} enforces Pod Security level {level}, and the pods meet only {met}"
-        why = f"the API server accepts the JobSet and rejects its pods: {'; '.join(map(str, broken))}"
-        return fail(what, why, _looser(template, met, level))
-    return ok(f"namespace {name} enforces Pod Security level {level}, which the pods meet")
+        what = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
+        why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
+        return fail(what, why, "{fix}", fix=_looser(template, met, level), broken=list(map(str, broken)), **fields)
+    return ok("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
 
 
-def _looser(template: Obj, met: str, level: str) -> str:
-    """What lets the pods in: of a TPU, whose pods are root by default, also another user."""
+def _looser(template: Obj, met: str, level: str) -> Text:
+    """Return what lets the pods in: of a TPU, whose pods are root by default, also another user."""
     job = agent_job(template["spec"])
     if job is not None and job.platform == "tpu" and level == "restricted":
-        return (
-            f"use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {TPU_DEVICES.value}; or, "
-            f"where the nodes' containerd has {DEVICE_OWNERSHIP.value}, users: {{{job.accelerator}: 1000}} in the "
-            "cluster defaults."
+        return Text(
+            "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {devices}; or, where the "
+            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the cluster defaults.",
+            met=met,
+            devices=TPU_DEVICES.value,
+            setting=DEVICE_OWNERSHIP.value,
+            accelerator=job.accelerator,
         )
-    return f"use a namespace that enforces {met}, or a network and volumes that {level} allows."
+    return Text(
+        "use a namespace that enforces {met}, or a network and volumes that {level} allows.", met=met, level=level
+    )
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
@@ -76,23 +79,25 @@ def quotas(found: Sequence[Obj], jobset: Obj) -> Findings:
         for resource, limit in hard.items():
             need, most = requested.get(resource, Decimal(0)), amount(str(limit))
             free = most - amount(str(used.get(resource, "0")))
-            name = f"ResourceQuota {quota['metadata']['name']} allows {resource} {limit}"
             plain = resource.removeprefix("requests.").removeprefix("limits.")
+            fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
+            fields |= {"need": requests.written(plain, need), "left": requests.written(plain, max(free, Decimal(0)))}
+            what = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
                 is_tight = True
-                what = f"{name}, and the job requests {requests.written(plain, need)}"
-                fix = "request less, or ask the namespace's administrator to raise the quota."
-                yield fail_admin(what, "some of its pods are never created.", fix)
+                why, fix = (
+                    "some of its pods are never created.",
+                    "ask the namespace's administrator to raise the quota.",
+                )
+                yield fail_admin(f"{what}, and the job requests {{need}}", why, f"request less, or {fix}", **fields)
             elif need > free:
                 is_tight = True
-                left = requests.written(plain, max(free, Decimal(0)))
-                what = f"{name}, of which {left} is left, and the job requests {requests.written(plain, need)}"
+                what += ", of which {left} is left, and the job requests {need}"
                 why = "pods are rejected until others end; the gang waits for all of its hosts."
-                yield warn(what, why, "wait, or request less.")
+                yield warn(what, why, "wait, or request less.", **fields)
     if not is_tight:
-        yield ok(
-            f"{count(len(found), 'ResourceQuota')} in the namespace" + (", with room for the job" if found else "")
-        )
+        what = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if found else "")
+        yield ok(what, quotas=len(found))
 
 
 def _counted(jobset: Obj) -> dict[str, Decimal]:
@@ -111,7 +116,7 @@ def _counted(jobset: Obj) -> dict[str, Decimal]:
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 
-ASK_FOR_ROLE = "ask the namespace's administrator for a Role with these verbs."
+ASK_FOR_ROLE = "ask the namespace's administrator for a Role with these verbs"
 
 
 def _each(verbs: str, kind: Kind) -> Iterator[Right]:
@@ -157,8 +162,8 @@ def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right,
     for command in COMMANDS:
         needed = [right for table in tables for right in table.get(command, ())]
         if missing := [str(right) for right in needed if not has[right]]:
-            what = f"missing RBAC permissions: {', '.join(missing)}"
+            what, why = "missing RBAC permissions: {missing}", "needed by launcher {command}."
             judge = fail_admin if command == "submit" else warn
-            yield judge(what, f"needed by launcher {command}.", ASK_FOR_ROLE)
+            yield judge(what, why, ASK_FOR_ROLE + ".", missing=missing, command=command)
     if all(has.values()):
-        yield ok(f"all {len(has)} RBAC permissions that the commands need")
+        yield ok("all {number} RBAC permissions that the commands need", number=len(has))

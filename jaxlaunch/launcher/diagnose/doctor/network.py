@@ -53,13 +53,13 @@ def _judged(
     names = ", ".join(sorted(one["metadata"]["name"] for one in barring))
     if limited:
         why = "JAX's coordinator listens on another port in each attempt."
-        return unknown(f"NetworkPolicy {names} limits the ports between the job's hosts", why)
-    what = f"NetworkPolicy {names} denies {word} of the job's pods, and {lacking}"
+        return unknown("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
+    what = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
     why = "the hosts wait for each other at the rendezvous until it times out."
     fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
     if way == "Ingress" and not has_own:
         fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
-    return fail(what, why, fix)
+    return fail(what, why, fix, names=names, word=word)
 
 
 def _types(policy: Obj) -> Sequence[str]:

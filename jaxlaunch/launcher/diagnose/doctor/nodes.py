@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job, main_container
 from jaxlaunch.launcher.kubernetes import node_fit, requests
 from jaxlaunch.launcher.kubernetes.objects import Obj
@@ -23,7 +24,7 @@ from jaxlaunch.launcher.platforms.runtime import (
     TPU_DEVICES,
 )
 from jaxlaunch.launcher.platforms.table import RESOURCE
-from jaxlaunch.launcher.wording import count, either
+from jaxlaunch.launcher.wording import either
 
 _CUDA = re.compile(r"cuda-?(\d+)")  # in an image's name or tag: those of a release end with their extra
 _LOOK = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
@@ -42,25 +43,25 @@ def place(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding
     found = node_fit.fit(spec, affine)
     if found.large:
         return _enough(affine, spec, found, pods, grows)
-    what = f"none of {count(len(nodes), 'node')} fits a pod of the job: {_unmet(found, nodes, affine, spec)}"
+    what, fields = "none of {nodes:node} fits a pod of the job: {unmet}", {"nodes": len(nodes)}
+    unmet = _unmet(found, nodes, affine, spec)
     if grows:
-        return warn(
-            what, "pods stay Pending until the autoscaler adds such nodes.", "check that a node pool can provide them."
-        )
+        why, fix = "pods stay Pending until the autoscaler adds such nodes.", "check that a node pool can provide them."
+        return warn(what, why, fix, **fields, unmet=unmet)
     why = "pods stay Pending, and no autoscaler was found."
-    return fail(what, why, "check accelerator, node_selector and tolerations, or ask for such nodes.")
+    fix = "check accelerator, node_selector and tolerations, or ask for such nodes."
+    return fail(what, why, fix, **fields, unmet=unmet)
 
 
 def _enough(nodes: Sequence[Obj], spec: Obj, found: node_fit.Fit, pods: int, grows: bool) -> Finding:
     """Whether all pods fit at once, if nothing else ran."""
     room = sum(_pods_that_fit(node, requests.of_pod(spec)) for node in nodes if node_fit.fit(spec, [node]).large)
+    fields = {"room": room, "pods": pods, "nodes": found.large}
     if room >= pods:
-        return ok(f"room for the job's {count(pods, 'pod')} on {count(found.large, 'node')}, if nothing else ran there")
-    what = (
-        f"room for {room} of the job's {count(pods, 'pod')} on {count(found.large, 'node')}, even if nothing else ran"
-    )
+        return ok("room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields)
+    what = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
     why = "a gang starts with all of its hosts or not at all."
-    return (warn if grows else fail)(what, why, "use fewer hosts, or ask for more nodes.")
+    return (warn if grows else fail)(what, why, "use fewer hosts, or ask for more nodes.", **fields)
 
 
 def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
@@ -77,20 +78,26 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     if not counted:
         return
     image = str(spec["containers"][0].get("image", "")).rpartition("/")[2]
-    listed = ", ".join(f"{major} ({count(number, 'node')})" for major, number in sorted(counted.items()))
+    listed = [Text("{major} ({number:node})", major=major, number=number) for major, number in sorted(counted.items())]
     cuda = next((int(text) for text in _CUDA.findall(image)), 0)
     needed = OLDEST_DRIVER.get(cuda)
     old = [major for major in counted if needed is not None and major < needed]
     if not old:
         minimums = either([f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()])
-        yield ok(f"NVIDIA drivers {listed}; an image needs at least {minimums}")
+        yield ok("NVIDIA drivers {listed}; an image needs at least {minimums}", listed=listed, minimums=minimums)
         return
     runs = [version for version, oldest in OLDEST_DRIVER.items() if oldest <= min(old)]
-    other = f"use an image with CUDA {max(runs)} (EXTRA=cuda{max(runs)}), or " if runs else ""
+    other = "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if runs else ""
     yield warn(
-        f"NVIDIA drivers {listed}: {min(old)} is too old for CUDA {cuda} of image {image}, which needs {needed}",
+        "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which needs {needed}",
         "JAX finds no GPU there, and the job ends at its start.",
         f"{other}{ASK_ADMIN} update the driver.",
+        listed=listed,
+        oldest=min(old),
+        cuda=cuda,
+        image=image,
+        needed=needed,
+        newest=max(runs, default=0),
     )
 
 
@@ -102,25 +109,29 @@ def access(spec: Obj) -> Findings:
     user = security.get("runAsUser", own.get("runAsUser"))
     if job is None or security.get("privileged"):
         return
-    root = f"users: {{{job.accelerator}: root}} in the cluster defaults"
+    root = "users: {{{accelerator}: root}} in the cluster defaults"
+    fields = {"accelerator": job.accelerator, "user": user, "devices": TPU_DEVICES.value, "network": job.pinning}
     if job.platform == "tpu" and user == 0:
         added = (security.get("capabilities") or {}).get("add") or ["no capability"]
-        yield ok(f"the pods run as root with {', '.join(added)}, so that they can open {TPU_DEVICES.value}")
+        yield ok("the pods run as root with {added}, so that they can open {devices}", added=list(added), **fields)
     if job.platform == "tpu" and user != 0:
-        setting = DEVICE_OWNERSHIP.value
         yield unknown(
-            f"whether user {user} of the pods may open {TPU_DEVICES.value} on the nodes",
+            "whether user {user} of the pods may open {devices} on the nodes",
             "device files are root's unless containerd gives them to the pods' user; if that user may not open "
             "them, the job fails at its start with exit code 64.",
-            f"{_LOOK} grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or {root}.",
+            _LOOK + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or " + root + ".",
+            **fields,
+            setting=DEVICE_OWNERSHIP.value,
         )
     added = (security.get("capabilities") or {}).get("add") or ()
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
         yield unknown(
-            f"how much memory user {user} of the pods may pin on the nodes for network {job.pinning}",
+            "how much memory user {user} of the pods may pin on the nodes for network {network}",
             "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
-            f"{_LOOK} sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
-            f"{PINNING_LIMIT.value} in its unit); or {root}.",
+            _LOOK + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by {setting} in its "
+            "unit); or " + root + ".",
+            **fields,
+            setting=PINNING_LIMIT.value,
         )
 
 
@@ -131,16 +142,20 @@ def nccl(spec: Obj) -> Findings:
     if job is None or not str(job.pinning).startswith("gpudirect"):
         return
     if job.pinning != "gpudirect-tcpxo":
-        oldest = gke.GIB_OLDEST_NCCL.value
-        yield ok(f"gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {PINNED_NCCL}")
+        what = "gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {pinned}"
+        yield ok(what, oldest=gke.GIB_OLDEST_NCCL.value, pinned=PINNED_NCCL)
     elif library in env.get("LD_PRELOAD", ""):
-        yield ok(f"NCCL {gke.TCPXO_NCCL.value} of the nodes' GPUDirect-TCPXO is loaded instead of the image's")
+        what = "NCCL {nccl} of the nodes' GPUDirect-TCPXO is loaded instead of the image's"
+        yield ok(what, nccl=gke.TCPXO_NCCL.value)
     else:
         yield warn(
-            f"GPUDirect-TCPXO is qualified with NCCL {gke.TCPXO_NCCL.value}, and the program loads its image's: "
-            f"{PINNED_NCCL} in one of jaxlaunch",
+            "GPUDirect-TCPXO is qualified with NCCL {nccl}, and the program loads its image's: {pinned} in one of "
+            "jaxlaunch",
             "hosts may fail to connect, or communicate slowly.",
-            f"env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
+            "env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
+            nccl=gke.TCPXO_NCCL.value,
+            pinned=PINNED_NCCL,
+            library=library,
         )
 
 
@@ -152,20 +167,24 @@ def _pods_that_fit(node: Obj, requested: Mapping[str, Decimal]) -> int:
     return int(min(rooms))
 
 
-def _unmet(found: node_fit.Fit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> str:
-    """The first requirement that no node meets."""
+def _unmet(found: node_fit.Fit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
+    """Return the first requirement that no node meets."""
     if nodes and not affine:
-        return f"no node has {' or '.join(_requirement(term) for term in _terms(spec))}"
+        return Text("no node has {terms: or }", terms=[_requirement(term) for term in _terms(spec)])
     if not found.selected:
         absent = [f"{key}={value}" for key, value in found.absent.items()]
-        offered = [f"nodes have {key}={either(values)}" for key, values in found.offered.items() if values]
-        return "; ".join([f"no node has {' and '.join(absent) or 'all of its labels'}", *offered])
+        missing = Text("no node has {absent: and }", absent=absent or Text("all of its labels"))
+        offered = [
+            Text("nodes have {key}={values}", key=key, values=either(values))
+            for key, values in found.offered.items()
+            if values
+        ]
+        return Text("{parts:; }", parts=[missing, *offered])
     if not found.tolerated:
-        return f"untolerated taints: {', '.join(found.taints)}"
-    return ", ".join(
-        f"a pod requests {name} {requested}, the largest node has {most}"
-        for name, (requested, most) in found.short.items()
-    )
+        return Text("untolerated taints: {taints}", taints=list(found.taints))
+    template = "a pod requests {name} {requested}, the largest node has {most}"
+    short = [Text(template, name=name, requested=needs, most=most) for name, (needs, most) in found.short.items()]
+    return Text("{short}", short=short)
 
 
 def _terms(spec: Obj) -> Sequence[Obj]:
@@ -180,8 +199,8 @@ def _in_affinity(spec: Obj, node: Obj) -> bool:
     return all(labels.get(term["key"]) in term["values"] for term in _terms(spec) if term["operator"] == "In")
 
 
-def _requirement(term: Obj) -> str:
-    return f"{term['key']} in {', '.join(term.get('values') or [])}"
+def _requirement(term: Obj) -> Text:
+    return Text("{key} in {values}", key=term["key"], values=term.get("values") or [])
 
 
 def unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
@@ -190,13 +209,14 @@ def unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
     `is_known`: the namespace's LimitRanges, which may set what a pod does not request, were read.
     """
     if not is_known:
-        why = f"the job requests no {either(names)}, and you have no permission to list LimitRanges, which may set it."
-        return unknown(f"whether the pods request {either(names)}", why)
+        why = "the job requests no {names}, and you have no permission to list LimitRanges, which may set it."
+        return unknown("whether the pods request {names}", why, names=either(names))
     why = (
         "the scheduler counts none for them and may choose nodes that are full, where they are slow; under memory "
         "pressure they are the first to be evicted."
     )
-    return warn(f"the pods request no {either(names)}", why, "resources: {cpu: …, memory: …}, of one host.")
+    fix = "resources: {{cpu: …, memory: …}}, of one host."
+    return warn("the pods request no {names}", why, fix, names=either(names))
 
 
 def accelerators(nodes: Sequence[Obj]) -> Finding:
@@ -208,20 +228,20 @@ def accelerators(nodes: Sequence[Obj]) -> Finding:
             if much := amount(str(has.get(resource, "0"))):
                 kind = next((labels[key] for key in _KINDS if key in labels), "of a type that no label names")
                 counted[f"{resource} {kind}"] = counted.get(f"{resource} {kind}", Decimal(0)) + much
-    listed = ", ".join(f"{much:f} {kind}" for kind, much in sorted(counted.items())) or "no accelerators"
-    return ok(f"{count(len(nodes), 'node')} with {listed}")
+    listed = [f"{much:f} {kind}" for kind, much in sorted(counted.items())] or Text("no accelerators")
+    return ok("{nodes:node} with {listed}", nodes=len(nodes), listed=listed)
 
 
 def dns(services: Sequence[Obj], ready: int) -> Findings:
     """The cluster's DNS, by which hosts find host 0."""
     if not services:
-        what = "whether the cluster's DNS works is not known"
-        yield unknown(
-            what, "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have another name."
-        )
+        why = "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have another name."
+        yield unknown("whether the cluster's DNS works is not known", why)
     elif not ready:
         name = services[0]["metadata"]["name"]
         why = "no host can resolve host 0, and the rendezvous never ends."
-        yield fail_admin(f"the cluster's DNS {name} has no ready endpoint", why, "kubectl -n kube-system get pods")
+        what = "the cluster's DNS {name} has no ready endpoint"
+        yield fail_admin(what, why, "kubectl -n kube-system get pods", name=name)
     else:
-        yield ok(f"the cluster's DNS has {count(ready, 'ready endpoint')}; whether pods reach it, only a pod can show")
+        what = "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a pod can show"
+        yield ok(what, ready=ready)

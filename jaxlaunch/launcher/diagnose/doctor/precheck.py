@@ -7,10 +7,10 @@ change while the job waits, such as a stopped queue, is only noted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxlaunch.launcher.diagnose.doctor import controllers, namespace, nodes, queues
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes import kinds
@@ -18,31 +18,37 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, NAMESPACES, PODS
 from jaxlaunch.launcher.kubernetes.rights import Right
 
-Answers = Iterator[UserError | str]  # errors stop the submission, texts are notes for the user
-
 
 def check(cluster: Cluster, manifests: Sequence[Obj], *, replace: bool, watch: bool, force: bool = False) -> list[str]:
-    """Notes for the user about the job on this cluster. `watch`: it is waited for, or its logs are followed.
+    """Return notes for the user about the job on this cluster.
 
-    `force`: that the namespace rejects its pods is a note too.
+    Args:
+        cluster: The cluster.
+        manifests: The job's objects, the JobSet first.
+        replace: Whether an earlier JobSet may be deleted.
+        watch: Whether the job is waited for, or its logs are followed.
+        force: Whether a job is submitted whose pods the namespace rejects.
 
-    Raises UserError with all that would keep it from running; ClusterError when an administrator must fix some of it.
+    Raises:
+        UserError: With all that would keep the job from running.
+        ClusterError: The same, where an administrator must fix some of it.
     """
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
     jobset = controllers.served(JOBSETS, "JobSet", cluster.served(JOBSETS.group))
     if jobset.level == "fail":
         raise ClusterError(f"Cluster of context {cluster.context}: {jobset.what}.", jobset.fix)
-    found = [
-        *(_error(one) for one in allocation(target) if one.level == "fail"),
+    findings = [
+        *allocation(target),
         *_namespace(target, force),
         *_rights(target, rights(manifests, replace=replace, watch=watch)),
         *_queue(target),
         *_priority(target),
-        *(_note(one) for one in _unrequested(target)),
     ]
-    if errors := [one for one in found if isinstance(one, UserError)]:
-        raise _all(errors)
-    return [one for one in found if isinstance(one, str)]
+    if missing := target.unrequested:
+        findings.append(nodes.unrequested(missing, is_known=target.defaulted is not None))
+    if failing := [finding for finding in findings if finding.level == "fail"]:
+        raise _error(failing)
+    return [f"{finding.what}: {finding.why}" for finding in findings if finding.level != "ok"]
 
 
 def allocation(target: Target) -> Findings:
@@ -70,75 +76,76 @@ def rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Righ
     return needed
 
 
-def _namespace(target: Target, force: bool) -> Answers:
+def _namespace(target: Target, force: bool) -> Findings:
     try:
         found = target.cluster.get(NAMESPACES, target.namespace)
     except ApiError as error:
         if error.status != 403:
             raise
-        return  # few users may read namespaces
-    existence = namespace.exists(target.namespace, found)
-    if existence.level == "fail":
-        yield _error(existence)
-    elif found is not None:
+        # Few users may read namespaces.
+        return
+    yield namespace.exists(target.namespace, found)
+    if found is not None and "deletionTimestamp" not in found["metadata"]:
         level = namespace.pod_security(target.namespace, found["metadata"].get("labels") or {}, target.template)
         if level.level == "fail":
-            yield _note(level) if force else _error(dataclasses.replace(level, fix=f"{level.fix} --force submits it."))
+            forced = dataclasses.replace(level, remedy=level.remedy + " --force submits it.")
+            yield _as_note(level) if force else forced
 
 
-def _rights(target: Target, needed: Sequence[Right]) -> Answers:
+def _as_note(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, level="warn")
+
+
+def _rights(target: Target, needed: Sequence[Right]) -> Findings:
     cluster = target.cluster
-    missing = [str(one) for one in needed if not cluster.may(*one[:2], target.namespace, subresource=one.subresource)]
+    missing = [
+        str(right)
+        for right in needed
+        if not cluster.may(right.verb, right.kind, target.namespace, subresource=right.subresource)
+    ]
     if missing:
-        message = f"Missing RBAC permissions in namespace {target.namespace}: {', '.join(missing)}."
-        hint = namespace.ASK_FOR_ROLE.removesuffix(".")
-        yield ClusterError(message, f"{hint}; `launcher doctor` lists the permissions of all commands.")
+        what = "missing RBAC permissions in namespace {namespace}"
+        fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
+        yield fail_admin(what, "{missing}.", fix, namespace=target.namespace, missing=missing)
 
 
-def _queue(target: Target) -> Answers:
-    """Kueue would let a job wait for ever in a queue that does not exist."""
+def _queue(target: Target) -> Findings:
+    """Judge the queue: Kueue would let a job wait for ever in one that does not exist."""
     if target.queue is None:
         return
     kueue = controllers.kueue(target.cluster.served(LOCAL_QUEUES.group), target.queue)
+    yield kueue
     if kueue.level == "fail":
-        yield _error(kueue)
         return
     queue = target.cluster.get(LOCAL_QUEUES, target.queue, target.namespace)
     others = [] if queue else target.names(LOCAL_QUEUES, target.namespace)
     finding = queues.local(target.queue, target.namespace, queue, others)
-    if finding.level == "fail":
-        yield _error(finding) if queue is None else _note(finding)
+    # A queue that is stopped now may run again while the job waits.
+    yield _as_note(finding) if finding.level == "fail" and queue is not None else finding
 
 
-def _priority(target: Target) -> Answers:
+def _priority(target: Target) -> Findings:
     for kind, name in target.priority_classes:
         try:
             found = target.cluster.get(kind, name)
         except ApiError as error:
             if error.status != 403:
                 raise
-            yield f"whether {kind.kind} {name} exists is not known: you have no permission to read it."
+            what, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
+            yield unknown(what, why, kind=kind.kind, name=name)
             continue
-        finding = queues.priority(kind.kind, name, found, [] if found else target.names(kind))
-        if finding.level == "fail":
-            yield _error(finding)
+        yield queues.priority(kind.kind, name, found, [] if found else target.names(kind))
 
 
-def _unrequested(target: Target) -> Iterator[Finding]:
-    if missing := target.unrequested:
-        yield nodes.unrequested(missing, is_known=target.defaulted is not None)
-
-
-def _error(found: Finding) -> UserError:
-    kind = ClusterError if found.whose == "cluster" else UserError
-    return kind(f"{found.what[0].upper()}{found.what[1:]}: {found.why}", found.fix)
-
-
-def _note(found: Finding) -> str:
-    return f"{found.what}: {found.why}"
-
-
-def _all(found: Sequence[UserError]) -> UserError:
-    """One error for all; a ClusterError when one of them is."""
-    kind = ClusterError if any(isinstance(one, ClusterError) for one in found) else UserError
-    return found[0] if len(found) == 1 else kind("\n".join(map(str, found)))
+def _error(failing: Sequence[Finding]) -> UserError:
+    """Return one error for all; a ClusterError where the administrator must fix one of them."""
+    errors = [
+        (ClusterError if finding.whose == "cluster" else UserError)(
+            f"{finding.what[0].upper()}{finding.what[1:]}: {finding.why}", finding.fix
+        )
+        for finding in failing
+    ]
+    if len(errors) == 1:
+        return errors[0]
+    kind = ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
+    return kind("\n".join(map(str, errors)))

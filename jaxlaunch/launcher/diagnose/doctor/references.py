@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail, fail_admin, ok, warn
 from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints
+from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.kubernetes.quantity import amount
 from jaxlaunch.launcher.wording import size
@@ -77,22 +78,24 @@ def _sources(spec: Obj, key_ref: str, ref: str) -> Iterator[tuple[Mapping[str, A
 def claim(name: str, found: Obj | None, *, hosts: int, is_read: bool) -> Finding:
     """A PersistentVolumeClaim that `hosts` pods mount at once."""
     if found is None:
-        what = f"PersistentVolumeClaim {name} does not exist"
-        return fail(what, "pods stay Pending until it does.", "create it in the job's namespace.")
+        what = "PersistentVolumeClaim {name} does not exist"
+        return fail(what, "pods stay Pending until it does.", "create it in the job's namespace.", name=name)
     modes = found["spec"].get("accessModes") or []
     shared = "ReadWriteMany" in modes or (is_read and "ReadOnlyMany" in modes)
     if hosts > 1 and not shared:
-        what = f"PersistentVolumeClaim {name} is {', '.join(modes)}, and {hosts} hosts mount it"
+        what = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
         why = "it can be attached to one node only: the pods on other nodes wait."
-        return fail(what, why, "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL.")
+        fix = "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL."
+        return fail(what, why, fix, name=name, modes=list(modes), hosts=hosts)
     phase = found.get("status", {}).get("phase", "Pending")
     if phase == "Lost":
-        what = f"PersistentVolumeClaim {name} is Lost: its volume no longer exists"
-        return fail_admin(what, "pods cannot mount it.", "restore the volume, or create another claim.")
+        what = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
+        return fail_admin(what, "pods cannot mount it.", "restore the volume, or create another claim.", name=name)
     if phase != "Bound":
         why = "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod is scheduled."
-        return warn(f"PersistentVolumeClaim {name} is {phase}", why, f"kubectl describe pvc {name}")
-    return ok(f"PersistentVolumeClaim {name} is Bound, {', '.join(modes)}")
+        what = "PersistentVolumeClaim {name} is {phase}"
+        return warn(what, why, "kubectl describe pvc {name}", name=name, phase=phase)
+    return ok("PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes))
 
 
 def room(needed: Checkpoints, found: Obj | None) -> Findings:
@@ -101,47 +104,49 @@ def room(needed: Checkpoints, found: Obj | None) -> Findings:
     has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
     if has is None:
         return
-    takes = f"{size(needed.bytes)} of checkpoints, {needed.kept} kept and one being written"
+    takes = Text("{size} of checkpoints, {kept} kept and one being written", size=size(needed.bytes), kept=needed.kept)
+    fields = {"claim": needed.claim, "has": has, "takes": takes}
     if needed.bytes <= amount(has):
-        yield ok(f"PersistentVolumeClaim {needed.claim} of {has} has room for {takes}")
+        yield ok("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
         return
-    what = f"PersistentVolumeClaim {needed.claim} of {has} has no room for {takes}"
-    full = "a save that finds the disk full ends the run with exit code 84."  # EFS, NFS and hostPath enforce no size
-    why = f"the claim says {has}; if its storage enforces that, {full}"
-    yield warn(what, why, "enlarge the claim, or lower train.checkpoint.keep.")
+    # EFS, NFS and hostPath enforce no size.
+    full = "a save that finds the disk full ends the run with exit code 84."
+    yield warn(
+        "PersistentVolumeClaim {claim} of {has} has no room for {takes}",
+        "the claim says {has}; if its storage enforces that, " + full,
+        "enlarge the claim, or lower train.checkpoint.keep.",
+        **fields,
+    )
 
 
 def pull_secret(name: str, found: Obj | None) -> Finding:
     """A Secret that images are pulled with."""
     if found is None:
         why = "images are pulled without credentials, which fails where the registry requires them."
-        return fail(f"image pull secret {name} does not exist", why, f"kubectl create secret docker-registry {name} …")
+        fix = "kubectl create secret docker-registry {name} …"
+        return fail("image pull secret {name} does not exist", why, fix, name=name)
+    what, fields = "image pull secret {name} is of type {type}", {"name": name, "type": found.get("type")}
     if found.get("type") not in _PULL_TYPES:
-        what = f"image pull secret {name} is of type {found.get('type')}"
-        return fail(
-            what, f"the kubelet needs {_PULL_TYPES[0]}.", "create it with `kubectl create secret docker-registry`."
-        )
-    return ok(f"image pull secret {name} is of type {found['type']}")
+        fix = "create it with `kubectl create secret docker-registry`."
+        return fail(what, f"the kubelet needs {_PULL_TYPES[0]}.", fix, **fields)
+    return ok(what, **fields)
 
 
 def keys(kind: str, wanted: Keys, found: Obj | None) -> Finding:
     """A Secret or ConfigMap, and the keys of it that pods use."""
+    fields = {"kind": kind, "name": wanted.name, "keys": wanted.keys}
     if found is None:
-        return fail(f"{kind} {wanted.name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.")
+        return fail("{kind} {name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.", **fields)
     has = {**(found.get("data") or {}), **(found.get("binaryData") or {})}.keys()
     if missing := [key for key in wanted.keys if key not in has]:
-        return fail(
-            f"{kind} {wanted.name} has no key {', '.join(missing)}", _WAITS, f"it has {', '.join(sorted(has))}."
-        )
-    return ok(f"{kind} {wanted.name} exists" + (f", with {', '.join(wanted.keys)}" if wanted.keys else ""))
+        what = "{kind} {name} has no key {missing}"
+        return fail(what, _WAITS, "it has {present}.", **fields, missing=missing, present=sorted(has))
+    return ok("{kind} {name} exists, with {keys}" if wanted.keys else "{kind} {name} exists", **fields)
 
 
 def service_account(name: str, found: Obj | None) -> Finding:
     """The account that the pods run under."""
     if found is None:
-        return fail(
-            f"service account {name} does not exist",
-            "the API server rejects pods that name it.",
-            "create it, or set another.",
-        )
-    return ok(f"service account {name} exists")
+        what, why = "service account {name} does not exist", "the API server rejects pods that name it."
+        return fail(what, why, "create it, or set another.", name=name)
+    return ok("service account {name} exists", name=name)

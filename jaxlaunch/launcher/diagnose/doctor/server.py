@@ -13,9 +13,10 @@ TOKENS_S = 300  # beyond, tokens and certificates count as expired or not yet va
 def ready(version: str, server: str, is_ready: bool) -> Finding:
     """Its version, and whether /readyz says ok."""
     if is_ready:
-        return ok(f"Kubernetes {version} at {server}")
+        return ok("Kubernetes {version} at {server}", version=version, server=server)
     fix = f"{ASK_ADMIN} check /readyz?verbose."
-    return fail_admin(f"the API server (Kubernetes {version}) is not ready", "requests may fail.", fix)
+    what = "the API server (Kubernetes {version}) is not ready"
+    return fail_admin(what, "requests may fail.", fix, version=version)
 
 
 def clock(before: datetime, there: datetime, after: datetime) -> Finding:
@@ -24,5 +25,5 @@ def clock(before: datetime, there: datetime, after: datetime) -> Finding:
     if skew_s <= SKEW_S:
         return ok("this machine's clock and the server's agree")
     why = "tokens and certificates may be rejected." if skew_s > TOKENS_S else "ages of objects and events are wrong."
-    what = f"this machine's clock and the server's are {skew_s:.0f} s apart"
-    return warn(what, why, "set the clock: timedatectl set-ntp true")
+    what = "this machine's clock and the server's are {skew:.0f} s apart"
+    return warn(what, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))

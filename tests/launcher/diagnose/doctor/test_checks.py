@@ -12,6 +12,7 @@ import pytest
 
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.cli.doctor import lines, summary
+from jaxlaunch.launcher.diagnose import text
 from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, queues, references, server
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding
@@ -24,6 +25,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
+from tests.launcher.diagnose.words import other_words
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -64,6 +66,24 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
         "                          why: you may not look.",
     ]
     assert summary(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+
+
+def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        controllers.served(kinds.JOBSETS, "JobSet", ["v1"]),
+        namespace.exists("team", None),
+        *namespace.rights(
+            {next(iter(namespace.COMMANDS["submit"])): False}, [{"submit": namespace.COMMANDS["submit"][:1]}]
+        ),
+    ]
+    english = [one.to_json() for one in found]
+    monkeypatch.setattr(text, "localize", other_words)
+    other = [one.to_json() for one in found]
+    assert finding.exit_code(found) == 3
+    assert [one.keys() for one in other] == [one.keys() for one in english]
+    assert all(one["level"] == before["level"] for one, before in zip(other, english, strict=True))
+    assert all(one["what"] != before["what"] for one, before in zip(other, english, strict=True))
+    assert "not as v1alpha2" not in other[0]["what"] and "v1alpha2" in other[0]["what"]
 
 
 def test_every_check_is_documented_in_its_order() -> None:
@@ -581,7 +601,7 @@ def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> 
         raise UserError("trainer: importing mine failed")
 
     jobset = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]}}
-    told = list(CHECKS["volumes"](Target(cast(Cluster, None), "team", [jobset], refuses)))
+    told = list(CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], refuses)))
     assert [(one.level, one.why) for one in told] == [("unknown", "trainer: importing mine failed")]
 
 

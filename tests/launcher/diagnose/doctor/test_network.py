@@ -69,7 +69,7 @@ def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **ke
     server.put(NETWORK_POLICIES.path("team", "default-deny"), {"spec": DENIES})
     job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "agent": "image", **keys}
     manifests = render(resolve(load.parse(json.dumps(job)), ClusterDefaults()))
-    return list(CHECKS["network"](Target(Cluster.connect(), "team", manifests)))
+    return list(CHECKS["network"].judge(Target(Cluster.connect(), "team", manifests)))
 
 
 def test_a_job_without_its_policy_under_a_default_deny_is_told_before_it_waits_for_ever(
