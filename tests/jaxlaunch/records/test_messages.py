@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
-from jaxlaunch.records import checked, messages
+from jaxlaunch.records import checked, log_lines, messages
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.failure import (
     DiskExcess,
@@ -27,6 +27,7 @@ from jaxlaunch.records.failure import (
     StopOutcome,
     StopReason,
 )
+from jaxlaunch.records.progress_annotation import MAX_BYTES, Recorded
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history
 
@@ -315,3 +316,19 @@ def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
 def test_names_cuts_a_long_list() -> None:
     assert messages.names(list(range(30)), "rank").endswith("18, 19 and 10 more")
     assert Numbers.of(range(30)).count == 30
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\N{PILE OF POO}"])
+def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind(letter: str) -> None:
+    exception = ExceptionFacts("ValueError", 2000 * letter, errno=28)
+    raised = Failure(FailureKind.EXCEPTION, rank=1, exception=exception)
+    verdict = verdict_for_code(79, Failure(FailureKind.NO_PROGRESS, count=3, cause=raised), traceback=8000 * letter)
+    text = log_lines.termination_message(log_lines.Termination(verdict, 0))
+    end = log_lines.parse_termination_message(text)
+    assert len(text) <= log_lines.MAX_MESSAGE and end is not None
+    annotation = Recorded("u", 1.0, "ended", 1, 0, verdict=verdict).to_json()
+    recorded = Recorded.from_json(annotation, "u")
+    assert len(annotation) <= MAX_BYTES and recorded is not None and recorded.verdict is not None
+    for read in (end.verdict, recorded.verdict):
+        assert (read.failure.kind, read.failure.errno) == (FailureKind.NO_PROGRESS, 28)
+        assert verdict.message.startswith(read.message) and len(read.message) > 100
