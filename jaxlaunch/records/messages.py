@@ -173,11 +173,6 @@ def render_stop_reason(stop: StopFacts) -> str:
     return phrase("stop_user" if stop.reason is StopReason.USER else "stop_outside")
 
 
-def render_cannot_join(rendezvous: RendezvousFacts, reason: str) -> str:
-    """Return the sentence of a host that cannot join host 0."""
-    return phrase("cannot_join", address=rendezvous.address, reason=reason)
-
-
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +256,11 @@ def _not_joined(failure: Failure) -> str:
     return text + (phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else "")
 
 
+def _cannot_join(failure: Failure) -> str:
+    wait = failure.rendezvous or RendezvousFacts()
+    return phrase("cannot_join", address=wait.address, reason=failure.detail)
+
+
 def _agent_ended(failure: Failure) -> str:
     if failure.signal is None:
         return phrase("agent_exited", code=failure.exit_code)
@@ -322,13 +322,9 @@ def _preempted(failure: Failure) -> str:
     return phrase(name, count=failure.count, limit=failure.limit, cause=_cause(failure))
 
 
-def _detail(failure: Failure) -> str:
-    return failure.detail
-
-
 _RENDERERS: Mapping[FailureKind, Callable[[Failure], str]] = {
-    FailureKind.OTHER: _detail,
-    FailureKind.REFUSED: _detail,
+    FailureKind.OTHER: lambda failure: failure.detail,
+    FailureKind.REFUSED: lambda failure: failure.detail,
     FailureKind.DONE: lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"],
     FailureKind.EXCEPTION: _exception,
     FailureKind.TRAINER_ERROR: _exception,
@@ -344,9 +340,7 @@ _RENDERERS: Mapping[FailureKind, Callable[[Failure], str]] = {
     FailureKind.MIXED_VERSIONS: _versions,
     FailureKind.HOST_LOST: _lost_hosts,
     FailureKind.NOT_JOINED: _not_joined,
-    FailureKind.CANNOT_JOIN: lambda failure: render_cannot_join(
-        failure.rendezvous or RendezvousFacts(), failure.detail
-    ),
+    FailureKind.CANNOT_JOIN: _cannot_join,
     FailureKind.AGENT_ENDED: _agent_ended,
     FailureKind.AGENTS_KILLED: _of_process("agents_killed"),
     FailureKind.UNRECORDED: lambda failure: phrase(
