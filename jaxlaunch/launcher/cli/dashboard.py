@@ -15,8 +15,7 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.wording import visible
 
 if TYPE_CHECKING:
-    from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
-    from jaxlaunch.launcher.jobs.status.job_status import JobStatus
+    from jaxlaunch.launcher.cli.job_view import JobView
     from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.serving.answers import Listening
 
@@ -136,22 +135,22 @@ def _jobs(namespaces: Sequence[str], context: str | None) -> Callable[[], Rows]:
 
 def _rows(cluster: Cluster, namespace: str) -> Rows:
     """The jobs of a namespace as rows. Raises ClusterError where they cannot be listed."""
-    from jaxlaunch.launcher.diagnose.explain.explanation import explain
+    from jaxlaunch.launcher.cli.job_view import ClusterView
     from jaxlaunch.launcher.jobs.status import collect
-    from jaxlaunch.launcher.jobs.status.job_status import status_of
 
     found = collect.snapshots(cluster, namespace)
     unread = list(dict.fromkeys(why for seen in found for why in seen.unread))
-    return [_row(status_of(seen), explain(seen)) for seen in found], unread
+    return [_row(ClusterView(seen)) for seen in found], unread
 
 
-def _row(job: JobStatus, answer: Explanation) -> dict[str, Any]:
+def _row(view: JobView) -> dict[str, Any]:
+    job = view.status
     return {
         "id": "",
         "page": "",
         "name": visible(job.name),
         "state": job.state.value.lower(),
-        "why": visible(answer.headline)[:300],
+        "why": visible(view.explanation.headline)[:300],
         "step": job.step,
         "steps": job.steps,
         "goodput": job.goodput,

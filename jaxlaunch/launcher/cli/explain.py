@@ -6,10 +6,6 @@ import click
 
 from jaxlaunch.launcher.cli import completions, options, output, whose
 from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
-from jaxlaunch.launcher.diagnose.explain.explanation import explain as explain_world
-from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.local import explained
-from jaxlaunch.launcher.local.status import live
 
 UNKNOWN = 2  # exit code: there is no job of that name
 
@@ -25,11 +21,7 @@ def explain_command(name: str, namespace: str | None, context: str | None, where
     The first line names the situation; below it are the evidence and what to do. Give a run on this machine by its name
     below runs/, or by its folder.
     """
-    if (run := whose.run_here(name, namespace, context, where)) is not None:
-        answer = explained.explain(run, live(run))
-    else:
-        cluster = whose.connect(name, context, where)
-        answer = explain_world(collect.snapshot(cluster, namespace or cluster.namespace, name))
+    answer = whose.find_view(name, namespace, context, where).explanation
     if form in ("json", "yaml"):
         output.data(answer.to_json(), form)
     else:

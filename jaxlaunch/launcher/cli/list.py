@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.job_view import ClusterView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, status_of
+from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.local import status as local_status
 from jaxlaunch.launcher.sweep.table import Table
 
 HERE = "(here)"  # no namespace has such a name
@@ -48,7 +48,7 @@ def list_command(
     if asks_cluster and (where == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
     runs = [] if asks_cluster else run_folders.runs_in(folder)
-    here = [local_status.status_of(run, local_status.live(run)) for run in runs]
+    here = [RunView(run).status for run in runs]
     jobs, nothing, failed = (
         _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
         if where != "local" and not is_given
@@ -106,7 +106,7 @@ def _cluster_jobs(
     for why in dict.fromkeys(why for one in seen for why in one.unread):
         output.say(why)
     return (
-        [status_of(one) for one in seen],
+        [ClusterView(one).status for one in seen],
         f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}.",
         None,
     )

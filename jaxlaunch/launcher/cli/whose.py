@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.local import run_folders
@@ -30,6 +32,14 @@ def run_here(name: str, namespace: str | None, context: str | None, where: str |
     if folder is not None and where is None and os.sep not in name:
         _require_one(name)
     return None if folder is None else run_folders.open_run(folder)
+
+
+def find_view(name: str, namespace: str | None, context: str | None, where: str | None) -> JobView:
+    """Return the run or the job that is meant. Raises as `run_here` and `connect` do."""
+    if (run := run_here(name, namespace, context, where)) is not None:
+        return RunView(run)
+    cluster = connect(name, context, where)
+    return ClusterView(collect.snapshot(cluster, namespace or cluster.namespace, name), cluster)
 
 
 def connect(name: str, context: str | None, where: str | None) -> Cluster:

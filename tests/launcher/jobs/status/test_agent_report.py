@@ -9,6 +9,7 @@ import random
 import pytest
 
 from jaxlaunch.launcher.cli import status as screens
+from jaxlaunch.launcher.cli.job_view import ClusterView
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.jobs.logs import previous
 from jaxlaunch.launcher.jobs.status.job_status import status_of
@@ -57,5 +58,5 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
         for seen in (snapshot(jobset(5), *pods, records=found), snapshot(jobset(5), first, *pods[1:], records=found)):
             told = [status_of(seen), explain(seen), *previous.lines(found, seen.members)]
             json.dumps([dataclasses.asdict(one) for one in told], default=str)
-            list(screens.screen(status_of(seen), seen))
+            list(screens.screen(ClusterView(seen)))
         assert seen.report.verdict is not None and seen.report.verdict.verdict.message == "the cause"

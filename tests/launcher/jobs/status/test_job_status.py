@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.cli.job_view import ClusterView
 from jaxlaunch.launcher.cli.list import table
 from jaxlaunch.launcher.cli.status import screen
 from jaxlaunch.launcher.jobs.status import hosts
@@ -145,7 +146,7 @@ def test_the_status_holds_everything_that_is_known() -> None:
 
 
 def test_the_screen_begins_with_the_verdict() -> None:
-    assert list(screen(status_of(everything()), everything())) == [
+    assert list(screen(ClusterView(everything()))) == [
         "hang (82): rank 1 in data",
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
@@ -162,7 +163,7 @@ def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
     job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
     assert (
         "  why        waits: its host cannot pull image registry.example/train:1: that is not a valid image name"
-        in list(screen(status_of(job), job))
+        in list(screen(ClusterView(job)))
     )
 
 
@@ -172,7 +173,7 @@ def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_say
         over(0, 81, message=farewell(81, "host 1 is gone")),
         over(1, 137, "OOMKilled"),
     )
-    first, _, why, *_ = screen(status_of(job), job)
+    first, _, why, *_ = screen(ClusterView(job))
     assert first == "lost (81): host 1 is gone"
     assert why.startswith("  why        failed: host 1 was OOMKilled")
 
@@ -242,7 +243,7 @@ def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
     seen = LOSSES[loss]
     status = status_of(seen)
     assert (status.phase, status.phase_s) == (None, None)
-    assert not any("compile" in line for line in screen(status, seen))
+    assert not any("compile" in line for line in screen(ClusterView(seen)))
 
 
 def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
@@ -403,7 +404,7 @@ def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, A
 @pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
 def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, expected: str) -> None:
     seen = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
-    assert f"  hosts      {expected}" in screen(status_of(seen), seen)
+    assert f"  hosts      {expected}" in screen(ClusterView(seen))
 
 
 @pytest.mark.parametrize("status", ["Completed", "Failed"])

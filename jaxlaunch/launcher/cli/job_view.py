@@ -1,0 +1,158 @@
+"""A job as the commands show it, whether its source is a run folder of this machine or a cluster."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.jobs.status import job_status, lost_hosts
+from jaxlaunch.launcher.jobs.status.job_status import JobStatus
+from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.local import status as local_status
+from jaxlaunch.launcher.local.run_folders import Run
+
+# The table of jobs must not wait until what explains one is imported.
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
+
+# Rows of a table of hosts.
+MAX_HOSTS = 32
+
+Table = Sequence[Sequence[str]]
+
+
+class JobView(abc.ABC):
+    """One job or run, read once. Every command that shows one works on this.
+
+    Attributes:
+        unread: What could not be read, and why.
+    """
+
+    unread: Sequence[str] = ()
+
+    @property
+    @abc.abstractmethod
+    def status(self) -> JobStatus:
+        """State, numbers and restarts."""
+
+    @property
+    @abc.abstractmethod
+    def explanation(self) -> Explanation:
+        """Why it is in its state, and what to do."""
+
+    @property
+    def reason(self) -> str:
+        """The reason of its state, where the numbers of its status do not show it."""
+        return ""
+
+    @property
+    def as_of(self) -> str:
+        """When the numbers were true, where they are not those of now."""
+        return ""
+
+    @abc.abstractmethod
+    def details(self) -> list[Table]:
+        """Return the tables of -o wide, each with its heads first."""
+
+
+class RunView(JobView):
+    """A run, by its folder on this machine and what its agents say now."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @functools.cached_property
+    def _live(self) -> local_status.Live | None:
+        return local_status.live(self.run)
+
+    @functools.cached_property
+    def status(self) -> JobStatus:
+        return local_status.status_of(self.run, self._live)
+
+    @property
+    def explanation(self) -> Explanation:
+        from jaxlaunch.launcher.local import explained
+
+        return explained.explain(self.run, self._live)
+
+    def details(self) -> list[Table]:
+        phases = {} if self._live is None else self._live.phases
+        ranks = [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))] if phases else []
+        return [table for table in (ranks, self._restarts()) if table]
+
+    def _restarts(self) -> list[tuple[str, ...]]:
+        """Return the seconds until the first step of each start and restart, by cause."""
+        restarts = () if self.run.summary is None else self.run.summary.restart_seconds
+        causes = [cause for cause in contract.RESTART if any(cause in restart.seconds for restart in restarts)]
+        table = [("ATTEMPT", "AFTER", "SECONDS", *(cause.upper() for cause in causes))]
+        for restart in restarts:
+            seconds = [sum(restart.seconds.values()), *(restart.seconds.get(cause, 0.0) for cause in causes)]
+            table.append((str(restart.attempt), restart.after or "-", *(f"{spent_s:.2f}" for spent_s in seconds)))
+        return table if restarts else []
+
+
+class ClusterView(JobView):
+    """A job, by the objects and logs of its cluster."""
+
+    def __init__(self, snapshot: Snapshot | NoSuchJob, cluster: Cluster | None = None) -> None:
+        self._seen, self.unread, self.cluster = snapshot, snapshot.unread, cluster
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the cluster has of it. Raises UserError where there is no such job."""
+        if isinstance(self._seen, NoSuchJob):
+            raise UserError(f"{self.explanation.headline}.", self.explanation.next_move)
+        return self._seen
+
+    @functools.cached_property
+    def status(self) -> JobStatus:
+        return job_status.status_of(self.snapshot)
+
+    @functools.cached_property
+    def explanation(self) -> Explanation:
+        from jaxlaunch.launcher.diagnose.explain.explanation import explain
+
+        return explain(self._seen)
+
+    @property
+    def reason(self) -> str:
+        from jaxlaunch.launcher.diagnose.explain.explanation import diagnose
+        from jaxlaunch.launcher.diagnose.explain.failed import evicted_for_excess, is_oom
+        from jaxlaunch.launcher.diagnose.text import Renderer
+
+        answer, status = diagnose(self.snapshot).answer, self.status
+        # Agents can tell neither who sent a signal nor what another container of their pod does.
+        is_unsaid = is_oom(self.snapshot) or evicted_for_excess(self.snapshot) is not None
+        is_shown = status.phase is not None or (status.verdict is not None and not is_unsaid)
+        if is_shown and answer.situation != "sidecar":
+            return ""
+        return Renderer(status.name, status.namespace).render(answer.headline)
+
+    @property
+    def as_of(self) -> str:
+        return job_status.as_of_line(self.status, self.snapshot.now)
+
+    def details(self) -> list[Table]:
+        """Return the hosts; of many, those that are not ready first."""
+        hosts = sorted(self.snapshot.hosts, key=lambda host: (host.is_ready, host.number))
+        spares = lost_hosts.spares(self.snapshot)
+        rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
+        for host in hosts[:MAX_HOSTS]:
+            state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
+            state = "Terminating" if host.is_leaving and not host.has_ended else state
+            ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
+            ranks = "spare" if host.number in spares else _range(self.snapshot.members.ranks(host.number))
+            rows.append((str(host.number), ranks, ready, state, host.node or "-", host.pod))
+        more = [[(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]] if len(hosts) > MAX_HOSTS else []
+        return [rows, *more]
+
+
+def _range(ranks: range) -> str:
+    if not ranks:
+        return "-"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
