@@ -385,3 +385,22 @@ def test_a_restart_is_at_the_step_that_is_saved_until_it_trains_one(gang: Callab
     assert of.leader._reporter.view().step == 20
     of.send(0, "beat", ranks={"0": {"phase": "step", "step": 21}}, metrics=None, attempt=2)
     assert of.leader._reporter.view().step == 21
+
+
+def test_a_spare_with_another_job_is_refused_and_the_gang_continues(gang: Callable[..., Gang]) -> None:
+    job = AgentJob("t", ("true",), processes_per_host=1, in_place_limit=0, replaces=True, sizes=(2,))
+    of = gang(3, joined=2, job=job)
+    of.join(2, spec="another")
+    assert any("has a different job" in text for text in of.said), of.said
+    assert of.leader._gang.verdict is None and of.leader._gang.stage.name == "RUN"
+    told = [json.loads(line)["type"] for line in of.hosts[1][0].recv(65536).splitlines()]
+    assert "start" in told and "verdict" not in told
+
+
+def test_a_report_about_an_attempt_whose_processes_never_started_changes_nothing(gang: Callable[..., Gang]) -> None:
+    of = gang(3, joined=2)
+    of.send(1, "stop", excess=None)
+    assert of.leader._gang.stage.name == "KILL"
+    of.beat(1)
+    of.event(1, "error", error={"type": "ValueError", "message": "boom"})
+    assert not any("invalid message" in text for text in of.said), of.said
