@@ -33,7 +33,7 @@ from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Kind
-from jaxlaunch.launcher.agent.host.member import CHALLENGE_S, RETRY_REFUSED_S
+from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.io import limits
 from jaxlaunch.launcher.agent.io.dial import Dialer
 from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message
