@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.diagnose.doctor import controllers
-from jaxlaunch.launcher.diagnose.doctor import network as doctor_network
+from jaxlaunch.launcher.diagnose.doctor import controllers, namespace
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes import pod_security
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
@@ -344,7 +343,7 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
     assert (here, more) == ({"to": [{"podSelector": {}}]}, bucket)
     assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
-    assert [each.level for each in doctor_network.gang([limited], labels, {}, has_own=False)] == ["ok"]
+    assert [each.level for each in namespace.network([limited], labels, {}, has_own=False)] == ["ok"]
 
 
 # --- pods and namespaces ----------------------------------------------------------------------------------------------

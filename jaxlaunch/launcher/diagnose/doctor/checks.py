@@ -16,12 +16,9 @@ from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.doctor import (
     controllers,
     namespace,
-    network,
     nodes,
     precheck,
-    queues,
     references,
-    server,
 )
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
@@ -78,13 +75,13 @@ def _cluster_failed(name: str, error: ClusterError) -> Finding:
 
 def _server(cluster: Cluster) -> Findings:
     version = cluster.server_version()
-    yield server.ready(version, cluster.server, cluster.ready())
+    yield controllers.ready(version, cluster.server, cluster.ready())
 
 
 def _clock(target: Target) -> Findings:
     before = datetime.datetime.now(datetime.UTC)
     there = target.cluster.server_time()
-    yield server.clock(before, there, datetime.datetime.now(datetime.UTC))
+    yield controllers.clock(before, there, datetime.datetime.now(datetime.UTC))
 
 
 def _jobset(target: Target) -> Findings:
@@ -177,7 +174,7 @@ def _network(target: Target) -> Findings:
         return
     others = [one for one in listed if one["metadata"]["name"] != name or not own]
     pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), NAME_LABEL: name}
-    yield from network.gang([*others, *own], pod_labels, target.labels, has_own=bool(own))
+    yield from namespace.network([*others, *own], pod_labels, target.labels, has_own=bool(own))
 
 
 def _quota(target: Target) -> Findings:
@@ -190,7 +187,7 @@ def _queue(target: Target) -> Findings:
         return
     found = target.cluster.get(kinds.LOCAL_QUEUES, target.queue, target.namespace)
     others = [] if found else target.names(kinds.LOCAL_QUEUES, target.namespace)
-    yield queues.local(target.queue, target.namespace, found, others)
+    yield namespace.local_queue(target.queue, target.namespace, found, others)
     if found is None:
         return
     name = cluster_queue_of(found) or ""
@@ -199,15 +196,15 @@ def _queue(target: Target) -> Findings:
     except ApiError as error:
         if error.status != 403:
             raise
-        yield queues.quota_not_visible(name)
+        yield namespace.quota_not_visible(name)
         return
-    yield from queues.cluster_queue(name, cluster_queue, target.labels, together(target.admitted), target.pods)
+    yield from namespace.cluster_queue(name, cluster_queue, target.labels, together(target.admitted), target.pods)
 
 
 def _priority(target: Target) -> Findings:
     for kind, name in target.priority_classes:
         found = target.cluster.get(kind, name)
-        yield queues.priority(kind.kind, name, found, [] if found else target.names(kind))
+        yield namespace.priority(kind.kind, name, found, [] if found else target.names(kind))
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------

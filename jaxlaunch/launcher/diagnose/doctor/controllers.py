@@ -1,18 +1,19 @@
-"""JobSet and Kueue: installed, new enough, their controllers and webhooks running. Pure."""
+"""The API server, JobSet and Kueue: new enough, their controllers and webhooks running. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import yaml
 
-from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown
+from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Kind
-from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.launcher.kubernetes.objects import SKEW_S, Obj, ahead_s
 from jaxlaunch.launcher.wording import either
 
 # Where each project's own manifests put its controller.
@@ -41,6 +42,29 @@ _CREATED: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("networkpolicies",),
     "kueue.x-k8s.io": ("workloads",),
 }
+
+
+# Beyond this, tokens and certificates count as expired or not yet valid.
+TOKENS_S = 300
+
+
+def ready(version: str, server: str, is_ready: bool) -> Finding:
+    """Its version, and whether /readyz says ok."""
+    if is_ready:
+        return ok("Kubernetes {version} at {server}", version=version, server=server)
+    fix = f"{ASK_ADMIN} check /readyz?verbose."
+    what = "the API server (Kubernetes {version}) is not ready"
+    return fail_admin(what, "requests may fail.", fix, version=version)
+
+
+def clock(before: datetime, there: datetime, after: datetime) -> Finding:
+    """The server's time, which it gives to the second, against the time here before and after the request."""
+    skew_s = abs(ahead_s(before, there, after))
+    if skew_s <= SKEW_S:
+        return ok("this machine's clock and the server's agree")
+    why = "tokens and certificates may be rejected." if skew_s > TOKENS_S else "ages of objects and events are wrong."
+    what = "this machine's clock and the server's are {skew:.0f} s apart"
+    return warn(what, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))
 
 
 def served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:

@@ -1,4 +1,4 @@
-"""The namespace: whether it exists, its Pod Security level and ResourceQuotas, and the user's rights in it. Pure.
+"""The namespace: its Pod Security level, quotas, queue, priority, network policies, and the user's rights in it. Pure.
 
 `launcher submit` and `launcher doctor` judge a namespace here alone.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from typing import Literal
 
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.doctor.controllers import matches
+from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job
-from jaxlaunch.launcher.kubernetes import kinds, requests
+from jaxlaunch.launcher.kubernetes import kinds, queues, requests
 from jaxlaunch.launcher.kubernetes import pod_security as podsecurity
-from jaxlaunch.launcher.kubernetes.kinds import Kind
+from jaxlaunch.launcher.kubernetes.kinds import WORKLOAD_PRIORITY_CLASSES, Kind
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.kubernetes.pod_security import ENFORCE, LEVELS
 from jaxlaunch.launcher.kubernetes.quantity import amount
 from jaxlaunch.launcher.kubernetes.rights import Right
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
+from jaxlaunch.launcher.wording import either
 
 
 def exists(name: str, found: Obj | None) -> Finding:
@@ -167,3 +170,202 @@ def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right,
             yield judge(what, why, ASK_FOR_ROLE + ".", missing=missing, command=command)
     if all(has.values()):
         yield ok("all {number} RBAC permissions that the commands need", number=len(has))
+
+
+# --- queue and priority -----------------------------------------------------------------------------------------------
+
+PODS = "pods"  # a resource to Kueue, where a ClusterQueue covers it
+
+
+def local_queue(name: str, namespace: str, found: Obj | None, others: Sequence[str]) -> Finding:
+    """Whether the LocalQueue exists and is active; `others` are the namespace's LocalQueues."""
+    if found is None:
+        return fail(
+            "LocalQueue {name} does not exist in namespace {namespace}",
+            "Kueue never starts a job of a queue that does not exist.",
+            "use {others}." if others else f"{ASK_ADMIN} create a LocalQueue in this namespace.",
+            name=name,
+            namespace=namespace,
+            others=either(others) if others else "",
+        )
+    behind = queues.cluster_queue_of(found)
+    return _inactive(f"LocalQueue {name}", found) or ok(
+        "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=behind
+    )
+
+
+def _inactive(name: str, queue: Obj) -> Finding | None:
+    found = queues.inactive(queue)
+    if found is None:
+        return None
+    if found.stop_policy is not None:
+        what, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
+        return fail_admin(what, "Kueue admits nothing from it.", fix, name=name, policy=found.stop_policy)
+    reason = found.message or found.reason or Text("no reason is given")
+    what, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
+    return fail_admin(what, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason)
+
+
+def cluster_queue(
+    name: str,
+    found: Obj | None,
+    namespace_labels: Mapping[str, str] | None,
+    requested: Mapping[str, Decimal],
+    pods: int,
+) -> Findings:
+    """The ClusterQueue: active, open to the namespace, with quota of each resource, and large enough for the job."""
+    if found is None:
+        fix = f"{ASK_ADMIN} create it."
+        yield fail_admin("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
+        return
+    if (inactive := _inactive(f"ClusterQueue {name}", found)) is not None:
+        yield inactive
+    selector = found["spec"].get("namespaceSelector")
+    if selector is None or (namespace_labels is not None and not matches(selector, namespace_labels)):
+        what = "ClusterQueue {name} does not accept this namespace"
+        why = "its namespaceSelector does not match, so Kueue admits nothing from here."
+        yield fail_admin(what, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
+    covered = queues.covered(found)
+    missing = [resource for resource in requested if resource not in covered]
+    for resource in missing:
+        yield fail_admin(
+            "ClusterQueue {name} does not cover {resource}, of which the job requests {requested}",
+            "Kueue never admits the job.",
+            ASK_ADMIN + " add it to coveredResources ({covered}).",
+            name=name,
+            resource=resource,
+            requested=requests.written(resource, requested[resource]),
+            covered=list(covered) or Text("none"),
+        )
+    if not missing:
+        yield _large_enough(name, found, {**requested, **({PODS: Decimal(pods)} if PODS in covered else {})})
+
+
+def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Finding:
+    """Whether the job fits into one flavor of the ClusterQueue when nothing else uses it."""
+    largest = largest_quota(found)
+    over = {resource: most for resource, most in largest.items() if requested.get(resource, 0) > most}
+    if not over:
+        covered = list(queues.covered(found)) or Text("nothing")
+        what = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requested else "")
+        return ok(what, name=name, covered=covered)
+    lacking = [
+        Text(
+            "{requested} of {resource} (quota {quota})",
+            requested=requests.written(resource, requested[resource]),
+            resource=resource,
+            quota=requests.written(resource, most),
+        )
+        for resource, most in over.items()
+    ]
+    what, fields = "ClusterQueue {name} is too small: the job requests {lacking}", {"name": name, "lacking": lacking}
+    if found["spec"].get("cohortName") or found["spec"].get("cohort"):
+        why = "the rest must be borrowed from its cohort."
+        return warn(what, why, "request less, or wait until the cohort has enough.", **fields)
+    return fail_admin(what, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.", **fields)
+
+
+def largest_quota(found: Obj) -> dict[str, Decimal]:
+    """Resource → the largest nominal quota that one flavor of a ClusterQueue has; 0 for a covered one without any."""
+    most = dict.fromkeys(queues.covered(found), Decimal(0))
+    for quota in queues.quotas(found):
+        most[quota.resource] = max(most[quota.resource], amount(quota.nominal))
+    return most
+
+
+def quota_not_visible(name: str) -> Finding:
+    """A ClusterQueue that the user may not read."""
+    why = "you have no permission to read ClusterQueues."
+    return unknown("the quota of ClusterQueue {name} is not known", why, name=name)
+
+
+def priority(kind: str, name: str, found: Obj | None, others: Sequence[str]) -> Finding:
+    """Whether the priority class exists; `others` are those of the cluster."""
+    if found is not None:
+        return ok("{kind} {name} exists, value {value}", kind=kind, name=name, value=found.get("value"))
+    fix = "use priority: {others}." if others else f"{ASK_ADMIN} create it."
+    is_kueue_s = kind == WORKLOAD_PRIORITY_CLASSES.kind
+    why = "Kueue does not admit a job that names it." if is_kueue_s else "pods that name it are rejected."
+    listed = either(others) if others else ""
+    return fail("{kind} {name} does not exist", why, fix, kind=kind, name=name, others=listed)
+
+
+# --- network policies -------------------------------------------------------------------------------------------------
+
+_Direction = Literal["Ingress", "Egress"]
+_WORDS: Mapping[_Direction, tuple[str, str, str]] = {
+    "Ingress": ("ingress", "from", "none admits connections from the job's other hosts"),
+    "Egress": ("egress", "to", "none allows connections to the job's other hosts"),
+}
+
+
+def network(
+    policies: Sequence[Obj], pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None, has_own: bool
+) -> Findings:
+    """Whether the policies of the namespace let the job's pods connect to each other; `has_own`: the job brings one.
+
+    Without a policy that selects a pod, everything is allowed; with some, what one of them allows.
+    """
+    judged = [_judged(way, policies, pod_labels, namespace_labels, has_own) for way in _WORDS]
+    found = [one for one in judged if one is not None]
+    yield from found
+    if not found:
+        yield ok("no NetworkPolicy of the namespace keeps the hosts from each other")
+
+
+def _judged(
+    way: _Direction,
+    policies: Sequence[Obj],
+    pod_labels: Mapping[str, str],
+    namespace_labels: Mapping[str, str] | None,
+    has_own: bool,
+) -> Finding | None:
+    """What is wrong with one direction; None when nothing is."""
+    barring = [one for one in policies if way in _types(one) and matches(_selector(one), pod_labels)]
+    if not barring:
+        return None
+    word, key, lacking = _WORDS[way]
+    limited = [  # whether each rule that reaches the other hosts is of some ports only
+        bool(rule.get("ports"))
+        for policy in barring
+        for rule in policy["spec"].get(word) or ()
+        if _reaches(rule.get(key), pod_labels, namespace_labels)
+    ]
+    if limited and not all(limited):
+        return None
+    names = ", ".join(sorted(one["metadata"]["name"] for one in barring))
+    if limited:
+        why = "JAX's coordinator listens on another port in each attempt."
+        return unknown("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
+    what = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
+    why = "the hosts wait for each other at the rendezvous until it times out."
+    fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
+    if way == "Ingress" and not has_own:
+        fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
+    return fail(what, why, fix, names=names, word=word)
+
+
+def _types(policy: Obj) -> Sequence[str]:
+    """What it is about; by default ingress, and egress where it has such rules."""
+    spec = policy["spec"]
+    return spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+
+
+def _selector(policy: Obj) -> Obj:
+    return policy["spec"].get("podSelector") or {}
+
+
+def _reaches(
+    peers: Sequence[Obj] | None, pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None
+) -> bool:
+    """Whether one of these peers is the job's own pods; no peers are all."""
+    return not peers or any(_is_own(peer, pod_labels, namespace_labels) for peer in peers)
+
+
+def _is_own(peer: Obj, pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None) -> bool:
+    """A block of addresses may hold the pods', which are not known yet: it counts as one that does."""
+    if "ipBlock" in peer:
+        return True
+    where = peer.get("namespaceSelector")
+    is_here = where is None or namespace_labels is None or matches(where, namespace_labels)
+    return is_here and matches(peer.get("podSelector") or {}, pod_labels)

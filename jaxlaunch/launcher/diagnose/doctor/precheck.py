@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxlaunch.launcher.diagnose.doctor import controllers, namespace, nodes, queues
+from jaxlaunch.launcher.diagnose.doctor import controllers, namespace, nodes
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_admin, unknown
 from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
@@ -119,7 +119,7 @@ def _queue(target: Target) -> Findings:
         return
     queue = target.cluster.get(LOCAL_QUEUES, target.queue, target.namespace)
     others = [] if queue else target.names(LOCAL_QUEUES, target.namespace)
-    finding = queues.local(target.queue, target.namespace, queue, others)
+    finding = namespace.local_queue(target.queue, target.namespace, queue, others)
     # A queue that is stopped now may run again while the job waits.
     yield _as_note(finding) if finding.level == "fail" and queue is not None else finding
 
@@ -134,7 +134,7 @@ def _priority(target: Target) -> Findings:
             what, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
             yield unknown(what, why, kind=kind.kind, name=name)
             continue
-        yield queues.priority(kind.kind, name, found, [] if found else target.names(kind))
+        yield namespace.priority(kind.kind, name, found, [] if found else target.names(kind))
 
 
 def _error(failing: Sequence[Finding]) -> UserError:

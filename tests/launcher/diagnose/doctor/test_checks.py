@@ -13,7 +13,7 @@ import pytest
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.cli.doctor import lines, summary
 from jaxlaunch.launcher.diagnose import text
-from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, queues, references, server
+from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, references
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding
 from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
@@ -106,12 +106,14 @@ def test_every_check_is_documented_in_its_order() -> None:
     ],
 )
 def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) -> None:
-    found = server.clock(NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300))
+    found = controllers.clock(
+        NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
+    )
     assert found.level == level and why in found.why
 
 
 def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
-    assert finding.exit_code([server.ready("v1.35.4", "https://a", False)]) == 3
+    assert finding.exit_code([controllers.ready("v1.35.4", "https://a", False)]) == 3
 
 
 # --- controllers ------------------------------------------------------------------------------------------------------
@@ -308,17 +310,17 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
     judged = [
         f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
-        for each in queues.cluster_queue("whole", found, {}, REQUESTED, 2)
+        for each in namespace.cluster_queue("whole", found, {}, REQUESTED, 2)
     ]
     assert len(judged) == len(expected), judged
     assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
 
 
 def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
-    assert queues.local("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
+    assert namespace.local_queue("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
     condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
-    assert "Can't submit new workloads" in queues.local("q", "team-a", idle, []).why
+    assert "Can't submit new workloads" in namespace.local_queue("q", "team-a", idle, []).why
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.diagnose.doctor import network
+from jaxlaunch.launcher.diagnose.doctor import namespace
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS
 from jaxlaunch.launcher.diagnose.doctor.finding import Finding
 from jaxlaunch.launcher.diagnose.doctor.target import Target
@@ -59,7 +59,7 @@ EGRESS = policy("out", policyTypes=["Egress"])
     ],
 )
 def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(policies: Any, levels: list[str]) -> None:
-    assert [one.level for one in network.gang(policies, LABELS, {"name": "a"}, has_own=True)] == levels
+    assert [one.level for one in namespace.network(policies, LABELS, {"name": "a"}, has_own=True)] == levels
 
 
 def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> list[Finding]:
