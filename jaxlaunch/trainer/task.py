@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxlaunch import contract
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.data.source import Apart, Source
+from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, is_source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.foreign import Linen
 from jaxlaunch.trainer.spec import Images, Mixture, Torch, TrainSpec
@@ -231,24 +231,25 @@ def check_arrays(name: str, model: nnx.Module) -> None:
         )
 
 
-def checked_source(spec: TrainSpec, source: Any) -> Source | None:
+def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     """`source`, which the task of `spec` opened.
 
     Raises SpecError where it is neither None nor a Source, and where the processes of `data.workers` do not read it.
     """
     if source is None:
         return None
-    if not isinstance(source, Source):
+    if not is_source(source):
         needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.Source)"
         raise SpecError(f"{spec.task}: source returned {user_code.kind(source)}; {needed}")
     workers = spec.data.workers if isinstance(spec.data, Images | Mixture | Torch) else 0
-    if workers and (source.workers if isinstance(source, Apart) else 0) != workers:
+    found = as_data_source(source)
+    if workers and found.workers != workers:
         raise SpecError(
             f"{spec.task}: source returned {user_code.kind(source)}, which the {workers} processes of "
             "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
             "jaxlaunch.open_source(spec, split)"
         )
-    return source
+    return found
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:

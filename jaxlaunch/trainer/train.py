@@ -21,7 +21,7 @@ from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.example_log import Trace
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.prefetch import Prefetcher
-from jaxlaunch.trainer.data.source import Ordered, Source
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
 from jaxlaunch.trainer.loop.driver import Loop
@@ -122,7 +122,7 @@ class HeldOut:
                 seen, weight_B = jax.device_get(seen_and_weights)
                 classes.add(seen, weight_B, self.batches.indexes(number))
         if classes is not None and self._run_dir is not None:
-            record = classes.record((self.inputs or {}).get("classes", ()), getattr(self.batches.source, "where", None))
+            record = classes.record((self.inputs or {}).get("classes", ()), self.batches.source.where)
             about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
@@ -230,7 +230,7 @@ class BuiltInTraining(Training[TrainState]):
             profile=spec.profile,
         )
 
-    def _pipeline(self, task: Task, train_set: Source, rows: range) -> Pipeline:
+    def _pipeline(self, task: Task, train_set: DataSource, rows: range) -> Pipeline:
         """The batches of the training set, this process's `rows` of each."""
         data = self.spec.data
         return Pipeline(
@@ -246,7 +246,7 @@ class BuiltInTraining(Training[TrainState]):
             check=partial(task.check_batch, self.spec),
         )
 
-    def _evaluation(self, task: Task, eval_set: Source | None, rows: range) -> Evaluation | None:
+    def _evaluation(self, task: Task, eval_set: DataSource | None, rows: range) -> Evaluation | None:
         """The batches of the held-out set; None where there is none."""
         if eval_set is None or len(eval_set) == 0:
             return None
@@ -262,7 +262,7 @@ class BuiltInTraining(Training[TrainState]):
             check=partial(task.check_batch, self.spec),
         )
 
-    def _metrics(self, train_set: Source) -> Metrics:
+    def _metrics(self, train_set: DataSource) -> Metrics:
         has_tokens = reads_tokens(self.spec, self.pipeline.like())
         is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
         return Metrics(
@@ -275,7 +275,7 @@ class BuiltInTraining(Training[TrainState]):
             has_tokens=has_tokens,
             has_targets=is_row,
             dataset_examples=len(train_set),
-            epochs=train_set.epochs if isinstance(train_set, Ordered) else None,
+            epochs=train_set.epochs,
         )
 
     # --- the state ----------------------------------------------------------------------------------------------------
@@ -403,13 +403,12 @@ class BuiltInTraining(Training[TrainState]):
         return self.held_out.sample(state)
 
 
-def _fingerprints(**sets: Source | None) -> dict[str, str]:
+def _fingerprints(**sets: DataSource | None) -> dict[str, str]:
     """The identity of each set; a user's own source may tell of itself what differs between hosts."""
-    ours = {name: each for name, each in sets.items() if type(each).__module__.startswith("jaxlaunch.trainer.")}
-    return {name: each.fingerprint() for name, each in ours.items() if each is not None}
+    return {name: each.fingerprint() for name, each in sets.items() if each is not None and not each.is_of_user}
 
 
-def conditions(spec: TrainSpec, train_set: Source) -> dict[str, Any]:
+def conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
     """What must not change when a run resumes, because it determines the examples of each step."""
     order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
     return {"data": train_set.fingerprint()} | order

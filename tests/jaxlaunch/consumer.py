@@ -13,7 +13,7 @@ import jaxlaunch
 from jaxlaunch import Batch, Loss, Sample, Source, Split, Task, TrainSpec
 
 
-class Squares:
+class Squares(Source):
     def __len__(self) -> int:
         return 100
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,10 +13,10 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import example_rng
-from jaxlaunch.trainer.data.messages import Draws, Item
-from jaxlaunch.trainer.data.order import Indexes
-from jaxlaunch.trainer.data.source import Apart, Rowed, Source, name_of
+from jaxlaunch.trainer.data import example_rng, workers
+from jaxlaunch.trainer.data.messages import Draws, Item, Request
+from jaxlaunch.trainer.data.order import Indices
+from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, name_of
 from jaxlaunch.trainer.errors import DataError, StorageError, TrainerError
 
 Array = npt.NDArray[Any]
@@ -51,20 +53,21 @@ class Reading(NamedTuple):
 
 ANYHOW = Reading()
 Marked = TypeVar("Marked", bound=Callable[..., Any])
+# The functions that make many examples at once, by the method that makes one.
+_MANY: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 
 
 def many_by(many: Callable[[Any, Batch], Batch]) -> Callable[[Marked], Marked]:
-    """Marks a task's `example` with the function of the task and of records [B, ...] that makes B examples at once.
+    """Name, for a task's `example`, the function of the task and of records [B, ...] that makes B examples at once.
 
     It raises Unusable where it cannot; `example` then says of which record that is.
     """
 
-    def marked(example: Marked) -> Marked:
-        """The same function."""
-        example.many = many  # type: ignore[attr-defined]
+    def register(example: Marked) -> Marked:
+        _MANY[example] = many
         return example
 
-    return marked
+    return register
 
 
 class Examples:
@@ -74,22 +77,24 @@ class Examples:
     """
 
     def __init__(self, source: Source, example: Example, reading: Reading = ANYHOW) -> None:
-        self._source, self._example, self._reading = source, example, reading
+        self._source, self._example, self._reading = as_data_source(source), example, reading
+        source = self._source
         self._length = len(source)
         if not self._length:
             raise DataError(f"{name_of(source)} has no examples")
-        self._takes_rng = _takes_rng(source), example_rng.takes_rng(example)
-        ours = _is_ours(source), getattr(example, "__module__", "").startswith("jaxlaunch.trainer.")
+        self._takes_rng = source.takes_rng, example_rng.takes_rng(example)
+        ours = not source.may_draw, str(example.__module__).startswith("jaxlaunch.trainer.")
         is_known = all(ours) if reading.deterministic is None else reading.deterministic
         self._is_drawn = not is_known
         is_seeded = [self._is_drawn and not (a or b) for a, b in zip(ours, self._takes_rng, strict=True)]
         self._is_seeded = any(is_seeded)
-        self._apart = source if isinstance(source, Apart) and source.workers else None
         self._draws = Draws(reading.seed, reading.purpose, self._is_seeded, is_seeded[1] or self._takes_rng[1])
         self.forms = self._first()
-        self._many = getattr(example, "many", None)
-        self._rowed = source if self._many and is_known and isinstance(source, Rowed) else None
-        is_cached = is_known and self._rowed is None and self._bytes() <= CACHE_BYTES
+        self._many: Callable[[Batch], Batch] | None = None
+        if isinstance(example, types.MethodType) and is_known and source.has_rows:
+            many = _MANY.get(example.__func__)
+            self._many = None if many is None else partial(many, example.__self__)
+        is_cached = is_known and self._many is None and self._bytes() <= CACHE_BYTES
         self._cache = self._allocated(self._length) if is_cached else None
         self._is_cached = np.zeros(self._length, bool)
 
@@ -102,15 +107,14 @@ class Examples:
         One for each process that reads. One where an example takes longer to hand over than to read: two threads that
         do nothing but Python would wait for each other.
         """
-        if self._apart is not None:
-            return self._apart.workers
-        is_light = getattr(self._source, "is_light", False)
-        return most if self._cache is None and not self._is_seeded and not is_light else 1
+        if self._source.workers:
+            return self._source.workers
+        return most if self._cache is None and not self._is_seeded and not self._source.is_light else 1
 
     @property
     def note(self) -> str | None:
         """Why they are read one at a time, and how that ends; None where they are not."""
-        if not self._is_seeded or self._apart is not None:
+        if not self._is_seeded or self._source.workers:
             return None
         return (
             f"{name_of(self._source)} may use random numbers, so its examples are read one at a time, each with "
@@ -118,13 +122,13 @@ class Examples:
             "none, or give it a parameter rng, which gets a numpy Generator, or set data.workers"
         )
 
-    def read(self, index_B: Indexes, position_B: Indexes) -> Batch:
+    def read(self, index_B: Indices, position_B: Indices) -> Batch:
         """Examples under these indexes, stacked in their order: key -> [B, ...]; drawn as at these positions."""
         batch = self._read(index_B, position_B)
         self._judge(batch, index_B)
         return batch
 
-    def not_finite(self, index_B: Indexes, position_B: Indexes) -> str | None:
+    def not_finite(self, index_B: Indices, position_B: Indices) -> str | None:
         """The first of these examples that holds what is no finite number, in a sentence; None where none does."""
         batch = self._read(index_B, position_B)
         found = [(*at, key) for key, array in batch.items() if (at := first_not_finite(array)) is not None]
@@ -134,7 +138,7 @@ class Examples:
         position, index = int(position_B[row]), int(index_B[row])
         return f"{name_of(self._source)}: example {index}, at position {position}, has {key} {value}{self._place()}"
 
-    def _read(self, index_B: Indexes, position_B: Indexes) -> Batch:
+    def _read(self, index_B: Indices, position_B: Indices) -> Batch:
         if (at_once := self._at_once(index_B)) is not None:
             return at_once
         if self._cache is None:
@@ -147,25 +151,28 @@ class Examples:
         self._is_cached[missing] = True
         return {key: array[index_B] for key, array in self._cache.items()}
 
-    def _at_once(self, index_B: Indexes) -> Batch | None:
+    def _at_once(self, index_B: Indices) -> Batch | None:
         """All examples by one call; None where they cannot be, or one is odd: made one by one, that one is named."""
-        if self._rowed is None or self._many is None:
+        if self._many is None:
             return None
         try:
-            batch: Batch = self._many(getattr(self._example, "__self__", None), self._rowed.rows(index_B))
+            batch: Batch = self._many(self._source.rows(index_B))
         except Unusable:
             return None
         found = {key: Form(array.shape[1:], array.dtype) for key, array in batch.items()}
         return batch if found == self.forms and not any(form.dtype in NARROW for form in found.values()) else None
 
-    def _judge(self, batch: Batch, index_B: Indexes) -> None:
+    def _judge(self, batch: Batch, index_B: Indices) -> None:
         if self._reading.check is not None and (found := self._reading.check(batch)) is not None:
             row, what = found
             raise self._fault(int(index_B[row]), what)
 
     def _fill(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
         """Puts the examples into these slots; their items are read here, or by another process, all at once."""
-        items = [None] * len(indexes) if self._apart is None else self._apart.items(indexes, positions, self._draws)
+        items: Sequence[Item | None] = [None] * len(indexes)
+        if self._source.workers:
+            request = Request(*self._source.opener, self._draws, indexes, positions)
+            items = workers.shared(self._source.workers).items(request)
         for slot, index, position, item in zip(slots, indexes, positions, items, strict=True):
             self._put(target, slot, index, self._checked(index, position, item))
 
@@ -209,10 +216,10 @@ class Examples:
     def _drawn(self, index: int, position: int) -> Mapping[str, Any]:
         """The example, its random numbers those of its position."""
         start = example_rng.entropy(self._reading.seed, self._reading.purpose, position)
-        rng: dict[str, Any] = {"rng": np.random.default_rng(start)} if any(self._takes_rng) else {}
-        of_source, of_example = (rng if takes else {} for takes in self._takes_rng)
+        rng = np.random.default_rng(start) if any(self._takes_rng) else None
+        of_example = {"rng": rng} if self._takes_rng[1] else {}
         with example_rng.seeded(start) if self._is_seeded else contextlib.nullcontext():
-            return self._example(self._source.__getitem__(index, **of_source), **of_example)
+            return self._example(self._source.read_example(index, rng), **of_example)
 
     def _finished(self, position: int, item: Item) -> Mapping[str, Any]:
         """The example of an item that another process read, which draws on from where that left the generators."""
@@ -242,7 +249,7 @@ class Examples:
 
     def _place(self) -> str:
         """Where a user defines what makes the examples, their task or else their dataset."""
-        where = user_code.place(getattr(self._example, "__func__", self._example))
+        where = user_code.place(self._example)
         return f" ({where})" if where else _place_of(self._source)
 
     def _allocated(self, rows: int) -> Batch:
@@ -270,7 +277,7 @@ def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return NARROW.get(dtype, dtype)
 
 
-def unreadable(source: Source, index: int, error: BaseException, place: str = "") -> DataError | StorageError:
+def unreadable(source: DataSource, index: int, error: BaseException, place: str = "") -> DataError | StorageError:
     """What ends a run in which `error` was raised for example `index`: whose fault, and where in the user's files.
 
     `place` is said where the error came through none of them; by default it is that of the dataset.
@@ -281,21 +288,9 @@ def unreadable(source: Source, index: int, error: BaseException, place: str = ""
     return fault
 
 
-def _place_of(source: Source) -> str:
-    where = getattr(source, "place", "")
-    return f" ({where})" if where else ""
+def _place_of(source: DataSource) -> str:
+    return f" ({source.place})" if source.place else ""
 
 
 def _listed(keys: Mapping[str, Any]) -> str:
     return "{" + ", ".join(sorted(keys)) + "}"
-
-
-def _takes_rng(source: Source) -> bool:
-    """Whether reading `source` takes a generator: what wraps a dataset of the user's says it itself."""
-    said = getattr(source, "takes_rng", None)
-    return example_rng.takes_rng(source.__getitem__) if said is None else bool(said)
-
-
-def _is_ours(source: Source) -> bool:
-    """Whether `source` is one of this program's, which draw nothing; one that wraps a user's says that it may."""
-    return type(source).__module__.startswith("jaxlaunch.trainer.") and not getattr(source, "may_draw", False)

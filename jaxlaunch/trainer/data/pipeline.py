@@ -16,10 +16,11 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from jaxlaunch.trainer.data import example_rng, order, reader
+from jaxlaunch.trainer.data import example_rng, reader
 from jaxlaunch.trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
+from jaxlaunch.trainer.data.order import Indices
 from jaxlaunch.trainer.data.prefetch import Prefetcher
-from jaxlaunch.trainer.data.source import Ordered, Parted, Source
+from jaxlaunch.trainer.data.source import Source, as_data_source
 
 T = TypeVar("T")
 
@@ -41,8 +42,8 @@ class Pipeline:
         deterministic: bool | None = None,
         check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example, Reading(seed, example_rng.TRAIN, deterministic, check))
-        self._order = source if isinstance(source, Ordered) else None
+        self._source = as_data_source(source)
+        self._examples = Examples(self._source, example, Reading(seed, example_rng.TRAIN, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.threads(threads)
@@ -103,11 +104,9 @@ class Pipeline:
             return batch
         return {key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()}
 
-    def _indexes(self, step: int, rows: range) -> order.Indexes:
+    def _indexes(self, step: int, rows: range) -> Indices:
         start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
-        if self._order is not None:
-            return self._order.indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
-        return order.indexes(start, stop, length=len(self._examples), seed=self._seed, shuffle=self._shuffle)
+        return self._source.indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
 
 
 class Evaluation:
@@ -131,10 +130,11 @@ class Evaluation:
         deterministic: bool | None = None,
         check: Check | None = None,
     ) -> None:
-        self._examples = Examples(source, example, Reading(seed, example_rng.EVAL, deterministic, check))
-        self.source, self._batch, self._rows = source, batch, _contiguous(rows, batch)
+        self.source = as_data_source(source)
+        self._examples = Examples(self.source, example, Reading(seed, example_rng.EVAL, deterministic, check))
+        self._batch, self._rows = batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
-        parts = source.evaluated_parts if isinstance(source, Parted) else {None: range(len(self._examples))}
+        parts: Mapping[Any, range] = self.source.evaluated_parts or {None: range(len(self._examples))}
         whole = [-(-len(part) // batch) for part in parts.values()]
         counts = whole if batches is None else _shared(batches, whole)
         self._batches = [  # of each batch: its part, and its number there

@@ -1,20 +1,25 @@
-"""The interface that the trainer reads examples by: random access, a length, an identity."""
+"""The interface that the trainer reads examples by: random access, a length, an identity.
+
+Users implement `Source`. The trainer reads a `DataSource`, which adds what only some sources can do, as methods with
+defaults; `as_data_source` adapts what a user has written, once, where it is opened.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.messages import Draws, Item
+from jaxlaunch.trainer.data import example_rng
+from jaxlaunch.trainer.data.order import Indices, example_indices
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source:
     """The interface of what a task's `source` returns: examples with the indexes 0 to len − 1, each of which can be
-    read at any time, whatever was read before. Any class with these methods is a source.
+    read at any time, whatever was read before. A source of your own inherits from this class. A class that has these
+    methods without inheriting them also works.
 
     A source may also have a `name`, one or two words that error messages use for it (by default its class), and
     `is_light`, which is true if one thread reads faster than several.
@@ -26,7 +31,7 @@ class Source(Protocol):
     import numpy as np
 
 
-    class Squares:
+    class Squares(jaxlaunch.Source):
         def __len__(self):
             return 100
 
@@ -37,68 +42,135 @@ class Source(Protocol):
             return "the squares of 0 to 99"
 
 
-    assert isinstance(Squares(), jaxlaunch.Source)
+    assert Squares()[3]["y"] == 9
     ```
     """
 
+    name: str = ""
+    is_light: bool = False
+
     def __len__(self) -> int:
         """The number of examples."""
-        ...
+        raise NotImplementedError
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
         """The stored example with this index, a dict by name, which the task's `example` turns into arrays. Several
         threads call this method at the same time."""
-        ...
+        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """The identity of the data in one readable line, which stays the same as long as the examples and their order
         do. A run that resumes with different data ends with exit code 65."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Ordered(Source, Protocol):
-    """A source that says itself which example is at which position, and how often its parts were seen."""
+class DataSource(Source):
+    """A source as the trainer reads it.
 
-    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> npt.NDArray[np.int64]:
-        """Indexes at positions `start` … `stop` − 1 of the endless sequence: a function of them and of the seed."""
-        ...
+    Attributes:
+        takes_rng: Whether `__getitem__` has a parameter `rng`, a numpy Generator for this reading of the example.
+        may_draw: Whether two readings of an example may differ.
+        workers: Number of processes that may read the examples, 0 for none. Each opens the source by `opener`.
+        opener: Name of the function that opens the source, `module:function`, and its arguments.
+        has_rows: Whether `rows` gives many examples at once.
+        is_of_user: Whether a user has written the source.
+        place: Where a user's dataset is defined, such as "data.py:12".
+    """
+
+    takes_rng: bool = False
+    may_draw: bool = False
+    workers: int = 0
+    opener: tuple[str, tuple[Any, ...]]
+    has_rows: bool = False
+    is_of_user: bool = False
+    place: str = ""
+
+    def read_example(self, index: int, rng: np.random.Generator | None) -> dict[str, Any]:
+        """Return the example under this index, drawn with `rng` if the source takes it."""
+        if rng is None or not self.takes_rng:
+            return self[index]
+        example: dict[str, Any] = self.__getitem__(index, rng=rng)  # type: ignore[call-arg]
+        return example
+
+    def rows(self, index_B: Indices) -> dict[str, npt.NDArray[Any]]:
+        """Return what `self[index]` has under each key, for every index in turn: [B, ...], in memory of its own."""
+        raise NotImplementedError
+
+    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
+        """Return the indexes at positions `start` to `stop - 1` of the endless sequence, for a seed."""
+        return example_indices(start, stop, length=len(self), seed=seed, shuffle=shuffle)
 
     def epochs(self, positions: int) -> dict[str, float]:
-        """Passes over each part in the first `positions` of the sequence, by its name."""
-        ...
-
-
-@runtime_checkable
-class Rowed(Source, Protocol):
-    """A source in memory, which gives many examples at once; one by one they cost more than they weigh."""
-
-    def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-        """What `self[index]` has under each key, for every index in turn: [B, ...], in memory of its own."""
-        ...
-
-
-@runtime_checkable
-class Apart(Source, Protocol):
-    """A source whose items other processes may read; `workers` of them, none if 0."""
-
-    workers: int
-
-    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
-        """The items under these indexes, drawn as at these positions, of another process. Raises TrainerError."""
-        ...
-
-
-@runtime_checkable
-class Parted(Source, Protocol):
-    """A source of several parts, of which an evaluation tells the means apart."""
+        """Return the passes over each part in the first `positions` of the sequence, by the name of the part."""
+        return {}
 
     @property
     def evaluated_parts(self) -> Mapping[str, range]:
-        """The indexes of each part by its name; together all."""
-        ...
+        """The indexes of each part by its name, of a source of several parts."""
+        return {}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What `launcher prepare` noted of the data, such as the names of the classes."""
+        return {}
+
+    def where(self, index: int) -> str | None:
+        """Return the file of an example and where in it the example is, or None where the source cannot tell."""
+        return None
+
+
+@runtime_checkable
+class _Named(Protocol):
+    name: Any
+
+
+@runtime_checkable
+class _Light(Protocol):
+    is_light: Any
+
+
+@runtime_checkable
+class _WithSourceMethods(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+
+    def fingerprint(self) -> str: ...
+
+
+class _UserSource(DataSource):
+    """A source that a user has written, whose examples may be drawn at random."""
+
+    may_draw = is_of_user = True
+
+    def __init__(self, source: _WithSourceMethods) -> None:
+        self._source = source
+        name = source.name if isinstance(source, _Named) else ""
+        self.name = str(name or type(source).__name__)
+        self.is_light = isinstance(source, _Light) and bool(source.is_light)
+        self.takes_rng = example_rng.takes_rng(source.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, **rng: np.random.Generator) -> dict[str, Any]:
+        return self._source.__getitem__(index, **rng)
+
+    def fingerprint(self) -> str:
+        """Return what the user's source says."""
+        return self._source.fingerprint()
+
+
+def is_source(found: object) -> TypeGuard[Source]:
+    """Whether an object has the methods of a source, inherited or not."""
+    return isinstance(found, _WithSourceMethods)
+
+
+def as_data_source(source: Source) -> DataSource:
+    """Return the source as the trainer reads it; one that a user has written is adapted."""
+    return source if isinstance(source, DataSource) else _UserSource(source)
 
 
 def name_of(source: Source) -> str:
-    """The name of `source` in error messages."""
-    return str(getattr(source, "name", type(source).__name__))
+    """Return the name of a source in error messages."""
+    return str(source.name or type(source).__name__)

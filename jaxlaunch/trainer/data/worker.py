@@ -15,18 +15,18 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from jaxlaunch.trainer.data import example_rng, messages
 from jaxlaunch.trainer.data.examples import unreadable
 from jaxlaunch.trainer.data.messages import Draws, Item, Request
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, TrainerError
 from jaxlaunch.trainer.user_code import load
 
-Sources = dict[str, Source]
+Sources = dict[str, DataSource]
 UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)  # what pickle raises of what it cannot take
 
 
@@ -61,14 +61,13 @@ def answer(request: Request, sources: Sources) -> list[Item] | TrainerError:
         return error
 
 
-def _item(source: Source, index: int, position: int, how: Draws) -> Item:
+def _item(source: DataSource, index: int, position: int, how: Draws) -> Item:
     """One item, its random numbers those of its position."""
     start = example_rng.entropy(how.seed, how.purpose, position)
-    rng = np.random.default_rng(start) if getattr(source, "takes_rng", False) else None
-    drawn: dict[str, Any] = {} if rng is None else {"rng": rng}
+    rng = np.random.default_rng(start) if source.takes_rng else None
     try:
         with example_rng.seeded(start) if how.is_seeded else contextlib.nullcontext():
-            value = source.__getitem__(index, **drawn)
+            value = source.read_example(index, rng)
             if not how.goes_on:
                 return Item(value)
             return Item(value, copy.deepcopy(rng), example_rng.state() if how.is_seeded else None)

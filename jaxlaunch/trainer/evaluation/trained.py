@@ -158,7 +158,7 @@ class TaskModel:
             told[0].add(seen, weight_B, evaluation.indexes(number))
 
         means = self._means(evaluation, task.seen, add)
-        return means, told[0].record(task.names, getattr(evaluation.source, "where", None))
+        return means, told[0].record(task.names, evaluation.source.where)
 
     def _means(
         self, evaluation: Evaluation, also: Callable[..., Any] | None, add: Callable[[int, Any], None]

@@ -34,7 +34,7 @@ def mixed(spec: TrainSpec) -> dict[str, Any]:
     assert isinstance(spec.data, Mixture), "the launcher asks for no other"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, sources.Mixture), "a part has a weight"
-    counts = {"train": train.evaluated_parts, "eval": getattr(held_out, "evaluated_parts", {})}
+    counts = {"train": train.evaluated_parts, "eval": {} if held_out is None else held_out.evaluated_parts}
     epochs, total = train.epochs(len(train)), sum(part.weight for part in spec.data.parts.values())
     parts = {
         name: {

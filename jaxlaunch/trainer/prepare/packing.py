@@ -25,7 +25,7 @@ from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment.source import Held
-from jaxlaunch.trainer.data.source import Source, name_of
+from jaxlaunch.trainer.data.source import DataSource, name_of
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
 from jaxlaunch.trainer.sources.array_record import ABOUT
 from jaxlaunch.trainer.sources.images.source import Pictures
@@ -71,7 +71,7 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
         ) from error
 
 
-def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], Source]:
+def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
     """The sources by split, images in their own sizes and unchanged: what draws them may change them then."""
     if not isinstance(spec.data, Images | Table):
         raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
@@ -87,10 +87,10 @@ def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"
     }
 
 
-class _Reduced:
+class _Reduced(DataSource):
     """Images of which the shorter side has at most `side` pixels."""
 
-    def __init__(self, source: Source, side: int) -> None:
+    def __init__(self, source: DataSource, side: int) -> None:
         self._source, self._side = source, side
         self.name = name_of(source)
 
@@ -111,7 +111,7 @@ class _Reduced:
         return self._source.fingerprint()
 
 
-def _described(spec: TrainSpec, source: Source) -> dict[str, Any]:
+def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
     """What a run on the records is to know besides them."""
     inner = source._source if isinstance(source, _Reduced) else source
     if isinstance(inner, Rows):
@@ -166,7 +166,7 @@ def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
             )
 
 
-def _written(folder: Path, split: str, source: Source, is_stopped: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
     """The files of a split and what each holds; those that are there already are left as they are."""
     size = len(source) * sum(np.asarray(each).nbytes for each in source[0].values())
     count = min(max(1, -(-size // SHARD_BYTES)), MOST_SHARDS, len(source))
@@ -183,7 +183,7 @@ def _written(folder: Path, split: str, source: Source, is_stopped: Asked) -> Ite
         yield path.name, about
 
 
-def _examples(source: Source, indexes: range, is_stopped: Asked, folder: Path) -> Iterator[dict[str, Any]]:
+def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Path) -> Iterator[dict[str, Any]]:
     """Examples in order, a few of them decoded ahead. Raises Stopped."""
     threads = len(os.sched_getaffinity(0))
     left = iter(indexes)

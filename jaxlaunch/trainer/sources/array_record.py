@@ -17,7 +17,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
 from jaxlaunch.trainer.data.share import Share
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
 
@@ -28,7 +28,7 @@ ABOUT = "jaxlaunch.json"  # beside files that `launcher prepare` has packed: wha
 OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
 
 
-def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
+def source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
     """The files of `split`, or its share of the records when one set of files holds both."""
     if split == "eval" and data.eval_path is not None:
         return Records(files.matched(data.eval_path, "eval_path"))
@@ -43,7 +43,7 @@ def source(data: ArrayRecord, split: Literal["train", "eval"]) -> Source | None:
     return Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
 
 
-class Records:
+class Records(DataSource):
     """All records of the files, file after file."""
 
     def __init__(self, paths: list[str]) -> None:
@@ -65,17 +65,17 @@ class Records:
             kind = faults.kind_of(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
-    @functools.cached_property
+    @property
     def about(self) -> dict[str, Any]:
         """What `launcher prepare` noted of its files, such as the names of the classes; empty for those of others."""
-        return described(self._paths)
+        return described(tuple(self._paths))
 
     def fingerprint(self) -> str:
         """Number of records and files, and a digest of the files."""
         return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
 
 
-class Part:
+class Part(DataSource):
     """Some of the records: the k-th is `index(k)` of the whole."""
 
     def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
@@ -98,7 +98,8 @@ class Part:
         return f"{self._whole.fingerprint()}, {self._label}"
 
 
-def described(paths: list[str]) -> dict[str, Any]:
+@functools.lru_cache(maxsize=8)
+def described(paths: tuple[str, ...]) -> dict[str, Any]:
     """What the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
     path = os.path.join(os.path.dirname(paths[0]), ABOUT)
     if remote.is_remote(path):

@@ -18,26 +18,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.order import Indexes
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.order import Indices, example_indices
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 
 BLOCKS = (1000, 10_000, 100_000)  # positions
 ROUNDED = 0.01  # share of a weight by which it may be rounded, where a larger block is to be had
 
 
-class Mixture:
+class Mixture(DataSource):
     """The examples of the parts, one part after the other; `indexes` says which of them is where.
 
     Raises SpecError for a weight that is less than one example of a block.
     """
 
-    def __init__(self, parts: Mapping[str, Source], weights: Mapping[str, float]) -> None:
+    def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
         self.name = f"mixture of {', '.join(parts)}"
         self._parts, self._names = list(parts.values()), list(parts)
-        self.is_light = all(getattr(part, "is_light", False) for part in self._parts)
-        self.takes_rng = self.may_draw = any(getattr(part, "may_draw", False) for part in self._parts)
+        self.is_light = all(part.is_light for part in self._parts)
+        self.takes_rng = self.may_draw = any(part.may_draw for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
         self._block, self._count_S = _block([weights[name] for name in parts])
         for name, count in zip(parts, self._count_S.tolist(), strict=True):
@@ -53,16 +52,12 @@ class Mixture:
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         part, within = self._at(index)
-        if rng is None or not getattr(part, "may_draw", False):
-            return part[within]
-        found: dict[str, Any] = part.__getitem__(within, rng=rng)  # type: ignore[call-arg]
-        return found
+        return part.read_example(within, rng)
 
     def where(self, index: int) -> str | None:
         """The file of an example, and where in it the example is; None where its part cannot say."""
         part, within = self._at(index)
-        said = getattr(part, "where", None)
-        return None if said is None else str(said(within))
+        return part.where(within)
 
     def fingerprint(self) -> str:
         """Each part's own, and its examples in a block."""
@@ -77,8 +72,8 @@ class Mixture:
         starts = [0, *self._ends]
         return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
 
-    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indexes:
-        """Indexes of the examples at positions `start` … `stop` − 1."""
+    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
+        """Indices of the examples at positions `start` … `stop` − 1."""
         part_P = self._part_P[np.arange(start, stop) % self._block]
         index_P = np.empty(stop - start, np.int64)
         for number, part in enumerate(self._parts):
@@ -86,7 +81,7 @@ class Mixture:
             first = self._before(number, start)
             last = first + int(here_P.sum())
             if last > first:
-                within = order.indexes(first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle)
+                within = example_indices(first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle)
                 index_P[here_P] = within + (self._ends[number - 1] if number else 0)
         return index_P
 
@@ -97,7 +92,7 @@ class Mixture:
             for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
         }
 
-    def _at(self, index: int) -> tuple[Source, int]:
+    def _at(self, index: int) -> tuple[DataSource, int]:
         """The part of an example, and its number there."""
         number = bisect.bisect_right(self._ends, index)
         return self._parts[number], index - (self._ends[number - 1] if number else 0)

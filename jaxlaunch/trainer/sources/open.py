@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Table, Text, Tfds, Torch, TrainSpec
 
 BYTES = 256
 Split = Literal["train", "eval"]
-Opener = Callable[[TrainSpec, Split], Source | None]
+Opener = Callable[[TrainSpec, Split], DataSource | None]
 
 
-def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> Source | None:
+def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource | None:
     """Opens what the job's `train.data` describes: the `source` of a task of yours whose data is not its own.
 
     **Arguments:**
@@ -57,11 +57,12 @@ def get_ready(data: Data) -> None:
     _opener(data)
 
 
-def baselines(spec: TrainSpec, train: Source, held_out: Source | None) -> dict[str, float]:
+def baselines(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
     """Metrics of simpler models on the held-out data by name, reported beside those of the evaluation."""
     from jaxlaunch.trainer.sources import text
 
-    if isinstance(train, text.Stream) and isinstance(held_out, text.Stream) and getattr(spec.data, "bigram", False):
+    has_bigram = isinstance(spec.data, Text) and spec.data.bigram
+    if has_bigram and isinstance(train, text.Stream) and isinstance(held_out, text.Stream):
         return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
     return {}
 
@@ -97,7 +98,7 @@ def _opener(data: Data) -> Opener:
 def _torch_opener(data: Torch) -> Opener:
     from jaxlaunch.trainer.sources import torch
 
-    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
         if split == "train":
             return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
         if data.eval_dataset is None and data.eval_args is None:
@@ -108,7 +109,7 @@ def _torch_opener(data: Torch) -> Opener:
     return _opened
 
 
-def mixed(block: str, split: Split) -> Source:
+def mixed(block: str, split: Split) -> DataSource:
     """The source of a mixture of images that is given as JSON: what a worker process opens."""
     from jaxlaunch.trainer.sources.images import mixed as images
 
@@ -117,12 +118,12 @@ def mixed(block: str, split: Split) -> Source:
     return found
 
 
-def _examples(data: Images | ArrayRecord | Tfds, split: Split) -> Source | None:
+def _examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
     """Images as they lie, or as records have them."""
     return _examples_opener(data)(split)
 
 
-def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Source | None]:
+def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], DataSource | None]:
     match data:
         case Tfds():
             from jaxlaunch.trainer.sources import tfds
@@ -138,7 +139,7 @@ def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Sou
             return lambda split: images.source(data, split)
 
 
-def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Split) -> Source | None:
+def _seen(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
     """The source with its images in the size, and changed in the way, that the job asks for."""
     if source is None or (data.augment is None and data.size is None):
         return source
@@ -148,12 +149,12 @@ def _seen(source: Source | None, data: Tfds | ArrayRecord, split: Split) -> Sour
     return Augmented(source, Transform(data.augment, data.shape, split))
 
 
-def _text_opener() -> Callable[[TrainSpec, Text, Split], Source | None]:
+def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
     """What opens one stream of bytes, rows of documents that are prepared once, or pairs of texts."""
     from jaxlaunch.trainer.sources import packed, text
     from jaxlaunch.trainer.text import preferences, tokenizer
 
-    def _opened(spec: TrainSpec, data: Text, split: Split) -> Source | None:
+    def _opened(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
         length, vocab = _window(spec)
         tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
         if data.format == "preference":
@@ -178,7 +179,7 @@ def _mixture_opener(data: Mixture) -> Opener:
 
     open_text = _text_opener()
 
-    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
         weights = {name: part.weight for name, part in data.parts.items()}
         texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
         found = {name: open_text(spec, part, split) for name, part in texts.items()}
@@ -192,7 +193,7 @@ def _synthetic_opener(data: Synthetic) -> Opener:
     """What opens tokens for a model that has a length, images otherwise or when a shape is given."""
     from jaxlaunch.trainer.sources import synthetic
 
-    def _opened(spec: TrainSpec, split: Split) -> Source | None:
+    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
         # Evaluation goes on where training ends: other examples of the same kind.
         first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
         if not examples:

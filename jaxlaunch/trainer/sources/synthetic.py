@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxlaunch.trainer.data.source import DataSource
+
 NOISE = 0.1  # share of the tokens that do not follow the rule
 
 
-class Images:
+class Images(DataSource):
     """`image` uint8 [H, W] or as `shape` says: the picture of its class under noise; `label` int32."""
 
     name = "synthetic images"
@@ -37,7 +39,7 @@ class Images:
         return f"synthetic, {self._examples} images {shape} of {classes} classes from {self._first}"
 
 
-class Tokens:
+class Tokens(DataSource):
     """`tokens` int32 [L + 1]: each token follows from the one before by a fixed permutation, but for some noise."""
 
     name = "synthetic tokens"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import documents
@@ -56,7 +57,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
         raise DataError(f"{error}; data.eval_split = {data.eval_split} says how much either split has") from None
 
 
-class Stream:
+class Stream(DataSource):
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
     Only the last window may be short: it is filled up with zeros, which the mask leaves out. Where files are kept

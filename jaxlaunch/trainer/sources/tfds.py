@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlaunch import user_cache
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.prepare import prepared
 from jaxlaunch.trainer.spec import Tfds
@@ -24,7 +25,7 @@ def source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
     return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.home("tfds")))
 
 
-class Split:
+class Split(DataSource):
     """The examples as the builder's features decode them: images as uint8 arrays, labels as integers."""
 
     def __init__(self, dataset: str, split: str, folder: str) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import arguments, example_rng
-from jaxlaunch.trainer.data.messages import Draws, Item, Request
-from jaxlaunch.trainer.data.workers import shared
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.user_code import load
 
@@ -72,7 +71,7 @@ def _dataset(path: str, found: Any) -> Any:
     return found
 
 
-class MapStyle:
+class MapStyle(DataSource):
     """A map-style dataset: an item is a mapping, or a pair that becomes `image` and `label`.
 
     A dataset may draw at random: from the global generators, or from the numpy Generator that its `__getitem__` gets
@@ -84,6 +83,7 @@ class MapStyle:
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
+        self.opener = f"{source.__module__}:{source.__name__}", (path, self._args)
         self.takes_rng = hasattr(dataset, "__getitem__") and example_rng.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
@@ -97,11 +97,6 @@ class MapStyle:
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         return _mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
-
-    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
-        """The items under these indexes, read by another process, which opens the dataset by its name."""
-        opener = f"{source.__module__}:{source.__name__}"
-        return shared(self.workers).items(Request(opener, (self.name, self._args), how, index_B, position_B))
 
     def fingerprint(self) -> str:
         """Class, number of examples and digests of the arguments; not the content."""

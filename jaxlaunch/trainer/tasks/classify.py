@@ -16,7 +16,7 @@ from jax import Array
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import Source, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
@@ -198,7 +198,7 @@ class Classify(Task):
         forms = Examples(found, self.example).forms
         form = forms[self._key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
-        packed: Mapping[str, Any] = getattr(found, "about", {})
+        packed: Mapping[str, Any] = as_data_source(found).about
         if isinstance(found, Rows | Tables):
             return {"kind": "table", **about, **found.described}
         if packed.get("kind") == "table":
@@ -260,7 +260,7 @@ def _scale_of(found: Source, target: str) -> Scale | None:
     """What the numbers of a table are measured in; of a packed one as it was when it was packed. Raises SpecError."""
     if isinstance(found, Rows | Tables):
         return found.scale
-    packed: Mapping[str, Any] = getattr(found, "about", {})
+    packed: Mapping[str, Any] = as_data_source(found).about
     if (was := packed.get("target", target)) != target:
         raise SpecError(
             f"train.loss.target = {target}, and the records of train.data.path were packed with {was}; pack them "

@@ -20,7 +20,7 @@ from jaxlaunch.trainer.adapters import reference_model
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Unusable
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import DataSource, Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.sources.open import open_source
@@ -104,7 +104,7 @@ class Preference(Task):
         return ranges.outside("token", tokens_B2T, config.vocab, "the vocabulary")
 
 
-class _Twos:
+class _Twos(DataSource):
     """Each two examples of a source as one: for smoke tests and the plan of a job."""
 
     def __init__(self, rows: Source) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.runs import atomic_file
-from jaxlaunch.trainer.data.order import mixed
+from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
@@ -222,5 +222,5 @@ def _sorted(lot: _Lot, key_D: npt.NDArray[np.uint64], buckets: int) -> tuple[Int
 
 def keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
     """A hash of seed, unit and number for each document."""
-    of_unit = mixed(mixed(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
-    return mixed(of_unit ^ number_D.astype(np.uint64), GOLDEN)
+    of_unit = hash_uint64(hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
+    return hash_uint64(of_unit ^ number_D.astype(np.uint64), GOLDEN)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, digests, documents, recipe, tokenizer
@@ -80,7 +81,7 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
     return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {digest}, ", data)
 
 
-class Pairs:
+class Pairs(DataSource):
     """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, filled up with zeros."""
 
     def __init__(self, held: Held, chosen_P: npt.NDArray[np.int64], length: int, what: str, data: Text) -> None:

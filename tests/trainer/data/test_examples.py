@@ -152,7 +152,7 @@ def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once(
 
     examples = Examples(Listed([0, 1, 2, 3]), as_is, Reading(deterministic=True, check=check))
     assert taken(examples, [2, 0])["x"].tolist() == [2, 0]
-    with pytest.raises(DataError, match=r"^listed: example 3 has x 3 \(tests/"):
+    with pytest.raises(DataError, match=r"^listed: example 3 has x 3 \(.*tests/"):
         taken(examples, [1, 3])
     with pytest.raises(DataError, match=r"^listed: example 0 has x 5 \(tests/"):
         Examples(Listed([5]), as_is, Reading(check=check))

@@ -5,13 +5,13 @@ from jaxlaunch.trainer.data import order
 
 
 def all_indexes(length: int, *, epochs: int = 1, seed: int = 0, shuffle: bool = True) -> list[int]:
-    return order.indexes(0, epochs * length, length=length, seed=seed, shuffle=shuffle).tolist()
+    return order.example_indices(0, epochs * length, length=length, seed=seed, shuffle=shuffle).tolist()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.PART + 1])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.CHUNK_SIZE + 1])
 def test_every_index_comes_once_in_an_epoch(length: int) -> None:
     for epoch in range(2):
-        found = order.permuted(np.arange(length), length=length, seed=7, epoch=epoch)
+        found = order.permute(np.arange(length), length=length, seed=7, epoch=epoch)
         assert np.array_equal(np.sort(found), np.arange(length))
 
 
@@ -25,16 +25,16 @@ def test_epochs_differ_and_seeds_differ_and_the_same_seed_agrees() -> None:
 def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
     whole = all_indexes(10, epochs=5)
     for start, stop in [(0, 1), (7, 23), (9, 11), (30, 50)]:
-        assert order.indexes(start, stop, length=10, seed=0, shuffle=True).tolist() == whole[start:stop]
+        assert order.example_indices(start, stop, length=10, seed=0, shuffle=True).tolist() == whole[start:stop]
 
 
 def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = all_indexes(30, epochs=3)
     monkeypatch.setattr(order, "PART", 7)
-    order._part.cache_clear()
+    order._epoch_chunk.cache_clear()
     assert all_indexes(30, epochs=3) == whole
-    assert order.indexes(5, 64, length=30, seed=0, shuffle=True).tolist() == whole[5:64]
-    order._part.cache_clear()
+    assert order.example_indices(5, 64, length=30, seed=0, shuffle=True).tolist() == whole[5:64]
+    order._epoch_chunk.cache_clear()
 
 
 def test_without_shuffle_the_order_is_the_source_s() -> None:
@@ -44,10 +44,10 @@ def test_without_shuffle_the_order_is_the_source_s() -> None:
 def test_the_order_never_changes_between_releases() -> None:
     # A run that resumes under a newer release must see the examples it would have seen.
     assert all_indexes(10) == [4, 3, 7, 1, 2, 5, 0, 8, 9, 6]
-    far = order.indexes(3 * 10**9, 3 * 10**9 + 4, length=10**9, seed=11, shuffle=True)
+    far = order.example_indices(3 * 10**9, 3 * 10**9 + 4, length=10**9, seed=11, shuffle=True)
     assert far.tolist() == [445122154, 214841620, 113449915, 322186529]
 
 
 def test_first_places_are_spread_over_the_set() -> None:
-    first = [int(order.indexes(0, 1, length=10, seed=seed, shuffle=True)[0]) for seed in range(1000)]
+    first = [int(order.example_indices(0, 1, length=10, seed=seed, shuffle=True)[0]) for seed in range(1000)]
     assert np.bincount(first, minlength=10).min() > 60  # 100 expected; 60 is four standard deviations away

@@ -76,7 +76,7 @@ def hashes(path: str, source: str, **keys: object) -> list[str]:
     found = open_source(TrainSpec.model_validate({"task": "classify", "data": data}), "train")
     assert found is not None and len(found) >= BATCH
     count = 2 * len(found) // BATCH * BATCH
-    index_P = order.indexes(0, count, length=len(found), seed=3, shuffle=True).tolist()
+    index_P = order.example_indices(0, count, length=len(found), seed=3, shuffle=True).tolist()
     said = []
     for start in range(0, count, BATCH):
         hashed = hashlib.sha256()

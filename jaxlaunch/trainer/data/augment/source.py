@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxlaunch.trainer.data.augment import geometry
 from jaxlaunch.trainer.data.augment.geometry import Box, Pixels, Size
 from jaxlaunch.trainer.data.augment.transform import Transform
 from jaxlaunch.trainer.data.examples import Unusable
-from jaxlaunch.trainer.data.source import Source, name_of
+from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, name_of
 
 
 class Held:
@@ -41,12 +42,12 @@ class Held:
         return np.asarray(resized).reshape(*size, self._image.shape[-1])
 
 
-class Augmented:
+class Augmented(DataSource):
     """A source whose examples have an `image`, seen through a transform."""
 
     def __init__(self, source: Source, transform: Transform) -> None:
-        self._source, self._transform = source, transform
-        self.name, self.about = name_of(source), getattr(source, "about", {})
+        self._source, self._transform = as_data_source(source), transform
+        self.name = name_of(source)
         self.may_draw = self.takes_rng = transform.draws
 
     def __len__(self) -> int:
@@ -58,6 +59,11 @@ class Augmented:
             raise Unusable(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
         image = self._transform(Held(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """That of the source."""
+        return self._source.about
 
     def fingerprint(self) -> str:
         """That of the source: augmentation may change when a run resumes, and is then said."""

@@ -7,9 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxlaunch.trainer.data.messages import Draws, Item, Request
-from jaxlaunch.trainer.data.source import Source
-from jaxlaunch.trainer.data.workers import shared
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import labels
 from jaxlaunch.trainer.sources.images.source import indexed
@@ -19,7 +17,7 @@ from jaxlaunch.trainer.spec import Mixture as Mixed
 
 Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
-Open = Callable[[Block, Split], Source | None]
+Open = Callable[[Block, Split], DataSource | None]
 SCALED = ("columns", "missing", "label", "scale")  # of packed tables, what has to be the same for all
 
 
@@ -35,17 +33,17 @@ class Examples(Mixture):
     """The examples of all parts. `about` says what `launcher prepare` notes of packed ones: classes, scales."""
 
     def __init__(
-        self, data: Mixed, split: Split, parts: Mapping[str, Source], weights: Mapping[str, float], about: Any
+        self, data: Mixed, split: Split, parts: Mapping[str, DataSource], weights: Mapping[str, float], about: Any
     ) -> None:
         super().__init__(parts, weights)
-        self.about, self.workers = about, data.workers
-        self._data, self._split = data, split
+        self._about: Mapping[str, Any] = about
+        self.workers = data.workers
+        self.opener = "jaxlaunch.trainer.sources.open:mixed", (data.model_dump_json(), split)
 
-    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
-        """The items under these indexes, read by another process, which opens the same parts."""
-        args: tuple[str, ...] = (self._data.model_dump_json(), self._split)
-        opener = "jaxlaunch.trainer.sources.open:mixed"
-        return shared(self.workers).items(Request(opener, args, how, index_B, position_B))
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What all packed parts have in common."""
+        return self._about
 
 
 def source(data: Mixed, split: Split, opened: Open) -> Examples | None:
@@ -53,7 +51,7 @@ def source(data: Mixed, split: Split, opened: Open) -> Examples | None:
     blocks = {name: block for name, block in data.blocks().items() if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
     classes = _check_classes(data, blocks, opened)
-    parts: dict[str, Source] = {}
+    parts: dict[str, DataSource] = {}
     for name, block in blocks.items():
         if isinstance(block, Images) and classes:
             block = block.model_copy(update={"classes": list(classes)})
@@ -67,7 +65,7 @@ def source(data: Mixed, split: Split, opened: Open) -> Examples | None:
     return Examples(data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), about)
 
 
-def _part(name: str, block: Block, split: Split, opened: Open) -> Source | None:
+def _part(name: str, block: Block, split: Split, opened: Open) -> DataSource | None:
     """A part. Raises DataError for one without examples, and what opening it raises, with its name."""
     try:
         found = opened(block, split)
@@ -78,7 +76,7 @@ def _part(name: str, block: Block, split: Split, opened: Open) -> Source | None:
     return found
 
 
-def _evaluated(name: str, block: Block, opened: Open) -> Source | None:
+def _evaluated(name: str, block: Block, opened: Open) -> DataSource | None:
     """A part that is not trained on: what it holds out by the names of its files, else all of it."""
     whole = block if isinstance(block, Tfds) else block.model_copy(update={"eval_split": None})
     if (found := _part(name, whole, "eval", opened)) is not None or isinstance(whole, Tfds):
@@ -126,15 +124,16 @@ def _classes(name: str, block: Block, opened: Open) -> Classes | None:
         return Classes(whole.classes or tuple(map(str, numbers)), bool(whole.classes), False)
     if isinstance(block, Tfds):
         return None
-    noted = getattr(_part(name, block, "train", opened), "about", {}).get("classes")
+    part = _part(name, block, "train", opened)
+    noted = None if part is None else part.about.get("classes")
     return Classes(tuple(noted), True, True) if noted else None
 
 
-def _check_shapes(parts: Mapping[str, Source]) -> None:
+def _check_shapes(parts: Mapping[str, DataSource]) -> None:
     """Raises DataError where the first images of two parts differ in shape or type."""
     first: tuple[str, str] | None = None
     for name, part in parts.items():
-        example = _example(part)
+        example = part.read_example(0, np.random.default_rng(0))
         if "image" not in example:
             continue
         image = np.asarray(example["image"])
@@ -147,16 +146,9 @@ def _check_shapes(parts: Mapping[str, Source]) -> None:
         first = first or (name, said)
 
 
-def _example(part: Source) -> Mapping[str, Any]:
-    if not getattr(part, "may_draw", False):
-        return part[0]
-    drawn: Mapping[str, Any] = part.__getitem__(0, rng=np.random.default_rng(0))  # type: ignore[call-arg]
-    return drawn
-
-
-def _about(parts: Mapping[str, Source]) -> dict[str, Any]:
+def _about(parts: Mapping[str, DataSource]) -> dict[str, Any]:
     """What is noted of packed tables, whose features are scaled already. Raises DataError where they differ."""
-    noted = {name: getattr(part, "about", {}) for name, part in parts.items()}
+    noted = {name: part.about for name, part in parts.items()}
     tables = [name for name, about in noted.items() if about.get("kind") == "table"]
     if not tables:
         return {}

@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.augment.transform import Transform
-from jaxlaunch.trainer.data.messages import Draws, Item, Request
 from jaxlaunch.trainer.data.share import Share
-from jaxlaunch.trainer.data.workers import shared
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing, scan
 from jaxlaunch.trainer.sources.images.index import Index
@@ -78,10 +77,8 @@ def transform(data: Images, split: Split) -> Transform:
     return Transform(data.augment, data.shape, split)
 
 
-class Pictures:
+class Pictures(DataSource):
     """`image` uint8 [H, W, C] and `label` int32; the k-th image is `pick(k)` of the index."""
-
-    may_draw = False
 
     def __init__(
         self,
@@ -93,7 +90,8 @@ class Pictures:
         label: str = "",
     ) -> None:
         self.index, self.workers = whole, data.workers
-        self._data, self._split, self._pick, self._label = data, split, pick, label
+        self.opener = f"{__name__}:opened", (data.model_dump_json(), split)
+        self._data, self._pick, self._label = data, pick, label
         self._length = len(whole) if length is None else length
         self._transform = transform(data, split)
         self.takes_rng = self.may_draw = self._transform.draws
@@ -117,11 +115,6 @@ class Pictures:
     def where(self, number: int) -> str:
         """The file of an example, and where in it the image is."""
         return self.index.where(self._pick(number))
-
-    def items(self, index_B: list[int], position_B: list[int], how: Draws) -> list[Item]:
-        """The items under these indexes, read by another process, which opens the same images."""
-        args: tuple[str, ...] = (self._data.model_dump_json(), self._split)
-        return shared(self.workers).items(Request(f"{__name__}:opened", args, how, index_B, position_B))
 
     def fingerprint(self) -> str:
         """Number of images and classes, and a digest of names, labels and some of the bytes."""

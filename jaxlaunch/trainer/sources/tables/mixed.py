@@ -29,6 +29,8 @@ EMPTY, NUMBERS = "no value", "numbers"  # of a column, in words
 class Tables(Mixture):
     """The rows of all parts, in memory, with what `Rows` says of its own."""
 
+    has_rows = True
+
     def __init__(self, parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
         super().__init__(parts, weights)
         self._rows = list(parts.values())

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, labels
 from jaxlaunch.trainer.sources.images.index import shown
@@ -62,10 +63,10 @@ class Scale(NamedTuple):
         return self.mean.reshape(shape), self.deviation.reshape(shape)
 
 
-class Rows:
+class Rows(DataSource):
     """`features` float32 [F], and `label`: int32 of a class, else float32 [] or [K]."""
 
-    is_light = True
+    is_light = has_rows = True
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Rows:
         described: Mapping[str, Any],
         where: Callable[[int], str],
     ) -> None:
-        self.where = where  # the file of a row by its number, and its number there
+        self._where = where
         self.name, self.classes, self.scale, self.described = name, classes, scale, described
         self._x_NF, self.label_N = x_NF, label_N
 
@@ -86,6 +87,10 @@ class Rows:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"features": self._x_NF[index], "label": self.label_N[index]}
+
+    def where(self, index: int) -> str:
+        """The file of a row, and its number there."""
+        return self._where(index)
 
     def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Many rows at once: `features` [B, F], and `label` [B] or [B, K]."""

@@ -85,7 +85,7 @@ def test_the_examples_of_a_part_come_in_its_own_order_by_its_weight_with_one_num
         name = next(name for name, numbers in mixture.evaluated_parts.items() if index in numbers)
         number, own = list(SHARES).index(name), singles[name]
         shuffle_seed = SEED * 2**16 + number
-        at = order.indexes(seen[name], seen[name] + 1, length=len(own), seed=shuffle_seed, shuffle=True)[0]
+        at = order.example_indices(seen[name], seen[name] + 1, length=len(own), seed=shuffle_seed, shuffle=True)[0]
         assert index == mixture.evaluated_parts[name].start + at
         seen[name] += 1
         assert all(abs(seen[each] - share * (position + 1)) <= 1 for each, share in SHARES.items())
