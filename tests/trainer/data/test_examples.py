@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxlaunch
 from jaxlaunch.trainer.data import example_rng
 from jaxlaunch.trainer.data import examples as module
 from jaxlaunch.trainer.data.examples import Examples, Reading, Unusable
+from jaxlaunch.trainer.data.source import as_data_source, name_of
 from jaxlaunch.trainer.errors import DataError, StorageError
 from tests.found import shows
 
@@ -154,7 +156,7 @@ def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once(
     assert taken(examples, [2, 0])["x"].tolist() == [2, 0]
     with pytest.raises(DataError, match=r"^listed: example 3 has x 3 \(.*tests/"):
         taken(examples, [1, 3])
-    with pytest.raises(DataError, match=r"^listed: example 0 has x 5 \(tests/"):
+    with pytest.raises(DataError, match=r"^listed: example 0 has x 5 \(.*tests/"):
         Examples(Listed([5]), as_is, Reading(check=check))
 
 
@@ -164,7 +166,7 @@ def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
             raise Unusable("label 3.7, not a whole number")
         return raw
 
-    with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(tests/"):
+    with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"):
         read([0, 1], example=example)
 
 
@@ -238,3 +240,43 @@ def test_other_keys_are_refused_with_both() -> None:
 def test_the_key_weight_is_taken() -> None:
     with pytest.raises(DataError, match="example 0 has a key weight"):
         read([0], example=lambda raw: {"weight": 1.0})
+
+
+class Inherited(jaxlaunch.Source):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.float32(index)}
+
+    def fingerprint(self) -> str:
+        return "3 numbers"
+
+
+class Drawn:
+    """A source without the base class, with the optional attributes, which takes a generator."""
+
+    name = "drawn numbers"
+    is_light = True
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": np.float32(rng.integers(100))}
+
+    def fingerprint(self) -> str:
+        return "3 drawn numbers"
+
+
+def test_a_source_of_the_user_s_is_adapted_with_and_without_the_base_class() -> None:
+    inherited, drawn = as_data_source(Inherited()), as_data_source(Drawn())
+    assert (name_of(inherited), name_of(drawn)) == ("Inherited", "drawn numbers")
+    assert (inherited.is_light, drawn.is_light) == (False, True)
+    assert (inherited.takes_rng, drawn.takes_rng) == (False, True)
+    assert all(source.may_draw and source.is_of_user and not source.workers for source in (inherited, drawn))
+    assert as_data_source(drawn) is drawn
+    assert drawn.read_example(0, np.random.default_rng(5)) == {"x": np.float32(np.random.default_rng(5).integers(100))}
+    assert inherited.read_example(2, np.random.default_rng(5)) == {"x": np.float32(2)}
+    assert inherited.indexes(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
+    assert (inherited.epochs(3), inherited.where(0), inherited.fingerprint()) == ({}, None, "3 numbers")

@@ -30,7 +30,7 @@ def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
 
 def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = all_indexes(30, epochs=3)
-    monkeypatch.setattr(order, "PART", 7)
+    monkeypatch.setattr(order, "CHUNK_SIZE", 7)
     order._epoch_chunk.cache_clear()
     assert all_indexes(30, epochs=3) == whole
     assert order.example_indices(5, 64, length=30, seed=0, shuffle=True).tolist() == whole[5:64]

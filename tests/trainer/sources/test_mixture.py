@@ -7,6 +7,7 @@ import pytest
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
+from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.sources import mixture, packed
@@ -21,7 +22,7 @@ LENGTHS = {"code": 70, "web": 1000, "books": 13}
 WEIGHTS = {"code": 0.3, "web": 0.6, "books": 0.1}
 
 
-class Numbers:
+class Numbers(DataSource):
     """Examples that say which part they are of, and which of it."""
 
     def __init__(self, part: int, length: int) -> None:
