@@ -89,7 +89,7 @@ class Classification:
             row = (float(nats_B[at]), -int(index_B[at]), int(label_B[at]), int(chosen_B[at]), float(confidence_B[at]))
             (heapq.heappush if len(self._worst) < WORST else heapq.heappushpop)(self._worst, row)
 
-    def record(self, names: Sequence[str], where: Callable[[int], str] | None) -> dict[str, Any]:
+    def record(self, names: Sequence[str], where: Callable[[int], str | None] | None) -> dict[str, Any]:
         """All of it as JSON of bounded size; `where` gives the file of an example by its number."""
         total = max(1, int(self._label_V.sum()))
         classes = [self._named(names, number) for number in range(self._classes)]
@@ -143,7 +143,7 @@ class Classification:
         ]
         return {"ece": error, "bins": bins}
 
-    def _told(self, classes: list[str], where: Callable[[int], str] | None) -> list[dict[str, Any]]:
+    def _told(self, classes: list[str], where: Callable[[int], str | None] | None) -> list[dict[str, Any]]:
         """The examples with the largest loss, the largest first; of equal ones the first in the set."""
         return [
             {
