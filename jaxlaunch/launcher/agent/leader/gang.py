@@ -91,7 +91,7 @@ class SendStart:
 
 @dataclasses.dataclass(frozen=True)
 class Disconnect:
-    """Close the connection of a host, which the gang has already removed."""
+    """Close the connection of a host that the gang no longer counts as connected."""
 
     host: int
 
@@ -231,8 +231,8 @@ class Gang:
         is_outside = self._is_late(hello.host) or hello.host not in self.members.table
         if self._config.job.replaces and is_outside and previous is not None and previous.pod != hello.pod:
             # A Job creates a pod again only after the previous one has ended.
-            self.host_lost(hello.host, "its pod was replaced", now)
             self.actions.append(Disconnect(hello.host))
+            self.host_lost(hello.host, "its pod was replaced", now)
 
     def host_joined(self, hello: Hello, now: float) -> None:
         """A host was admitted; an earlier connection of the same pod is dead."""
