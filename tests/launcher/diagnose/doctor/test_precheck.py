@@ -1,0 +1,68 @@
+"""What keeps a job from being submitted, and what is only noted."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from jaxlaunch.launcher.diagnose import text
+from jaxlaunch.launcher.diagnose.doctor import precheck
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, Kind
+from tests.launcher.diagnose.words import other_words
+from tests.launcher.objects import jobset
+
+
+class FakeCluster:
+    """A cluster with JobSet and one namespace."""
+
+    context = "kind"
+
+    def __init__(self, *, may: bool = True, enforced: str = "privileged") -> None:
+        self._may = may
+        self._labels = {"pod-security.kubernetes.io/enforce": enforced}
+
+    def served(self, group: str) -> list[str]:
+        return ["v1alpha2", "v1beta1"]
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        if kind is NAMESPACES:
+            return {"metadata": {"name": name, "labels": self._labels}}
+        raise ApiError("no", None, 403)
+
+    def list(self, kind: Kind, namespace: str | None = None) -> list[dict[str, Any]]:
+        return []
+
+    def may(self, *_: object, **__: object) -> bool:
+        return self._may
+
+
+def check(cluster: FakeCluster, *, force: bool = False) -> list[str]:
+    job = jobset(1, network="hostnetwork", priority="high")
+    return precheck.check(cast(Cluster, cluster), [job], replace=False, watch=False, force=force)
+
+
+def test_what_is_not_known_or_may_change_is_only_noted() -> None:
+    assert check(FakeCluster())[0] == (
+        "whether PriorityClass high exists is not known: you have no permission to read it."
+    )
+
+
+def test_missing_rights_and_a_stricter_namespace_are_errors_unless_forced() -> None:
+    with pytest.raises(ClusterError, match=r"^Missing RBAC permissions in namespace team: create jobsets\S*, get "):
+        check(FakeCluster(may=False))
+    with pytest.raises(UserError, match="Namespace team enforces Pod Security level restricted") as raised:
+        check(FakeCluster(enforced="restricted"))
+    assert not isinstance(raised.value, ClusterError) and (raised.value.hint or "").endswith(" --force submits it.")
+    assert any("enforces Pod Security" in note for note in check(FakeCluster(enforced="restricted"), force=True))
+
+
+def test_who_must_fix_it_does_not_depend_on_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "localize", other_words)
+    with pytest.raises(ClusterError):
+        check(FakeCluster(may=False, enforced="restricted"))
+    with pytest.raises(UserError) as raised:
+        check(FakeCluster(enforced="restricted"))
+    assert raised.value.exit_code == 2 and len(check(FakeCluster())) == len(check(FakeCluster(), force=True))
