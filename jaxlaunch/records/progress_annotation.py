@@ -41,7 +41,7 @@ class Recorded:
     step: Whole | None = None  # complete on every rank
     committed: Whole | None = None  # the newest step whose checkpoint is complete on storage
     goodput: Annotated[float, within(0, 1)] | None = None  # the share of all seconds that went into steps that count
-    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None  # how many attempts ended, by cause
+    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None  # restarts by cause
     verdict: Verdict | None = None  # on the newest attempt that ended, without its traceback
 
     @property

@@ -200,11 +200,6 @@ def _has_only_waited(record: Record) -> bool:
     return bool(record.seconds) and not any(spent for cause, spent in record.seconds.items() if cause not in _WAITS)
 
 
-def ends_by_cause(records: Sequence[Record]) -> dict[str, int]:
-    """How many attempts each cause ended."""
-    return dict(Counter(record.cause for record in records))
-
-
 def restarts_by_cause(records: Sequence[Record], attempt: int | None = None) -> dict[str, int]:
     """Count the restarts, in place or with new pods, by the cause that ended the attempt before.
 
@@ -264,7 +259,10 @@ def restarts(records: Sequence[Record], number: int, present: Mapping[str, float
 
 
 def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
-    """For the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code."""
+    """For the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code.
+
+    The end of the run counts among the ends, unlike among the restarts: alerts are about it too.
+    """
     last_codes = {each.generation: each.verdict.code for each in records if each.generation != generation}
     charged = sum(contract.outcome(code).action is Action.RESTART for code in last_codes.values())
     used = restarts_used(records, generation)
@@ -272,7 +270,7 @@ def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[
     if job.preempted_limit is not None:
         left["preempted"] = max(0, job.preempted_limit - preemptions_without_progress(records))
     return {
-        "ended": ends_by_cause(records),
+        "ended": dict(Counter(record.cause for record in records)),
         "left": left,
         "code": records[-1].verdict.code if records else None,
     }

@@ -32,6 +32,24 @@ def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> 
     assert len(ports) == 3
 
 
+CRASH_ONCE = """
+if ATTEMPT == 1:
+    raise ValueError("fault 1")
+mark("up")
+wait_for("go")
+"""
+
+
+def test_a_restart_is_counted_while_the_attempt_after_it_runs(tmp_path: Path) -> None:
+    with Gang(tmp_path, job(program(tmp_path, CRASH_ONCE), in_place_limit=1)) as gang:
+        gang.start().until_marked("up-0")
+        gang.until("the summary of attempt 2", lambda: gang.summary["of"]["attempt"] == 2)
+        assert gang.summary["restarts"] == {"crash": 1}
+        gang.allow("go")
+        assert gang.wait() == [0]
+    assert gang.summary["restarts"] == {"crash": 1}
+
+
 def test_after_the_last_restart_the_first_error_is_reported(tmp_path: Path) -> None:
     gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_limit=1), hosts=2)
     assert codes == [83, 83]

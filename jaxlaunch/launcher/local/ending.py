@@ -133,7 +133,7 @@ def _before(found: Summary | None, records: Sequence[Record]) -> Summary:
     """The state of the run before a generation that wrote nothing."""
     if found is not None:
         return dataclasses.replace(found, step=None, stacks={})
-    return Summary(None, step=None, seconds={}, restarts=history.ends_by_cause(records))
+    return Summary(None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1))
 
 
 def _verdict(codes: Sequence[int], found: Summary, is_stopped: bool, gone: int | None) -> Verdict:

@@ -124,6 +124,8 @@ def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitl
 
 def test_every_end_but_the_last_was_a_restart() -> None:
     assert restarts_by_cause([record(1), record(2), record(3, 137), record(4, 0)]) == {"crash": 2, "killed": 1}
+    assert restarts_by_cause([record(1), record(2)], attempt=3) == {"crash": 2}
+    assert restarts_by_cause([]) == {} and restarts_by_cause([], attempt=1) == {}
 
 
 TRACE = 'Traceback (most recent call last):\n  File "/x/train.py", line {line}, in main\n    build()\nValueError: no\n'

@@ -67,7 +67,7 @@ class PodLog:
         self._committed = furthest(*(one.last_committed for one in records))
         last, failing = (records[-1].attempt, records[-1].rank) if records else (0, None)
         before = records[-1].generation if records else self._generation - 1
-        ends = history.ends_by_cause(records)
+        ends = history.restarts_by_cause(records, last + 1)
         self._log(Past(**self._about(last), ends=ends, attempts=len(records), unknown=run_folder.gap))
         for one in records[-PAST:]:
             fields = {name: getattr(one, name) for name in ("verdict", "seconds", "first_committed", "last_committed")}

@@ -308,7 +308,6 @@ class Reporter:
         """Return the state of all hosts, for the pod's log and the webhook."""
         gang, now = self._gang, time.monotonic()
         ranks, records = gang.attempt.ranks, gang.records
-        count_causes = history.restarts_by_cause if gang.stage is Stage.LEAVE else history.ends_by_cause
         return View(
             stage=gang.stage.name.lower(),
             attempt=gang.number,
@@ -321,7 +320,7 @@ class Reporter:
             statuses=ranks.by_rank,
             overdue=gang.attempt.hang.overdue,
             seconds=self._clock.seconds(now),
-            restarts=count_causes(records),
+            restarts=self._restarts,
             preempted=None if self._run_folder.gap else history.preemptions_without_progress(records),
             metrics=self._metrics,
             restart=self._restart_seconds(now),
@@ -355,7 +354,9 @@ class Reporter:
         view, gang, config = self.view(), self._gang, self._config
         progress = config.uid, time.time(), when, gang.number, config.generation, view.step, self._saved_step
         goodput = ratio({"step": 0.0, **view.seconds})
-        self._annotator.keep(Recorded(*progress, goodput, history.ends_by_cause(gang.records), verdict))
+        # These pods left for others, which start the next attempt.
+        restarts = history.restarts_by_cause(gang.records, self._newest_attempt + (when == "left"))
+        self._annotator.keep(Recorded(*progress, goodput, restarts, verdict))
 
     def _attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt alone, of those of the run."""
@@ -368,7 +369,7 @@ class Reporter:
         return Of(
             uid=self._config.uid,
             generation=self._config.generation,
-            attempt=gang.number + (gang.stage is Stage.GATHER),
+            attempt=self._newest_attempt,
             started=self._written.started_at,
             at=time.time(),
             seconds=self._attempt_seconds(seconds),
@@ -379,6 +380,14 @@ class Reporter:
             judged=gang.verdict if gang.stage is Stage.KILL else None,
             restart=self._restart_seconds(now),
         )
+
+    @property
+    def _newest_attempt(self) -> int:
+        return self._gang.number + (self._gang.stage is Stage.GATHER)
+
+    @property
+    def _restarts(self) -> Mapping[str, int]:
+        return history.restarts_by_cause(self._gang.records, self._newest_attempt)
 
     def _restart_seconds(self, now: float) -> Mapping[str, float]:
         has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
@@ -399,7 +408,7 @@ class Reporter:
             saved=self._saved_step,
             of=dataclasses.replace(self._progress(seconds, now), made_of=self._made_of),
             seconds=seconds,
-            restarts=history.restarts_by_cause(gang.records),
+            restarts=self._restarts,
             metrics=self._metrics,
             notes=self._notes,
             stacks=gang.attempt.hang.stacks,

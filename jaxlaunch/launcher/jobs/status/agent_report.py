@@ -41,7 +41,7 @@ class AgentReport:
     heartbeat: Beat | None = None  # the newest, of these pods
     verdict: AttemptEnd | None = None  # of the pods that are here, if they have ended or are about to
     earlier: tuple[AttemptEnd, ...] = ()  # attempts before, as far as they are known, the last one last
-    ends_by_cause: Mapping[str, int] | None = None  # how many attempts ended
+    ends_by_cause: Mapping[str, int] | None = None  # restarts, by what ended the attempt before
     unknown: str | None = None  # why earlier attempts are not known, as a clause
     recorded: Recorded | None = None  # whence the heartbeat is, where no log of a leader has one
 
@@ -122,9 +122,18 @@ def merge(
         ),
         verdict=found.verdict or (ended[0] if ended and is_of_last else None),
         earlier=found.earlier or (() if is_of_last else tuple(ended)),
-        ends_by_cause=found.ends_by_cause or recorded.ends,
+        ends_by_cause=found.ends_by_cause or _recorded_restarts(recorded, is_over),
         recorded=recorded,
     )
+
+
+def _recorded_restarts(recorded: Recorded, is_over: bool) -> Mapping[str, int] | None:
+    """Return the restarts by cause, without the one that never came because the job was over."""
+    if not (is_over and recorded.when == "left" and recorded.verdict is not None and recorded.ends):
+        return recorded.ends
+    cause = recorded.verdict.cause
+    restarts = {**recorded.ends, cause: recorded.ends.get(cause, 0) - 1}
+    return {cause: count for cause, count in restarts.items() if count > 0}
 
 
 def _recorded_end(recorded: Recorded, verdict: Verdict) -> AttemptEnd:

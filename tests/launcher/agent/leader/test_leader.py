@@ -321,7 +321,7 @@ def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
     assert of.leader._gang._stage_deadline >= written[-1] + CLOSE_S
 
 
-def test_what_is_written_on_the_jobset_at_the_end_counts_the_last_attempt_too(
+def test_what_is_written_on_the_jobset_when_pods_leave_counts_the_restart_that_follows(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = gang(1)

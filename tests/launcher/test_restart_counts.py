@@ -1,0 +1,125 @@
+"""Every surface shows the same number of restarts, of a run here and of a job on the cluster.
+
+The run had two restarts in place, then its pods were lost, and new pods started attempt 4.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.contract import AgentJob
+from jaxlaunch.launcher.agent.http import metrics
+from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.diagnose.explain.explanation import explain
+from jaxlaunch.launcher.jobs.status.job_status import status_of
+from jaxlaunch.launcher.report import folder as table_of_runs
+from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.summary import Of, Start, Summary
+from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.runs import history
+from tests.launcher.invoke import launcher
+from tests.launcher.objects import beat, ended, jobset, pod, snapshot
+from tests.launcher.report import made_runs
+
+RESTARTS = 3
+BY_CAUSE = {"crash": 2, "lost": 1}
+
+
+def record(attempt: int, generation: int, code: int) -> Record:
+    verdict = verdict_for_code(code, "it ended")
+    began = made_runs.BEGAN + 10 * attempt
+    return Record("uid", generation, attempt, verdict.cause, 0, None, None, {"step": 9.0}, verdict, began, began + 9)
+
+
+RECORDS = [record(1, 0, contract.CRASH), record(2, 0, contract.CRASH), record(3, 0, contract.LOST)]
+LAST = record(4, 1, contract.CRASH)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_every_surface_of_a_run_here_shows_the_same_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_ended: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "made"
+    run.mkdir(parents=True)
+    records = [*RECORDS, LAST] if has_ended else RECORDS
+    of = Of("uid", 1, 4, made_runs.BEGAN + 40, at=made_runs.BEGAN + 49, seconds={"step": 9.0}, first_step=1)
+    summary = Summary(
+        LAST.verdict if has_ended else None,
+        step=40,
+        seconds={"step": 36.0},
+        restarts=history.restarts_by_cause(records, of.attempt),
+        of=of,
+        starts=[Start(1, "uid", made_runs.BEGAN)],
+    )
+    made_runs.write(run, summary, records)
+
+    def show(*arguments: str) -> str:
+        left = launcher(capsys, monkeypatch, *arguments)
+        assert left.code == 0, left.err
+        return left.out
+
+    shown = {
+        "summary": sum(json.loads((run / "summary.json").read_text())["restarts"].values()),
+        "list": int(show("list", "--local").splitlines()[1].split()[4]),
+        "list -o json": json.loads(show("list", "--local", "-o", "json"))[0]["restarts"]["total"],
+        "status": number(show("status", "--local", "made")),
+        "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"]["total"],
+        "explain": number(show("explain", "--local", "made")),
+        "page": Followed(run).read().to_json()["restarts"],
+        "dashboard": table_of_runs.brief(run).restarts,
+    }
+
+    assert shown == dict.fromkeys(shown, RESTARTS)
+
+
+@pytest.mark.parametrize("told_by", ["pods", "left", "ended", "left, and the job failed"])
+def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: str) -> None:
+    """Its pods tell of it, and when they are gone, what the leader wrote on the JobSet."""
+    counts = {"restarts": 1, "restartsCountTowardsMax": 1}
+    job = jobset(1, status=ended("Failed", **counts) if "failed" in told_by else counts)
+    if told_by == "pods":
+        seen = snapshot(job, pod(generation=1), records=(beat(attempt=4, generation=1, restarts=BY_CAUSE),))
+    else:
+        verdict, ends = None, BY_CAUSE
+        if "failed" in told_by:
+            verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
+        known = Recorded("1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict)
+        job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = known.to_json()
+        seen = snapshot(job)
+    status = status_of(seen)
+
+    facts = explain(seen).to_json()["facts"]
+    shown = {
+        "list": int(table([("lm", [status])], False, False)[1].split()[4]),
+        "-o json": status.to_json()["restarts"]["total"],
+        "by cause": sum(status.to_json()["restarts"]["by_cause"].values()),
+        "explain": number("\n".join(facts)),
+    }
+
+    assert shown == dict.fromkeys(shown, RESTARTS)
+
+
+def test_the_metrics_of_a_run_that_goes_on_count_the_same_restarts() -> None:
+    gang = {"attempt": 4, **history.counters(RECORDS, 1, AgentJob("t", ("true",)))}
+
+    text = metrics.own(1, gang, {}, {}, 0.0, {}, 0.0)
+
+    samples = re.findall(r"^jaxlaunch_restarts_total\{.*\} (\S+)$", text, re.MULTILINE)
+    attempt = re.search(r"^jaxlaunch_attempt (\S+)$", text, re.MULTILINE)
+    assert attempt is not None
+    assert sum(map(float, samples)) == float(attempt[1]) - 1 == RESTARTS
+
+
+def number(text: str) -> int:
+    """Return the number of restarts in a line of `status` or `explain`."""
+    match = re.search(r"restarts:? +(\d+), of which", text)
+    assert match is not None, text
+    return int(match[1])
