@@ -93,7 +93,6 @@ def export(
 def _told(
     found: StoredStep, architecture: str, params: Mapping[str, Parameter], files: list[str], notes: list[str]
 ) -> dict[str, Any]:
-    """What was written."""
     return {
         "step": found.step,
         "architecture": architecture,

@@ -200,19 +200,16 @@ def _source(spec: TrainSpec, task: Task) -> Source:
 
 
 def _batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
-    """The shapes and dtypes of a global batch of this many rows."""
     weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
     return {key: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for key, each in example.items()} | weight
 
 
 def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of one example as the pipeline makes it."""
     forms = Examples(source, task.example).forms
     return {key: jax.ShapeDtypeStruct(each.shape, NARROW.get(each.dtype, each.dtype)) for key, each in forms.items()}
 
 
 def _placed(name: str, step: Step) -> dict[str, Any]:
-    """One parameter: the names of its dimensions, and the mesh axes that split each."""
     leaf, axes = step.abstract.params[name], step.builder.axes[name]
     spec: PartitionSpec = leaf.sharding.spec
     split = [*spec, *[None] * (leaf.ndim - len(spec))]

@@ -231,7 +231,6 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _pipeline(self, task: Task, train_set: DataSource, rows: range) -> Pipeline:
-        """The batches of the training set, this process's `rows` of each."""
         data = self.spec.data
         return Pipeline(
             train_set,
@@ -247,7 +246,6 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _evaluation(self, task: Task, eval_set: DataSource | None, rows: range) -> Evaluation | None:
-        """The batches of the held-out set; None where there is none."""
         if eval_set is None or len(eval_set) == 0:
             return None
         return Evaluation(

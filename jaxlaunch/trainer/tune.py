@@ -125,7 +125,6 @@ class Search:
 
 
 def _room(kind: str) -> float | None:
-    """The most bytes that a device of this kind has."""
     sizes = KNOWN[kind].memory_gib
     return max(sizes) * GIB if sizes else None
 

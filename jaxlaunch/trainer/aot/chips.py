@@ -16,7 +16,6 @@ from jax.experimental import topologies
 
 from jaxlaunch import installation
 from jaxlaunch.accelerators import KNOWN, sides_of
-from jaxlaunch.trainer.aot import gpu_targets
 from jaxlaunch.trainer.errors import SpecError
 
 # libtpu otherwise asks a cloud's metadata server who it is, writes logs, and refuses to be loaded twice on a machine.
@@ -99,8 +98,8 @@ class Chips:
 
     def _gpus(self) -> list[jax.Device]:
         plugin = _plugin()
-        if self.type not in gpu_targets.KNOWN:
-            known = ", ".join(gpu_targets.KNOWN)
+        if self.type not in GPU_TARGETS:
+            known = ", ".join(GPU_TARGETS)
             raise SpecError(
                 f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, only of {known}"
             )
@@ -110,7 +109,7 @@ class Chips:
             )
         os.environ.update(_CUDA)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
-        return self._described("cuda", target_config=gpu_targets.text(self.type), topology=shape)
+        return self._described("cuda", target_config=text(self.type), topology=shape)
 
     def _described(self, platform: str, **options: Any) -> list[jax.Device]:
         try:
@@ -136,3 +135,57 @@ def _host(sides: tuple[int, ...], per_host: int) -> tuple[int, int, int]:
 def _wraps(side: int, dimensions: int) -> bool:
     """Whether an axis is a ring: those of whole cubes are, and those of 16 chips of a flat slice."""
     return side == 16 if dimensions == 2 else side % 4 == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What differs between GPUs that can be compiled for."""
+
+    name: str  # as the driver says it
+    capability: tuple[int, int]
+    processors: int  # streaming multiprocessors
+    clock_ghz: float
+    memory: int  # bytes
+    bandwidth: float  # bytes a second
+    l2: int  # bytes
+    shared: int  # bytes of a processor; a block may use 1 KiB less
+
+
+# Sources, read 2026-11: NVIDIA's data sheets, the tables of the CUDA programming guide, and for the form of the text
+# github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
+GPU_TARGETS: Mapping[str, Target] = {
+    "a100": Target("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936),
+    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 84_929_347_584, 3.352e12, 52_428_800, 233_472),
+    "h200": Target("NVIDIA H200", (9, 0), 132, 1.98, 150_754_820_096, 4.8e12, 52_428_800, 233_472),
+    "b200": Target("NVIDIA B200", (10, 0), 148, 1.965, 191_503_138_816, 8.0e12, 132_644_864, 233_472),
+}
+
+
+def text(kind: str) -> str:
+    """The text of a GPU in GPU_TARGETS."""
+    of = GPU_TARGETS[kind]
+    major, minor = of.capability
+    return f"""gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {of.shared}
+  threads_per_core_limit: 2048
+  core_count: {of.processors}
+  fpus_per_core: {64 if of.capability == (8, 0) else 128}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {of.bandwidth:.0f}
+  l2_cache_size: {of.l2}
+  clock_rate_ghz: {of.clock_ghz}
+  device_memory_size: {of.memory}
+  shared_memory_per_block_optin: {of.shared - 1024}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{of.name}"
+"""

@@ -15,11 +15,11 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.aot import collectives, measure, recomputation, step_time, work
+from jaxlaunch.trainer.aot import collectives, measure, step_time, work
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
 from jaxlaunch.trainer.aot.program import Program
-from jaxlaunch.trainer.aot.timeline import Rates
+from jaxlaunch.trainer.aot.step_time import Rates
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import flops, precision
 from jaxlaunch.trainer.parallel import mesh
@@ -116,7 +116,7 @@ class AheadOfTime:
             "bytes_accessed": moved,
             "kernels": kernels,
             "collectives": _together(listed),
-            "recomputed": recomputation.share(program),
+            "recomputed": work.recomputed_share(program),
             "model_flops": whole,
             "modelled": modelled,
         }

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlaunch.trainer.aot.timeline import Rates
+from jaxlaunch.trainer.aot.step_time import Rates
 from jaxlaunch.trainer.step.train_state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
@@ -31,7 +31,6 @@ def seconds(step: Step, batch: Batch) -> float:
     state = step.init()
 
     def run() -> Any:
-        """One step, from the state that the last one left."""
         nonlocal state
         state, metrics = step.train(state, rows)
         return state, metrics

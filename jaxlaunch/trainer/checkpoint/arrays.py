@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,8 +22,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
+from orbax.checkpoint._src.path import gcs_utils
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from jaxlaunch.trainer.checkpoint import own_steps, s3
+from jaxlaunch.trainer.checkpoint import own_steps
 from jaxlaunch.trainer.checkpoint.manifest import each, is_remote
 
 STATE, META = "state", "meta"  # the two items of a step
@@ -38,7 +40,7 @@ class Arrays:
     """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
 
     def __init__(self, root: epath.Path) -> None:
-        s3.teach()
+        teach()
         in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -78,7 +80,7 @@ class Arrays:
         a closed event loop, each with a traceback of its own.
         """
         path = os.fspath(folder / STATE)
-        base = s3.kvstore(f"{path}/") if path.startswith(s3.S3) else path if is_remote(folder) else f"file://{path}"
+        base = kvstore(f"{path}/") if path.startswith(S3) else path if is_remote(folder) else f"file://{path}"
         database = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         keys = sorted(database.list().result())
         if not keys:
@@ -115,7 +117,7 @@ class _InPlace(_Marked, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ig
 
 def shapes(folder: epath.Path) -> dict[str, Any]:
     """The saved state as a nested dict, each array by its metadata: shape and dtype. Raises what Orbax does."""
-    s3.teach()
+    teach()
     tree: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
     return tree
 
@@ -160,3 +162,33 @@ def _describe(leaf: Leaf | None) -> str:
         return "absent"
     shape, dtype = leaf
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+S3 = "s3://"
+
+
+def teach() -> None:
+    """Makes Orbax build its storage specifications for s3:// too. Once or many times."""
+    if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
+        return  # taught already
+    tensorstore_utils._normalize_path = _apart(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
+    tensorstore_utils._use_gcs_driver = _apart(tensorstore_utils._use_gcs_driver, lambda path: True)
+    gcs_utils.get_kvstore_for_gcs = _apart(gcs_utils.get_kvstore_for_gcs, kvstore)
+
+
+def _apart(theirs: Callable[[str], Any], ours: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda path: ours(path) if path.startswith(S3) else theirs(path)
+
+
+def kvstore(url: str) -> dict[str, Any]:
+    """tensorstore's specification of s3://bucket/name, at the endpoint and in the region of Amazon's own variables."""
+    bucket, _, name = url.removeprefix(S3).partition("/")
+    spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if endpoint:
+        spec["endpoint"] = endpoint.rstrip("/")
+        region = region or "us-east-1"  # a store of one's own has no regions, and the driver asks for one
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        spec["aws_credentials"] = {"type": "environment"}  # the driver's search writes an error for each place it tries
+    return spec | ({"aws_region": region} if region else {})

@@ -22,7 +22,6 @@ def main() -> int:
     asked = programs.read(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
 
     def find() -> dict[str, Any]:
-        """The result."""
         if (train := os.environ.get(contract.TRAIN_SPEC)) is None:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []

@@ -36,7 +36,6 @@ def items(path: str) -> Iterator[Item]:
 
 
 def _of_tar(path: str) -> Iterator[Item]:
-    """The members that are images by their names."""
     size = files.size(path)
     with held.opened_tar(path) as tar:
         for each in tar:
@@ -72,7 +71,6 @@ def _of_table(path: str) -> Iterator[Item]:
 
 
 def _batches(path: str, here: str, image_of: Callable[[str | None, str, Any], str]) -> Iterator[Any]:
-    """Batches of one column each."""
     import pyarrow
     from pyarrow import parquet
 

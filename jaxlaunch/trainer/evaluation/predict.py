@@ -59,7 +59,6 @@ def predicted(asked: programs.Predict) -> dict[str, Any]:
     skipped: list[str] = []
 
     def broken(what: str) -> None:
-        """Refuses what cannot be read, or leaves it out."""
         if not asked.skip_broken:
             raise DataError(f"{what}; fix or remove it, or leave such out with --skip-broken")
         skipped.append(what)

@@ -86,7 +86,6 @@ def of_images(
 
 
 def _items(names: Sequence[str], broken: Told) -> Iterator[Item]:
-    """The images of all files, in order."""
     for name in names:
         try:
             yield from pictures.items(name)

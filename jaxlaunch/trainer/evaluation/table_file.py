@@ -73,7 +73,6 @@ def _parquet(path: Path) -> Iterator[Callable[[Row], None]]:
     writer = None
 
     def flush() -> None:
-        """Writes what is held as a group."""
         nonlocal writer
         group = pyarrow.Table.from_pylist(held)
         writer = writer or parquet.ParquetWriter(path, group.schema)
@@ -81,7 +80,6 @@ def _parquet(path: Path) -> Iterator[Callable[[Row], None]]:
         held.clear()
 
     def add(row: Row) -> None:
-        """Takes a row."""
         held.append(row)
         if len(held) == ROWS:
             flush()

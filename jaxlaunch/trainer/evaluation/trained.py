@@ -151,7 +151,6 @@ class TaskModel:
         told: list[Classification] = []
 
         def add(number: int, found: Any) -> None:
-            """Adds what was seen of a batch."""
             if not told:
                 told.append(task.classification())
             seen, weight_B = jax.device_get(found)
@@ -284,7 +283,6 @@ def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.shardi
 
 
 def _with_data(spec: TrainSpec, data: Mapping[str, Any]) -> TrainSpec:
-    """The train block with other keys of its data."""
     try:
         block = type(spec.data).model_validate(spec.data.model_dump(exclude_unset=True) | dict(data))
     except pydantic.ValidationError as error:

@@ -18,8 +18,7 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.chat import Chat
 from jaxlaunch.trainer.generate.choose import SamplingOptions
-from jaxlaunch.trainer.generate.loaded import Prompt, described, load
-from jaxlaunch.trainer.generate.streamed import streamed
+from jaxlaunch.trainer.generate.loaded import Prompt, described, load, streamed
 from jaxlaunch.trainer.start.process import print_result
 
 
@@ -33,7 +32,6 @@ def main() -> int:
         print(json.dumps(event), file=answers, flush=True)
 
     def say(piece: str) -> None:
-        """Prints a piece of a sample that is made alone."""
         tell({"piece": piece})
 
     return print_result(lambda: converse(asked, sys.stdin, tell) if asked.chat else sample(asked, say))

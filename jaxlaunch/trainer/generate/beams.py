@@ -74,7 +74,6 @@ def search(
         return (state.at < limit) & jnp.any(hope_B > state.ended.score_BK[:, -1])
 
     def step(state: Search) -> Search:
-        """One more token of each beam."""
         parent_BK, running, ended = _extended(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
         token_R = jax.lax.dynamic_index_in_dim(running.tokens_BKN, state.at, axis=2, keepdims=False).reshape(rows)

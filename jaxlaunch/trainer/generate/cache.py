@@ -36,7 +36,6 @@ class Cache(NamedTuple):
         slot = at % self.key_BGSK.shape[2]
 
         def put(ring_BGSK: Array, new_B1GK: Array) -> Array:
-            """One half of it."""
             new_BG1K = new_B1GK.swapaxes(1, 2)
             return held(jax.lax.dynamic_update_slice_in_dim(ring_BGSK, new_BG1K, slot, axis=2))
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.choose import SamplingOptions
 from jaxlaunch.trainer.generate.generator import Sample
-from jaxlaunch.trainer.generate.loaded import TextModel, end_also
-from jaxlaunch.trainer.generate.streamed import streamed
+from jaxlaunch.trainer.generate.loaded import TextModel, end_also, streamed
 from jaxlaunch.trainer.text.chats import ASSISTANT, Chats
 from jaxlaunch.trainer.text.documents import Unfit
 

@@ -160,11 +160,9 @@ class Generator:
         """The state when `until` tokens were chosen, or every row is done. `start` is the index of the first."""
 
         def is_on(state: State) -> Array:
-            """Whether a token is to be chosen."""
             return (state.at < until) & ~jnp.all(state.done_B)
 
         def chosen(state: State) -> State:
-            """One more token of each row."""
             logits_BV, at = state.logits_BV.astype(jnp.float32), state.at
             token_B = greedy(logits_BV) if is_greedy else drawn(logits_BV, draw, state.sample_B, at, is_cut=is_cut)
             token_B = jnp.where(state.done_B, 0, token_B)

@@ -235,7 +235,6 @@ class _Read(dict[str, Any]):
         self._abstract = network.abstract
 
     def pop(self, name: str, *default: Any) -> Array:
-        """The array, on the devices."""
         like, whole = self._abstract[name], _whole(super().pop(name))
         return jax.make_array_from_callback(like.shape, like.sharding, lambda at: whole[at].astype(like.dtype))
 
@@ -284,3 +283,24 @@ def _before(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str
     if not places:
         return ids
     return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))
+
+
+LOST = "\ufffd"  # stands for a character whose last bytes are still to come
+
+
+def streamed(loaded: TextModel, prompt: Ids, how: SamplingOptions, say: Callable[[str], None]) -> Sample:
+    """The sample of a prompt; `say` gets its text piece by piece, or its ids where there is no tokenizer."""
+    said, last = "", Sample([], 0.0, False)
+    for last in loaded.stream(prompt, **how):
+        text = _shown(loaded, last).rstrip(LOST)
+        if len(text) > len(said):
+            say(text[len(said) :])
+            said = text
+    if rest := _shown(loaded, last)[len(said) :]:
+        say(rest)
+    return last
+
+
+def _shown(loaded: TextModel, sample: Sample) -> str:
+    text = loaded.text(sample)
+    return "".join(f"{each} " for each in sample.ids) if text is None else text

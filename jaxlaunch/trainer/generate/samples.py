@@ -9,7 +9,7 @@ import jax
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.live import Merging
+from jaxlaunch.trainer.adapters.merged import Merging
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.choose import Sampling
 from jaxlaunch.trainer.generate.generator import Generator, Ids, check

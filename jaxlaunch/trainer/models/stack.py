@@ -38,13 +38,11 @@ def run(
     graph, state = nnx.split(layers)
 
     def applied(x: Array, at: int, own: tuple[PyTree, tuple[PyTree, ...]]) -> tuple[Array, PyTree]:
-        """`x` after the layer of these parameters, and what it drew."""
         layer = nnx.merge(graph, own[0])
         x = turns[at % len(turns)](layer, x, *shared, *own[1])
         return x, nnx.state(layer, nnx.RngState)
 
     def written_out(x: Array, stacked: PyTree) -> tuple[Array, PyTree]:
-        """`x` after these layers, and what they drew, stacked."""
         drawn = []
         for at, own in enumerate(_unstacked(stacked)):
             x, counts = applied(x, at, own)

@@ -89,13 +89,11 @@ def _multiplied(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: fl
     block, ends_E = _block(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
 
     def of_group(group: Array, made_RO: Array) -> Array:
-        """`made_RO` with the rows of a group."""
         # Read once for all blocks: without the barrier the compiler copies it in every turn of the inner loop.
         w_IO = jax.lax.optimization_barrier(w_EIO[group])
         rows = _Rows(ends_E[group] - counts_E[group], ends_E[group], block, room)
 
         def of_block(turn: Array, made_RO: Array) -> Array:
-            """The same with those of one of its blocks."""
             made_MO = jax.lax.dot_general(rows.of(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ())))
             kept_MO = jnp.where(rows.is_own_M1(turn), made_MO, rows.of(made_RO, turn))
             return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.place(turn), 0)
@@ -123,11 +121,9 @@ def _summed(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> A
     wide = jnp.float32 if dtype.itemsize < 4 else dtype
 
     def of_group(bounds: tuple[Array, Array]) -> Array:
-        """The sum of a group whose rows are within these bounds."""
         rows = _Rows(*bounds, block, room)
 
         def of_block(turn: int | Array) -> Array:
-            """What one of its blocks adds."""
             is_own_M1, over_rows = rows.is_own_M1(turn), (((0,), (0,)), ((), ()))
             x_MI, gradient_MO = (
                 jnp.where(is_own_M1, rows.of(each, turn), jnp.zeros((), each.dtype)) for each in (x_RI, gradient_RO)
@@ -155,11 +151,9 @@ class _Rows:
         self.turns = (end - begin + block - 1) // block
 
     def place(self, turn: int | Array) -> Array:
-        """Where the block of this turn begins."""
         return jnp.minimum(self._begin + turn * self._block, self._room - self._block)
 
     def of(self, rows_RX: Array, turn: int | Array) -> Array:
-        """The block of this turn, [M, X]."""
         return jax.lax.dynamic_slice_in_dim(rows_RX, self.place(turn), self._block)
 
     def is_own_M1(self, turn: int | Array) -> Array:

@@ -62,7 +62,6 @@ def split(
     of_label = {f"group{at}": part for at, part in parts.items()} | {REST: rest}
 
     def by_label(tree: Named) -> dict[str, Named]:
-        """The parts of a tree by the label of their parameters."""
         found: dict[str, Named] = {}
         for name, leaf in tree.items():
             label = f"group{of(name, groups)}"
@@ -70,11 +69,9 @@ def split(
         return found
 
     def init(params: Named) -> Named:
-        """A state for each label that has parameters."""
         return {label: of_label[label].init(part) for label, part in by_label(params).items()}
 
     def update(grads: Named, state: Named, params: Named | None = None) -> tuple[Named, Named]:
-        """Each part updated by its own transformation."""
         updates: Named = {}
         after: Named = {}
         of_params = by_label(params or {})

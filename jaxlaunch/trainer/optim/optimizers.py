@@ -165,7 +165,6 @@ def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransforma
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
     def init(params: PyTree) -> PyTree:
-        """The state of `inner`, in float32."""
         with _as_jax_is():
             return inner.init(_float32(params))
 

@@ -71,7 +71,6 @@ def schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         raise SpecError(f"{path}: the schedule gives {_described(shape)} for a step, not a number")
 
     def rate(step: Any) -> jax.Array:
-        """The learning rate of a step, a float32 scalar."""
         with jax.numpy_dtype_promotion("standard"):
             return jnp.asarray(found(jnp.asarray(step, jnp.int32)), jnp.float32)
 

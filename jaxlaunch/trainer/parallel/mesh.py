@@ -81,7 +81,6 @@ def _laid_out(
 
 
 def _inside(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
-    """The part of each axis in a slice."""
     return [size // count for size, count in zip(sizes, across, strict=True)]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.profiling import breakdown, kinds, xplane
+from jaxlaunch.trainer.profiling import breakdown, xplane
 from jaxlaunch.trainer.profiling.breakdown import Breakdown
 from jaxlaunch.trainer.spec import Profile
 
@@ -180,7 +180,7 @@ class Profiler:
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
         if not files:
             raise OSError(f"no trace was written to {tracing.folder}")
-        trace = xplane.read(files[-1], kinds.of_programs(self._programs()))
+        trace = xplane.read(files[-1], breakdown.of_programs(self._programs()))
         if not trace.steps:
             raise ValueError("the trace holds no step")
         window = min(start for start, _ in trace.steps), max(stop for _, stop in trace.steps)
@@ -207,6 +207,5 @@ class Profiler:
         self._report_state(wanted, "failed", fault=str(fault)[:1000])
 
     def _report_state(self, wanted: Request, state: str, **values: Any) -> None:
-        """Reports the state of a profile to the agent that requested it."""
         if wanted.number is not None:
             self._report.profile({"id": wanted.number, "state": state, **values})

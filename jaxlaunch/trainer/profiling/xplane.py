@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.profiler import ProfileData
 
-from jaxlaunch.trainer.profiling import kinds
+from jaxlaunch.trainer.profiling import breakdown
 from jaxlaunch.trainer.profiling.breakdown import Op, Span
 
 STEP, PAUSE = "train", "jaxlaunch pause"  # names of our annotations: a step, and time of no step
@@ -91,7 +91,7 @@ def _ops(events: Any, known: Mapping[str, str | None], device: str) -> Iterator[
 def _op(event: Event, stats: Mapping[str, Any], known: Mapping[str, str | None], device: str) -> Iterator[Op]:
     name = str(stats.get("hlo_op") or event.name)
     key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in known), None)
-    kind = kinds.of_kernel(event.name) if key is None else known[key]
+    kind = breakdown.of_kernel(event.name) if key is None else known[key]
     if kind is not None:
         yield Op(name, kind, device, _span(event))
 

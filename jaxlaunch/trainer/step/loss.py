@@ -5,7 +5,9 @@ Every mean is a sum with a weight until the end: micro-batches and devices add u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxlaunch.contract import BATCH_AXES, Key
-from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.errors import SpecError, TrainerError, first_line
 from jaxlaunch.trainer.optim import loss_scale
 from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
@@ -134,3 +137,51 @@ class StepLoss:
         if cast.dtype == param.dtype:
             return cast
         return sharding.held_alone(cast, self._builder.abstract.params[name].sharding)
+
+
+@contextlib.contextmanager
+def user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any = None) -> Iterator[None]:
+    """Within it what the loss of `task` raises while it is traced is a SpecError: what, where, and of which batch.
+
+    So is a call that the loss, or `model`, the user's class of it, does not take. Any other exception that came through
+    no file of the user's is our bug and stays as it is.
+    """
+    try:
+        with user_code.placed(type(task).loss):
+            yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        where = user_code.raised_at(error)
+        if not where and isinstance(error, TypeError) and (called := _called(error, task, model)):
+            takes = "a loss is called with (model, batch, rng), a model as its task's loss calls it"
+            raise SpecError(f"{name}: {first_line(error)} ({called}); {takes}") from error
+        if not where:
+            raise
+        holds = ", ".join(f"{key} {described(value)}" for key, value in batch.items())
+        raise SpecError(f"{name}: loss raised {first_line(error)} ({where}); its batch holds {holds}") from error
+
+
+def _called(error: TypeError, task: Any, model: Any) -> str:
+    """Where the user defines what does not take the call that `error` is about; "" where it is about neither."""
+    message = str(error)
+    if f"{type(task).__name__}.loss()" in message:
+        return user_code.place(type(task).loss)
+    has_name = isinstance(model, type) or inspect.isroutine(model)
+    return user_code.place(model) if has_name and model.__name__ in message else ""
+
+
+def check_rest(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raises SpecError where a step leaves a model other arrays, beside its parameters, than it had."""
+    for key in sorted({*before, *after}):
+        then, now = (described(arrays[key]) if key in arrays else "not there" for arrays in (before, after))
+        if then != now:
+            raise SpecError(
+                f"{name}: the model's {key} is {then} before a step and {now} after it; make it in the model's "
+                "__init__, and keep its shape and dtype"
+            )
+
+
+def described(array: Any) -> str:
+    """`float32[8, 4]`."""
+    return f"{array.dtype}{list(array.shape)}"

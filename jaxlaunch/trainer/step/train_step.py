@@ -16,9 +16,8 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import CustomModel, Decoder, TrainSpec
-from jaxlaunch.trainer.step import checked
 from jaxlaunch.trainer.step.executable import Executable, often
-from jaxlaunch.trainer.step.loss import StepLoss
+from jaxlaunch.trainer.step.loss import StepLoss, check_rest, user_errors
 from jaxlaunch.trainer.step.model_arrays import Named
 from jaxlaunch.trainer.step.state_builder import StateBuilder
 from jaxlaunch.trainer.step.train_state import Batch, Placement, TrainState
@@ -80,10 +79,10 @@ class Step:
             return
         abstract_batch, model = self._placement.abstract_batch(batch), self._spec.model
         own = user_code.load(model.kind) if isinstance(model, CustomModel) else None
-        with self.builder.context(), checked.told(self._spec.task, self._task, abstract_batch, own):
+        with self.builder.context(), user_errors(self._spec.task, self._task, abstract_batch, own):
             rest = jax.eval_shape(self.loss.training, *self._loss_arguments(batch))[1][1]
             with user_code.placed(type(self._task) if own is None else own):
-                checked.kept(self._spec.task, self.abstract.rest, rest)
+                check_rest(self._spec.task, self.abstract.rest, rest)
             jax.eval_shape(self._sums, self.abstract, abstract_batch)
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:

@@ -154,7 +154,6 @@ class Classify(Task):
         return found
 
     def _examples(self, raw: Batch) -> Batch:
-        """`example` of many records at once."""
         key = self._key(raw)
         return {key: ranges.of(raw, key), "label": ranges.many(ranges.of(raw, "label"), self._target)}
 
@@ -224,7 +223,6 @@ class Classify(Task):
 
     @staticmethod
     def _key(example: Mapping[str, Any]) -> str:
-        """What the model reads of an example."""
         return "features" if "features" in example else "image"
 
     def _check_image(self, spec: TrainSpec, config: specs.OfImages) -> None:

@@ -117,7 +117,6 @@ class _Twos(DataSource):
         return {"tokens": np.stack([self._rows[2 * index + at]["tokens"] for at in (0, 1)])}
 
     def fingerprint(self) -> str:
-        """Equal for equal pairs."""
         return f"pairs of {self._rows.fingerprint()}"
 
 

@@ -224,7 +224,6 @@ def in_chunks(
     parts = tuple(_split(array, count) for array in (x_BLD, labels_BL, weight_BL))
 
     def of(wide_DV: Array, part: tuple[Array, Array, Array]) -> Summed:
-        """The sums of one chunk."""
         x, labels, weight = part
         narrow_DV = gathered(wide_DV.astype(head_DV.dtype), "embed", "vocab")
         return score(project(x, narrow_DV), labels, weight)

@@ -108,7 +108,6 @@ class _State:
         self._write()
 
     def keep(self, journal: str, step: int) -> None:
-        """Notes that the tracker has the line of this step."""
         self.sent[journal] = step
         self._write()
 

@@ -13,7 +13,7 @@ from jaxlaunch.trainer.aot import measure, step_time, work
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
 from jaxlaunch.trainer.aot.program import Program
-from jaxlaunch.trainer.aot.timeline import Rates, Timeline
+from jaxlaunch.trainer.aot.step_time import Rates, Timeline
 
 GROUPS = "replica_groups=[1,2]<=[2], dimensions={0}"
 # A gather meanwhile 8 bytes are touched, and one in a loop of 3 turns that nothing hides.

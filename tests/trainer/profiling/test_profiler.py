@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.profiling import breakdown, kinds, profiler, xplane
+from jaxlaunch.trainer.profiling import breakdown, profiler, xplane
 from jaxlaunch.trainer.profiling.breakdown import Op
 from jaxlaunch.trainer.profiling.profiler import KEPT, Profiler
 from jaxlaunch.trainer.spec import Profile
@@ -52,7 +52,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 
 def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_comes_from() -> None:
-    found = kinds.of_programs([PROGRAM])
+    found = breakdown.of_programs([PROGRAM])
     assert {name: found[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
         ("fusion.1", "cublas", "dot.1"), "matmul"
     )
@@ -64,7 +64,7 @@ def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_co
 
 def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
     other = "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] copy(%x)\n}\n"
-    found = kinds.of_programs([PROGRAM, other])
+    found = breakdown.of_programs([PROGRAM, other])
     assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == ("matmul", "elementwise")
     assert found["fusion.1"] == "matmul"
 
@@ -86,7 +86,7 @@ def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
     ],
 )
 def test_a_kernel_that_no_program_knows_is_told_by_its_name(kernel: str, kind: str | None) -> None:
-    assert kinds.of_kernel(kernel) == kind
+    assert breakdown.of_kernel(kernel) == kind
 
 
 def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
@@ -157,7 +157,7 @@ HOST = Plane(
 
 
 def read(*planes: Plane) -> xplane.Trace:
-    return xplane.of_planes(planes, kinds.of_programs([PROGRAM]))
+    return xplane.of_planes(planes, breakdown.of_programs([PROGRAM]))
 
 
 def test_operations_of_cpu_devices_are_on_threads_of_the_host() -> None:
