@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Iterator
@@ -16,11 +17,17 @@ from tests import compiled, environments, needs
 if TYPE_CHECKING:
     from tests.helm.charts import Helm
 
+MOST_FILES = 16_384
 pytest_plugins = ["tests.failures"]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # A shell lets what it starts in the background ignore Ctrl-C and Ctrl-\, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# A command that runs in this process leaves its connections open, as it may where a process ends with it: thousands of
+# them are more files than an ordinary user has without asking for more.
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 compiled.make_folder()
 # Of the processes that tests start: each would compile our files' Python anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

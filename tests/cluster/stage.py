@@ -162,7 +162,9 @@ class Stage:
         document = {"name": name, "namespace": namespace, **usual, **self._filled(situation.job)}
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
-        for made in render(resolved, code.bundle(resolved.code, Path())):
+        objects = render(resolved, code.bundle(resolved.code, Path()))
+        # What its pods need is there first: a look between the two would see a ConfigMap that is missing.
+        for made in sorted(objects, key=lambda made: made["kind"] == "JobSet"):
             if made["kind"] == "JobSet":
                 situation.change(made)
                 self._create(made)
