@@ -48,7 +48,7 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
         return _show_mixture(Path(path), form)
     asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    found = trainer_process.run("jaxlaunch.trainer.inspect", json.dumps(asked), environ=environ, show=output.say)
+    found = trainer_process.run("jaxlaunch.trainer.inspect_data", json.dumps(asked), environ=environ, show=output.say)
     if form != "text":
         return output.data(found, form)
     output.show(*_lines(path, found))
@@ -65,7 +65,7 @@ def _show_mixture(job_file: Path, form: str) -> None:
     base = job_file.absolute().parent
     train = paths.of(job, base, (run_folders.HOME / job.name).absolute(), {}).train(job.train)
     environ = trainer_process.environ(job, train, base)
-    found = trainer_process.run("jaxlaunch.trainer.inspect", "{}", environ=environ, show=output.say)
+    found = trainer_process.run("jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.say)
     if form != "text":
         return output.data(found, form)
     rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]

@@ -68,6 +68,5 @@ def goes_on(found: tuple[Any, ...]) -> Iterator[None]:
 
 
 def _of_torch() -> Any:
-    """The generator of torch, where that is imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else vars(torch).get("default_generator")  # not there while it is imported

@@ -69,7 +69,6 @@ def _large_into(beside: list[memoryview]) -> Callable[[pickle.PickleBuffer], boo
     """A `buffer_callback` of pickle that keeps each large buffer in `beside`."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
-        """Whether the buffer is part of the pickle."""
         raw = buffer.raw()
         if raw.nbytes >= BESIDE:
             beside.append(raw)

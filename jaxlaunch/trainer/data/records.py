@@ -137,7 +137,6 @@ def decode(record: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)  # most records are described alike, and JSON takes longer to read than the arrays
 def _described(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
-    """Key, dtype and shape of each array."""
     return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items())
 
 

@@ -72,8 +72,9 @@ def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | N
             wanted, given = _looks(mine, theirs.layers), _looks(theirs, theirs.layers)
         if wanted != given:
             found.append(f"{_named(theirs, key)} is {given}, train.model.{key} makes it {wanted}")
-    if isinstance(mine, spec.Decoder) and mine.family and mine.family != getattr(theirs, "family", None):
-        found.append(f"model_type is {getattr(theirs, 'family', None)}, train.model.family is {mine.family}")
+    their_family = theirs.family if isinstance(theirs, spec.Decoder) else None
+    if isinstance(mine, spec.Decoder) and mine.family and mine.family != their_family:
+        found.append(f"model_type is {their_family}, train.model.family is {mine.family}")
     return found
 
 
@@ -342,8 +343,7 @@ def _looks(of: spec.Decoder, layers: int) -> list[str]:
 
 
 def _named(of: spec.Published, key: str) -> str:
-    """What a key of ours is called there."""
-    known = FAMILIES[getattr(of, "family", None) or of.kind]
+    known = FAMILIES[(of.family if isinstance(of, spec.Decoder) else None) or of.kind]
     special = {"window": "sliding_window", "pattern": "layer_types", "activation": known.activation}
     special |= {"dense_layers": "mlp_only_layers"}
     back = {ours: theirs for theirs, ours in known.keys.items()} | special
@@ -366,7 +366,7 @@ def _config(of: spec.Published, name: str) -> dict[str, Any]:
 
 def _written(of: spec.Published, key: str) -> Any:
     if key == "positions":
-        return of.rows if isinstance(of, spec.GPT2) else getattr(of, "reach", None)
+        return of.rows if isinstance(of, spec.GPT2) else of.reach if isinstance(of, spec.Decoder) else None
     if key == "query_scalar":
         return _meant(of, key)
     if key == "rope_local_theta" and isinstance(of, spec.Decoder):

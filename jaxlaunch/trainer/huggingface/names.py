@@ -93,7 +93,6 @@ def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[
 
 
 def _attention(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
-    """Attention and the norms of a layer."""
     for ours, theirs in NORMS[model.norms].items():
         yield f"blocks.{ours}.scale", Leaf("ld", "d", f"{layer}{theirs}.weight")
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):

@@ -218,7 +218,6 @@ def _grouped(each: Iterable[Tensor], file_bytes: int) -> Iterator[list[Tensor]]:
 
 
 def _named(groups: list[list[Tensor]], stem: str) -> dict[str, list[Tensor]]:
-    """The groups by the names of their files."""
     if len(groups) == 1:
         return {f"{stem}.safetensors": groups[0]}
     return {f"{stem}-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}

@@ -1,23 +1,223 @@
 """Packs the images or the table of a job for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
 
 TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits with a code of the
-contract; SIGINT and SIGTERM end it with 80, and the next resumes.
+contract; SIGINT and SIGTERM end it with 80, and the next resumes. Examples are written as array_record, in files that
+each appear whole: killed at any moment and begun again, it gives the same bytes. `jaxlaunch.json`, next to them, names
+the classes or, of a table, its columns with means and deviations.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import fcntl
+import itertools
 import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TextIO
 
-from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.prepare import packing
+import numpy as np
+
+from jaxlaunch.runs import atomic_file
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data import records
+from jaxlaunch.trainer.data.augment.source import Held
+from jaxlaunch.trainer.data.source import DataSource, name_of
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
+from jaxlaunch.trainer.sources.array_record import ABOUT
+from jaxlaunch.trainer.sources.images.source import Pictures
+from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.sources.tables.source import Rows
 from jaxlaunch.trainer.spec import Images, Table, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
-from jaxlaunch.trainer.text import build
+from jaxlaunch.trainer.text import build, shards
+
+MAKING = "jaxlaunch.making"  # there from the start until all is written, with what is being made
+SHARD_BYTES = 16 << 20  # of arrays in a file, at least
+MOST_SHARDS = 256  # of a split: whoever reads them holds each open
+SAY_S = 2.0  # seconds between two lines of progress
+SPLITS: tuple[Literal["train"], Literal["eval"]] = ("train", "eval")
+Asked = Callable[[], bool]
+
+
+def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: Asked = lambda: False) -> Any:
+    """Packs both splits of `spec.data` into `folder`, or what is lacking of them; what the folder then says of itself.
+
+    `resize` reduces images whose shorter side is longer, to that many pixels. What is there already is verified to the
+    byte. Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
+    """
+    sources = _opened(spec, resize)
+    made = {
+        "data": {split: source.fingerprint() for split, source in sources.items()},
+        "resize": resize,
+        **_described(spec, sources["train"]),
+    }
+    try:
+        with _held(folder, made) as is_begun:
+            if is_begun:
+                files = {
+                    name: about
+                    for split, source in sources.items()
+                    for name, about in _written(folder, split, source, is_stopped)
+                }
+                shards.write_json(folder / ABOUT, made | {"files": files})
+        return _checked(folder)
+    except (OSError, RuntimeError) as error:  # array_record raises a RuntimeError of C++ where a disk is full
+        raise StorageError(
+            f"{folder} cannot be written: {error}; make room or name another folder: what is complete is kept, and "
+            "the same command resumes from there"
+        ) from error
+
+
+def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
+    """The sources by split, images in their own sizes and unchanged: what draws them may change them then."""
+    if not isinstance(spec.data, Images | Table):
+        raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
+    if isinstance(spec.data, Table) and resize is not None:
+        raise SpecError("--resize applies to images, and train.data.source = table has none; leave it out")
+    plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
+    whole = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
+    found = {split: open_source(whole, split) for split in SPLITS}
+    return {
+        split: source if resize is None else _Reduced(source, resize)
+        for split, source in found.items()
+        if source is not None
+    }
+
+
+class _Reduced(DataSource):
+    """Images of which the shorter side has at most `side` pixels."""
+
+    def __init__(self, source: DataSource, side: int) -> None:
+        self._source, self._side = source, side
+        self.name = name_of(source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self._source[index]
+        held = Held(example["image"])
+        short = min(held.size)
+        if short <= self._side:
+            return example
+        high, wide = (max(1, round(each * self._side / short)) for each in held.size)
+        return {**example, "image": held.pixels(None, (high, wide))}
+
+    def fingerprint(self) -> str:
+        """That of the images."""
+        return self._source.fingerprint()
+
+
+def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
+    """What a run on the records is to know besides them."""
+    inner = source._source if isinstance(source, _Reduced) else source
+    if isinstance(inner, Rows):
+        return {"kind": "table", "target": spec.loss.target, **inner.described}
+    assert isinstance(inner, Pictures), "of images"
+    return {"kind": "images", "target": "class", "classes": list(inner.index.classes)}
+
+
+@contextlib.contextmanager
+def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
+    """Whether there is something to make, while no other process makes it. Raises DataError for a folder of others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_mine(folder, ABOUT, made)
+    if (folder / ABOUT).exists():
+        (folder / MAKING).unlink(missing_ok=True)  # of a process that was killed at the very end
+        yield False
+        return
+    strange = sorted(each.name for each in folder.iterdir())
+    if strange and not (folder / MAKING).exists():
+        raise DataError(
+            f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; use an empty folder"
+        )
+    with (folder / MAKING).open("a+") as file:
+        _lock(file)
+        _check_mine(folder, MAKING, made)
+        if is_begun := not (folder / ABOUT).exists():
+            file.truncate(0)
+            json.dump(made, file)
+            file.flush()
+            for draft in folder.glob(f"*{atomic_file.DRAFT_SUFFIX}"):
+                draft.unlink(missing_ok=True)
+        yield is_begun
+        (folder / MAKING).unlink(missing_ok=True)
+
+
+def _lock(file: TextIO) -> None:
+    with contextlib.suppress(OSError):  # a file system without locks: drafts have names of their own
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
+    """Raises DataError where the folder says that it is of other data, or of another size."""
+    try:
+        said = json.loads((folder / name).read_text())
+    except (OSError, ValueError):  # not there, or cut short by a kill
+        return
+    for key, value in made.items():
+        if said.get(key) != json.loads(json.dumps(value)):
+            one, other = json.dumps(said.get(key))[:200], json.dumps(value)[:200]
+            raise DataError(
+                f"{folder} holds records with {key} = {one}, and now it is {other}; name another folder, or remove it"
+            )
+
+
+def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files of a split and what each holds; those that are there already are left as they are."""
+    size = len(source) * sum(np.asarray(each).nbytes for each in source[0].values())
+    count = min(max(1, -(-size // SHARD_BYTES)), MOST_SHARDS, len(source))
+    said_at = time.monotonic()
+    for shard in range(count):
+        first, last = (len(source) * number // count for number in (shard, shard + 1))
+        path = folder / f"{split}-{shard:05}-of-{count:05}.array_record"
+        if not path.exists():
+            records.write(path, _examples(source, range(first, last), is_stopped, folder))
+        if time.monotonic() - said_at >= SAY_S:
+            said_at = time.monotonic()
+            print(f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True)
+        about = {"split": split, "rows": last - first, "size": path.stat().st_size, "sha256": shards.digest(path)}
+        yield path.name, about
+
+
+def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Path) -> Iterator[dict[str, Any]]:
+    """Examples in order, a few of them decoded ahead. Raises Stopped."""
+    threads = len(os.sched_getaffinity(0))
+    left = iter(indexes)
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: collections.deque[Future[dict[str, Any]]] = collections.deque(
+            pool.submit(source.__getitem__, index) for index in itertools.islice(left, 2 * threads)
+        )
+        while ahead:
+            if is_stopped():
+                for future in ahead:
+                    future.cancel()
+                raise Stopped(
+                    f"stopped while {folder} was written; what is complete is kept, and the same command resumes"
+                )
+            try:
+                example = ahead.popleft().result()
+            except OSError as error:
+                raise faults.unreadable(f"an example of {name_of(source)} cannot be read", error) from error
+            yield example
+            ahead.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(left, 1))
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    """What a complete folder says of itself, every byte of its files verified. Raises DataError."""
+    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+    for name, about in found["files"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != about["size"] or shards.digest(path) != about["sha256"]:
+            raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
+    return found
 
 
 def main() -> int:
@@ -29,16 +229,14 @@ def main() -> int:
     asked: dict[str, Any] = json.loads(sys.argv[1])
 
     def find() -> dict[str, Any]:
-        """The report."""
         spec = read_spec(os.environ)[0]
-        found = packing.packed(spec, Path(asked["to"]), asked["resize"], lambda: bool(stopped))
+        found = packed(spec, Path(asked["to"]), asked["resize"], lambda: bool(stopped))
         return {**found, "data": _block(spec, Path(asked["to"]), found["files"])}
 
     return print_result(find)
 
 
 def _block(spec: TrainSpec, folder: Path, files: dict[str, Any]) -> dict[str, Any]:
-    """The data block that reads the folder."""
     if not isinstance(spec.data, Images | Table):
         raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
     splits = {about["split"] for about in files.values()}

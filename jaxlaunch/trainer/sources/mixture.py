@@ -93,12 +93,10 @@ class Mixture(DataSource):
         }
 
     def _at(self, index: int) -> tuple[DataSource, int]:
-        """The part of an example, and its number there."""
         number = bisect.bisect_right(self._ends, index)
         return self._parts[number], index - (self._ends[number - 1] if number else 0)
 
     def _before(self, part: int, position: int) -> int:
-        """Examples of a part before a position."""
         blocks, rest = divmod(position, self._block)
         return blocks * int(self._count_S[part]) + int((self._part_P[:rest] == part).sum())
 

@@ -207,7 +207,6 @@ def _synthetic_opener(data: Synthetic) -> Opener:
 
 
 def _window(spec: TrainSpec) -> tuple[int, int]:
-    """Length and vocabulary of the model."""
     length, vocab = getattr(spec.model, "length", None), getattr(spec.model, "vocab", BYTES)
     if not isinstance(length, int) or length < 1:
         raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")

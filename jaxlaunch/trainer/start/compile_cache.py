@@ -120,7 +120,6 @@ def _known(here: Path | None, beside: epath.Path | None) -> set[str]:
     """The entries that every process of the gang may use: those of the run and, on one host, those of the host."""
 
     def find() -> list[str]:
-        """The names that process 0 knows."""
         if here is None:
             return []
         found = [] if beside is None else _names(beside / here.name)

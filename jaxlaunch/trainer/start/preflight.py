@@ -58,7 +58,6 @@ def _check_cuda() -> None:
 
 
 def _installed_cuda() -> list[int]:
-    """The major versions of CUDA that JAX is installed for."""
     return [cuda for cuda in OLDEST_DRIVER if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")]
 
 

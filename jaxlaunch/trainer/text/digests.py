@@ -44,7 +44,6 @@ def of(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lamb
 
 
 def _contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool]) -> dict[str, str]:
-    """The digest of each file."""
     if not paths:
         return {}
     whole = [os.path.abspath(path) for path in paths]

@@ -247,7 +247,6 @@ def _named(part: Part) -> Iterator[None]:
 
 
 def _plain(field: str, values: Values) -> Document:
-    """The text of a row's field."""
     value = values[field]
     if isinstance(value, bytes):
         return decoded(value)
@@ -429,7 +428,6 @@ def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[st
 
 
 def _numbered(batches: Any, columns: list[str]) -> Iterator[tuple[int, Values, int]]:
-    """The rows of tables with their numbers."""
     first = 0
     for batch in batches:
         read = [_values(batch.column(name)) for name in columns]

@@ -159,7 +159,6 @@ def _of_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
 
 
 def _messages(role: str, given: str | list[Any]) -> list[Any]:
-    """Messages as they are, or a text as one of a role."""
     return [{"role": role, "content": given}] if isinstance(given, str) else given
 
 

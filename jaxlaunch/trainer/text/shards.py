@@ -130,7 +130,6 @@ def _part(found: _Documents, cut: int, split: str, counts: npt.NDArray[np.int64]
 
 
 def _rows(made: _Rows, found: _Documents, bucket: int) -> Iterator[dict[str, Any]]:
-    """The records of the documents of a bucket."""
     recipe = made.recipe
     upto_T = _bytes_upto(found, made.counts)
     for row in packing.rows(recipe.packing, found.lengths, recipe.length, recipe.seed + bucket):

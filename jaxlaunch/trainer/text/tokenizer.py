@@ -214,7 +214,6 @@ def fits(tokenizer: Tokenizer, vocab: int) -> None:
 
 
 def _files(name: str) -> dict[str, bytes]:
-    """The files of a tokenizer by name."""
     if remote.is_remote(name):
         remote.check("train.data.tokenizer", name)
         with remote.storage(f"reading train.data.tokenizer = {name}", SpecError):

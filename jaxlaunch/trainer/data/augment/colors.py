@@ -92,7 +92,6 @@ def strength(name: str, step: int, bins: int, reach: tuple[float, float], bits: 
 
 
 def _signed(name: str, by: float, rng: np.random.Generator) -> float:
-    """The strength, its sign drawn where it has one."""
     return by if name in UNSIGNED or rng.random() < 0.5 else -by
 
 

@@ -61,7 +61,6 @@ def _of_folders(found: Found, classes: Classes) -> Index:
 
 
 def _check_empty(found: Found, classes: set[str], depth: int) -> None:
-    """Raises DataError for a folder of a class without an image."""
     if remote.is_remote(found.root):
         return
     root = joined(found.root, found.names[0].split("/")[0]) if depth else found.root

@@ -149,7 +149,6 @@ def _of_tar(path: str, field: str | None) -> Iterator[Member]:
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, field: str | None, path: str) -> Label | None:
-    """The label in a member; None where it has none."""
     if ending not in (*OF_CLASS, ".json") or member.size > MOST_LABEL:
         return None
     file = tar.extractfile(member)

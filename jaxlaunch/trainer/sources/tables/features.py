@@ -91,7 +91,6 @@ class Features:
         return x_NF
 
     def _part(self, table: Columns, name: str, wrong: dict[int, str]) -> npt.NDArray[np.float32]:
-        """One column's features."""
         column, values = self._columns[name], table.values[name]
         if isinstance(column, Texts):
             self._note_missing(name, np.array([_is_no_text(value) for value in values]), wrong)

@@ -189,7 +189,6 @@ class Coder:
         return Rows(name, x_NF[chosen_N], label_N[chosen_N], named, *about)
 
     def _described(self, classes: tuple[str, ...]) -> dict[str, Any]:
-        """What a prediction needs to know of the training's table."""
         assert self._features is not None, "it is fitted"
         scale = None if self._scale is None else self._scale.described()
         about = {"label": self.label, "classes": list(classes), "scale": scale}

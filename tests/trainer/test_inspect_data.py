@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.inspect.__main__ import looked
+from jaxlaunch.trainer.inspect_data import looked
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 

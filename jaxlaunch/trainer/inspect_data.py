@@ -1,0 +1,375 @@
+"""Looks at a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`, what `launcher data` runs.
+
+One JSON object on stdout: what it is, what is in it, and the data block that reads it. Of images these are classes,
+sizes, formats and files that are broken or there twice; of a table its rows, columns and missing values. A picture
+shows images by class, or a histogram of each column.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources import mixture as sources
+from jaxlaunch.trainer.sources.images import build, listing, picture
+from jaxlaunch.trainer.sources.images.index import Index, joined
+from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.source import SMALL, indexed
+from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.sources.tables import features
+from jaxlaunch.trainer.sources.tables import files as of_tables
+from jaxlaunch.trainer.sources.tables.files import Columns
+from jaxlaunch.trainer.spec import Images, Mixture, TrainSpec
+from jaxlaunch.trainer.start.process import print_result, read_spec
+
+
+def main() -> int:
+    """Prints what is at the path of the argument; returns the exit code."""
+    asked: dict[str, Any] = json.loads(sys.argv[1])
+    return print_result(lambda: looked(**asked) if asked else mixed(read_spec(os.environ)[0]))
+
+
+def mixed(spec: TrainSpec) -> dict[str, Any]:
+    """What each part of a mixture has, and its share of the examples. Raises DataError, SpecError."""
+    assert isinstance(spec.data, Mixture), "the launcher asks for no other"
+    train, held_out = open_source(spec, "train"), open_source(spec, "eval")
+    assert isinstance(train, sources.Mixture), "a part has a weight"
+    counts = {"train": train.evaluated_parts, "eval": {} if held_out is None else held_out.evaluated_parts}
+    epochs, total = train.epochs(len(train)), sum(part.weight for part in spec.data.parts.values())
+    parts = {
+        name: {
+            "source": part.source,
+            **{split: len(ranges.get(name, ())) for split, ranges in counts.items()},
+            "share": part.weight / total,
+            "epochs": epochs.get(name, 0.0),
+        }
+        for name, part in spec.data.parts.items()
+    }
+    return {"kind": "mixture", "splits": {split: sum(map(len, each.values())) for split, each in counts.items()}} | {
+        "parts": parts
+    }
+
+
+def looked(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+    """What is at a path. Raises DataError for what no source of images or tables reads."""
+    place = path if remote.is_remote(path) else os.path.abspath(path)
+    look = inspect_images if _holds_images(place) else inspect_table
+    return look(path, place, label, pictures)
+
+
+def _holds_images(place: str) -> bool:
+    """Whether there are images: by the names of the files, of lists and columns by the first."""
+    if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
+        return False
+    try:
+        found = listing.found(place, "train")
+    except DataError:
+        if not _is_table(place):
+            raise DataError(
+                f"{place} holds neither images ({', '.join(picture.ENDINGS)}, .tar) nor a table "
+                f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours source: torch"
+            ) from None
+        return False
+    if not found.names or found.kind not in ("list", "table"):
+        return True
+    first = joined(found.root, found.names[0])
+    if found.kind == "list":
+        row = next((row for _, row in build.rows(first)), {})
+        return any(isinstance(each, str) and each.lower().endswith(picture.ENDINGS) for each in row.values())
+    return _has_bytes(first)
+
+
+def _is_table(place: str) -> bool:
+    try:
+        return all(map(of_tables.is_table, of_tables.found(place, "train", "path")[0]))
+    except DataError:
+        return False
+
+
+def _has_bytes(path: str) -> bool:
+    import pyarrow
+    from pyarrow import parquet
+
+    here = files.here(path)
+    try:
+        if path.lower().endswith(".parquet"):
+            schema = parquet.read_schema(here)
+        else:
+            schema = arrow.batches(pyarrow.memory_map(here))[0]
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} is truncated or damaged: {error}") from None
+    from jaxlaunch.trainer.sources.images import columns
+
+    return any(columns.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
+
+
+SHOWN_FILES = 10  # broken or duplicate files that are named
+USUAL = 224  # pixels, where images are of several sizes
+
+
+class Seen(NamedTuple):
+    """One image: what is wrong with it or its size and format, and a digest of its bytes."""
+
+    wrong: str | None
+    size: tuple[int, int] | None
+    form: str
+    digest: bytes
+
+
+def inspect_images(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+    """What is there, and the data block that reads it. Raises DataError."""
+    data = Images(source="images", path=place, label=label)
+    train = indexed(data, place, "train", "path", None)
+    splits = {"train": train}
+    if train.has_splits and len(held := indexed(data, place, "eval", "path", train.classes or None)):
+        splits["eval"] = held
+    seen = [(index, number, each) for index in splits.values() for number, each in enumerate(_seen(index))]
+    broken = [f"{index.where(number)} {each.wrong}" for index, number, each in seen if each.wrong]
+    sizes = np.array([each.size for *_, each in seen if each.size])
+    twice = _duplicate_images(seen)
+    block: dict[str, Any] = {"source": "images", "path": path}
+    if len(sizes):
+        is_one = len(np.unique(sizes, axis=0)) == 1
+        block["size"] = (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0])) if is_one else USUAL
+    block |= {"label": label} if label else {}
+    block |= {} if "eval" in splits else {"eval_split": 0.1}
+    block |= {"on_broken": "skip"} if broken else {}
+    classes = [*train.classes] or [str(number) for number in range(int(train.label_N.max()) + 1)]
+    if pictures is not None:
+        draw_images(train, classes, pictures)
+    return {
+        "kind": "images",
+        "splits": {split: len(index) for split, index in splits.items()},
+        "classes": {
+            split: dict(zip(classes, np.bincount(index.label_N, minlength=len(classes)).tolist(), strict=False))
+            for split, index in splits.items()
+        },
+        "formats": dict(collections.Counter(each.form for *_, each in seen if each.form).most_common()),
+        "sizes": _spread(sizes),
+        "left_out": train.left_out,
+        "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
+        "duplicates": {"count": len(twice), "first": twice[:SHOWN_FILES]},
+        "data": block,
+        "model": {"classes": len(classes)},
+    }
+
+
+def _seen(index: Index) -> Iterator[Seen]:
+    def of(number: int) -> Seen:
+        """Reads and decodes one image, at an eighth where it can be."""
+        try:
+            data = index.read(number)
+        except Broken as error:
+            return Seen(str(error), None, "", b"")
+        except (FileNotFoundError, PermissionError) as error:
+            return Seen(f"cannot be read: {error.strerror}", None, "", b"")
+        digest = hashlib.sha256(data).digest()[:16]
+        try:
+            picture = Picture(data)
+            size, form = picture.size, " ".join(picture.about)
+            picture.pixels(None, SMALL)
+        except Broken as error:
+            return Seen(str(error), None, "", digest)
+        return Seen(None, size, form, digest)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        yield from threads.map(of, range(len(index)))
+
+
+def _duplicate_images(seen: list[tuple[Index, int, Seen]]) -> list[str]:
+    """Images whose bytes another has, before them."""
+    first: dict[bytes, tuple[Index, int]] = {}
+    found = []
+    for index, number, each in seen:
+        if each.digest and not each.wrong:
+            other, at = first.setdefault(each.digest, (index, number))
+            if other is not index or at != number:
+                found.append(f"{index.where(number)} is {other.where(at)}")
+    return found
+
+
+def _spread(sizes: np.ndarray[Any, Any]) -> dict[str, list[int]]:
+    """Least, median and most height and width."""
+    if not len(sizes):
+        return {}
+    found = (sizes.min(0), np.median(sizes, axis=0), sizes.max(0))
+    return {name: [int(side) for side in each] for name, each in zip(("least", "median", "most"), found, strict=True)}
+
+
+MOST_LABELS = 100
+SHOWN_VALUES = 20  # values of a column that are named
+
+
+def inspect_table(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+    """What is there, and the data block that reads it. Raises DataError."""
+    paths, has_splits = of_tables.found(place, "train", "path")
+    table = of_tables.read(paths)
+    splits = {"train": len(table)}
+    if has_splits and (held := of_tables.found(place, "eval", "path")[0]):
+        splits["eval"] = len(of_tables.read(held))
+    columns = {name: _column(table, name) for name in [*table.values, *table.unusable]}
+    label = label or next((name for name in build.LABEL if name in table.values), None) or [*table.values][-1]
+    if label not in table.values:
+        raise DataError(f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}")
+    block: dict[str, Any] = {"source": "table", "path": path, "label": label}
+    usable = [name for name, about in columns.items() if name and name != label and "refused" not in about]
+    if len(usable) < sum(bool(name) and name != label for name in columns):
+        block["columns"] = usable
+    if any(columns[name]["missing"] for name in usable):
+        block["missing"] = "mean"
+    block |= {} if "eval" in splits else {"eval_split": 0.2}
+    target, model = _target(table, label, columns[label], block)
+    if pictures is not None:
+        draw_table(table, [*usable, label], pictures)
+    return {
+        "kind": "table",
+        "splits": splits,
+        "columns": columns,
+        "duplicates": {"count": _duplicate_rows(table), "first": []},
+        "data": block,
+        "model": {"classes": model},
+        "loss": {"target": target},
+    }
+
+
+def _column(table: Columns, name: str) -> dict[str, Any]:
+    """Kind, missing values and the range or the values of a column; why it cannot be a feature."""
+    if name in table.unusable:
+        return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
+    try:
+        found = features.numbers(table, name)
+    except DataError as error:
+        return {"kind": "mixed", "missing": 0, "refused": str(error)}
+    if found is None:
+        counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
+        missing = counts.pop("", 0)
+        about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
+        if len(counts) > features.MOST_VALUES:
+            return about | {"refused": f"has {len(counts)} different texts"}
+        return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
+    known = found[np.isfinite(found)]
+    shape = list(table.values[name].shape[1:])
+    dtype = "numbers" if table.values[name].dtype.kind == "O" else str(table.values[name].dtype)
+    about = {"kind": dtype, "missing": int(len(found) - np.isfinite(found).all(1).sum())} | (
+        {"shape": shape} if shape else {}
+    )
+    if not len(known):
+        return about | {"refused": "has no value"}
+    return about | {"least": float(known.min()), "mean": float(known.mean()), "most": float(known.max())}
+
+
+def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
+    """What is predicted, and the outputs of the model; the block gets the classes where they are no 0 to n - 1."""
+    found = features.numbers(table, label)
+    if found is None:
+        return "class", about["different"]
+    known = found[np.isfinite(found)]
+    different = np.unique(known)
+    named = table.classes.get(label)
+    if named is not None:
+        return "class", len(named)
+    if found.shape[1] > 1 or len(different) > MOST_LABELS or (different != np.trunc(different)).any():
+        return "regression", found.shape[1]
+    if different.tolist() != list(range(len(different))):
+        block["classes"] = [int(each) for each in different]
+    return "class", len(different)
+
+
+def _duplicate_rows(table: Columns) -> int:
+    """Rows that are equal to one before them."""
+    seen: set[tuple[Any, ...]] = set()
+    for row in zip(*(values.tolist() for values in table.values.values()), strict=True):
+        seen.add(tuple(map(str, row)))
+    return len(table) - len(seen)
+
+
+SIDE, GAP, TEXT = 96, 4, 14  # pixels
+SHEET_CLASSES, SHEET_IMAGES = 20, 10  # of a sheet
+MOST_COLUMNS, ACROSS, BINS = 24, 4, 24
+WIDE, HIGH = 200, 80  # of a histogram
+BACK, INK, BAR = (255, 255, 255), (40, 40, 40), (63, 81, 181)
+
+
+def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
+    """Writes a row of images for each class, those of the first classes, as a PNG. Raises DataError."""
+    shown = classes[:SHEET_CLASSES]
+    row = SIDE + TEXT + GAP
+    whole = Image.new("RGB", (SHEET_IMAGES * (SIDE + GAP) + GAP, len(shown) * row + GAP), BACK)
+    draw = ImageDraw.Draw(whole)
+    for number, name in enumerate(shown):
+        _write(draw, (GAP, number * row + GAP // 2), name)
+        mine = np.flatnonzero(index.label_N == number)
+        for at, image in enumerate(mine[:: max(1, len(mine) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()):
+            place = (GAP + at * (SIDE + GAP), number * row + TEXT + GAP)
+            try:
+                small = Image.fromarray(_small(Picture(index.read(image))))
+                whole.paste(small, (place[0] + (SIDE - small.width) // 2, place[1] + (SIDE - small.height) // 2))
+            except (Broken, OSError):
+                draw.rectangle((*place, place[0] + SIDE - 1, place[1] + SIDE - 1), outline=INK)
+                _write(draw, (place[0] + GAP, place[1] + SIDE // 2), "broken")
+    _save(whole, path)
+
+
+def _small(picture: Picture) -> npt.NDArray[np.uint8]:
+    height, width = picture.size
+    scale = SIDE / max(height, width)
+    return picture.pixels(None, (max(1, round(height * scale)), max(1, round(width * scale))))
+
+
+def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
+    """Writes a histogram for each of the first columns, and of the last, as a PNG. Raises DataError."""
+    shown = [*names[: MOST_COLUMNS - 1], *names[MOST_COLUMNS - 1 :][-1:]]
+    rows = -(-len(shown) // ACROSS)
+    whole = Image.new("RGB", (ACROSS * (WIDE + GAP) + GAP, rows * (HIGH + 2 * TEXT + GAP) + GAP), BACK)
+    draw = ImageDraw.Draw(whole)
+    for number, name in enumerate(shown):
+        left = GAP + number % ACROSS * (WIDE + GAP)
+        top = GAP + number // ACROSS * (HIGH + 2 * TEXT + GAP)
+        counts, least, most = _counted(table, name)
+        _write(draw, (left, top), name[:32])
+        bottom, width = top + TEXT + HIGH, WIDE / max(len(counts), 1)
+        for at, count in enumerate(counts):
+            high = HIGH * count / max(counts)
+            draw.rectangle((left + at * width, bottom - high, left + (at + 1) * width - 1, bottom), fill=BAR)
+        _write(draw, (left, bottom + 1), f"{least} to {most}"[:32])
+    _save(whole, path)
+
+
+def _counted(table: Columns, name: str) -> tuple[list[int], str, str]:
+    """How often values occur in a column, in parts of its range or by the text, and the first and last of them."""
+    found = features.numbers(table, name)
+    if found is None:
+        counts = collections.Counter(str(value) for value in table.values[name] if value)
+        ordered = counts.most_common(BINS)
+        return [count for _, count in ordered], ordered[0][0], ordered[-1][0]
+    known = found[np.isfinite(found)]
+    of_bins, edges = np.histogram(known, BINS)
+    return of_bins.tolist(), f"{edges[0]:g}", f"{edges[-1]:g}"
+
+
+def _write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str) -> None:
+    draw.text(place, text.encode("ascii", "replace").decode(), fill=INK)
+
+
+def _save(whole: Image.Image, path: str) -> None:
+    try:
+        whole.save(path, "PNG")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
