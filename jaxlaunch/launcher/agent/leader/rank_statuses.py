@@ -75,8 +75,9 @@ class RankStatuses:
         Raises:
             ValueError: A key or a field is malformed (TypeError likewise).
         """
-        host_ranks = self.ranks_by_host[host]
+        # A spare has no ranks, and its beats have no changes.
         for key, fields in changes.items():
+            host_ranks = self.ranks_by_host[host]
             ranks = host_ranks if key == self._host_keys[host] else ranks_of(key, host_ranks)
             statuses = self.by_rank[ranks.start : ranks.stop]
             # The ranks of a host nearly always have the same status.

@@ -117,9 +117,9 @@ class Simulation:
 
     def beat(self, host: int, status: Status) -> None:
         ranks = self.gang.attempt.ranks.ranks_by_host.get(host)
-        if host in self.told and ranks is not None and self.gang.attempt.number == self.gang.number:
+        if host in self.told and self.gang.attempt.number == self.gang.number:
             self.gang.members.hear(host, self.now)
-            changes = {f"{ranks[0]}-{ranks[-1]}": status.to_wire()}
+            changes = {} if ranks is None else {f"{ranks[0]}-{ranks[-1]}": status.to_wire()}
             self.gang.take_beat(host, self.gang.number, changes, self.now)
             self.act()
 

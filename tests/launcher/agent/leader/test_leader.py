@@ -404,3 +404,11 @@ def test_a_report_about_an_attempt_whose_processes_never_started_changes_nothing
     of.beat(1)
     of.event(1, "error", error={"type": "ValueError", "message": "boom"})
     assert not any("invalid message" in text for text in of.said), of.said
+
+
+def test_a_spare_beats_without_ranks_and_stays_connected(gang: Callable[..., Gang]) -> None:
+    job = AgentJob("t", ("true",), processes_per_host=1, in_place_limit=0, replaces=True, sizes=(2,))
+    of = gang(3, joined=2, job=job)
+    of.join(2)
+    of.send(2, "beat", ranks={}, metrics=None)
+    assert 2 in of.leader._peers and not any("invalid" in text for text in of.said), of.said
