@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
-from jaxlaunch.launcher.jobs.logs import agents
 from jaxlaunch.launcher.jobs.logs import lines as logs
 from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.jobs.status import hosts
@@ -52,6 +52,7 @@ class Window:
     since: str = ""
 
 
+_REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
 EVERYTHING = Window()
 
 
@@ -99,7 +100,7 @@ def read(
     def by_agent(one: Source) -> list[Line]:
         if one.agent_port is None:
             return []
-        by_rank = agents.last_lines(cluster, namespace, one.pod, one.agent_port)
+        by_rank = last_lines(cluster, namespace, one.pod, one.agent_port)
         every = [[Line(one.host, rank, text, generation=one.generation) for text in by_rank[rank]] for rank in by_rank]
         chosen = [[line for line in of_rank if select.wants(line, one.ranks)] for of_rank in every]
         return [line for of_rank in chosen for line in of_rank[-(window.tail or len(of_rank)) :]]
@@ -198,3 +199,17 @@ def _tail_length(cluster: Cluster, namespace: str, of: Source, select: Select, w
         if len(flags) < length:
             return len(flags)
     raise AssertionError("a log ends")
+
+
+def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
+    """Return the last lines of each process of a pod as its agent has them, by rank.
+
+    A kubelet gives only the newest file of a log, which is empty after it has rotated a long one. The result is empty
+    where the agent does not answer: it ends, its version is older, or the user may not use port-forwards.
+    """
+    try:
+        head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
+        by_rank = json.loads(body) if head.split()[1:2] == [b"200"] else {}
+        return {int(rank): [str(line) for line in lines] for rank, lines in by_rank.items()}
+    except (ClusterError, ValueError, TypeError, AttributeError):  # what answers is no such agent
+        return {}
