@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from jaxlaunch.trainer.data import workers
-from jaxlaunch.trainer.data.messages import Draws
+from jaxlaunch.trainer.data.messages import Draws, Request
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import listing
 from jaxlaunch.trainer.sources.images import source as images
@@ -139,7 +139,7 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
     folder = made_images.folders(tmp_path / "set")
     found = images.source(block(folder, size=8, workers=1), "train")
     try:
-        items = found.items([5, 2], [0, 1], Draws(0, 0, False, False))
+        items = workers.shared(1).items(Request(*found.opener, Draws(0, 0, False, False), [5, 2], [0, 1]))
     finally:
         workers.shared(1).close()
         workers.shared.cache_clear()
