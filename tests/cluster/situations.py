@@ -247,7 +247,7 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "crashes": Situation(
         "crashes and restarts without saving a checkpoint: 2 of 9 restarts are used up; last: crash \\(83\\)",
-        {"command": program("ends.py", "83", "2"), "restarts": {"in_place": 0, "crash": 9}},
+        {"command": program("ends.py", "83", "2"), "restarts": {"in_place": 1, "crash": 9}},
     ),
     "hangs": Situation(
         "failed: hang \\(exit 82\\): ", {"command": program("stumbles.py", "hang"), "timeouts": {"step": "2s"}}

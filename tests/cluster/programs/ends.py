@@ -1,6 +1,7 @@
-"""Ends a process in each way the contract knows: `ends.py CODE [TIMES]`. As for the trainer, its code is the gang's.
+"""Ends a process in each way the contract knows: `ends.py CODE [GENERATIONS]`. Its code is the gang's.
 
-After so many times it runs on. A program that crashes for ever may use up its restarts before a test looks.
+After so many generations it ends once more and then runs on: a program that crashes for ever may use up its restarts
+before a test looks, and the leader's log says how an attempt ended only while the generation lasts.
 """
 
 import json
@@ -20,7 +21,7 @@ say(hello="trainer")
 say(phase="step", step=3)
 if code == 80 and generation > 0:
     code = 0  # what was stopped from outside is started again for ever
-if sys.argv[2:] and generation >= int(sys.argv[2]):
+if sys.argv[2:] and generation >= int(sys.argv[2]) and int(os.environ["JAXLAUNCH_ATTEMPT"]) > 1:
     time.sleep(3600)
 print(f"ends with {code}", flush=True)
 if code == 0:
