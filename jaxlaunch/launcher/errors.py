@@ -100,6 +100,7 @@ class Fault:
     where: str = ""  # "job.yaml:14", or "train.steps=abc (override)"
     line: int = 0  # where it sorts
     of: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)  # all keys that it is a matter of
+    not_finite: str | None = dataclasses.field(default=None, compare=False)  # the .inf or .nan that is the value
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}"

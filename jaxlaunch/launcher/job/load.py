@@ -91,7 +91,7 @@ def _override(source: Document, overrides: Sequence[str]) -> None:
 
 def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     _override(source, overrides)
-    found = [messages.with_what_is_wanted(fault) for fault in source.faults]
+    found = [messages.with_wanted_number(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):
         spec = _judge(source, found)

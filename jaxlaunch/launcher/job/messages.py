@@ -112,15 +112,17 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     return _wrong_value(spot, document)
 
 
-def with_what_is_wanted(fault: Fault) -> Fault:
-    """A reader's fault about .nan or .inf with the number that the schema has there: finite, above 0; others alone."""
-    said = f" is {scalars.NOT_FINITE}."
-    kinds = introspection.at(JobSpec, fault.path) if fault.path and fault.message.endswith(said) else []
+def with_wanted_number(fault: Fault) -> Fault:
+    """Name the number that the schema expects in a fault about .nan or .inf; return other faults unchanged."""
+    if fault.not_finite is None or not fault.path:
+        return fault
+    kinds = introspection.at(JobSpec, fault.path)
     numbers = [one for kind in kinds for one in (kind.members or (kind,)) if one.bare in (int, float)]
     if not numbers:
         return fault
     wanted = introspection.words(numbers[0]).replace("a number", "a finite number")
-    return dataclasses.replace(fault, message=f"{fault.message.removesuffix(said)} is not {wanted}.", hint=None)
+    message = f"{dotted(fault.path)} = {cut(fault.not_finite)} is not {wanted}."
+    return dataclasses.replace(fault, message=message, hint=None)
 
 
 def _meaning(spot: Spot) -> str | None:

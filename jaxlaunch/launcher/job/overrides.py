@@ -42,7 +42,7 @@ def read(argument: str) -> Override | Fault:
     if value.faults:
         first = value.faults[0]
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
-        return _fault(_shown(argument), first.message, hint, first.path)
+        return dataclasses.replace(first, where=f"{_shown(argument)} (override)", line=AFTER_THE_FILE, hint=hint)
     return Override(path, value.data, value.texts, _shown(argument))
 
 
@@ -91,8 +91,8 @@ def _no_entry(override: Override, depth: int) -> Fault:
     return _fault(override.shown, f"{dotted(above)} has no entry {cut(str(key))}.", f"set the whole {whole}.")
 
 
-def _fault(shown: str, message: str, hint: str | None, path: KeyPath = ()) -> Fault:
-    return Fault(path, message, hint, where=f"{shown} (override)", line=AFTER_THE_FILE)
+def _fault(shown: str, message: str, hint: str | None) -> Fault:
+    return Fault((), message, hint, where=f"{shown} (override)", line=AFTER_THE_FILE)
 
 
 def _path(key: str) -> KeyPath:

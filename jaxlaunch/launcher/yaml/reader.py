@@ -190,12 +190,14 @@ class _Reader:
         self._values = 0
         self._seen: set[tuple[int, str]] = set()
 
-    def refuse(self, path: KeyPath, line: int, message: str, hint: str | None = None) -> None:
+    def refuse(
+        self, path: KeyPath, line: int, message: str, hint: str | None = None, not_finite: str | None = None
+    ) -> None:
         """Adds a fault, once for each line: a thousand aliases in a line are one thing to fix."""
         if (line, message) not in self._seen:
             self._seen.add((line, message))
             where = f"{self.document.name}:{line}"
-            self.document.faults.append(Fault(path, message, hint, where=where, line=line))
+            self.document.faults.append(Fault(path, message, hint, where, line, not_finite=not_finite))
 
     def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
         """Adds the fault of text that is not YAML. Its line is not shown, because it may contain a secret."""
@@ -261,8 +263,9 @@ class _Reader:
         try:
             return scalars.resolve(event.value)
         except ValueError as error:
-            what = f"{dotted(path)} = {cut(event.value)}" if scalars.is_not_finite(event.value) else dotted(path)
-            self.refuse(path, line, f"{what} {error}.", "quote it if it is text.")
+            not_finite = event.value if scalars.is_not_finite(event.value) else None
+            what = dotted(path) if not_finite is None else f"{dotted(path)} = {cut(not_finite)}"
+            self.refuse(path, line, f"{what} {error}.", "quote it if it is text.", not_finite)
             return None
 
     def _sequence(self, path: KeyPath, depth: int) -> list[Any]:

@@ -19,7 +19,6 @@ _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _TWO_READINGS = re.compile(r"[-+]?0[0-9]+")
-NOT_FINITE = "not a finite number"
 _LONGEST_INTEGER = 40  # digits; int() takes quadratic time, and no value of a job is larger
 
 
@@ -32,7 +31,7 @@ def resolve(text: str) -> Scalar:
             raise ValueError(f"is a number of {len(text)} digits")
         return int(text, 0 if text.startswith(("0o", "0x")) else 10)
     if _NOT_FINITE.fullmatch(text):
-        raise ValueError(f"is {NOT_FINITE}")
+        raise ValueError("is not a finite number")
     if _FLOAT.fullmatch(text):
         number = float(text)
         if not math.isfinite(number):

@@ -181,7 +181,7 @@ class Growth:
     def begin(self, members: Membership, last_committed: int | None) -> bool:
         """Begin to grow if the ranks have saved since the plan. Return whether they must stop now."""
         hosts = len(members.table)
-        has_saved = self.after_step is not None and (last_committed or -1) > self.after_step
+        has_saved = last_committed is not None and self.after_step is not None and last_committed > self.after_step
         if self.is_stopping or not has_saved or members.size <= hosts:
             return False
         self.is_stopping, members.min_hosts = True, hosts
