@@ -188,8 +188,10 @@ class Server:
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
         self._peers: dict[int, Peer] = {}
-        # Whether agents.json lacks a host. It is written at the next start, or soon if the host came after the start.
+        # Whether a host has joined since the last start. At the next one agents.json tells which ranks it holds.
         self._has_new_host = False
+        # Whether agents.json lacks a host that joined after the start.
+        self._has_late_host = False
         self._is_acting = False
         self._end: actions.Finish | None = None
         self._ticked_at = now
@@ -222,6 +224,7 @@ class Server:
         link.epoch = self._epoch
         link.on_message, link.on_close = functools.partial(self._message, peer), functools.partial(self._lost, peer)
         self._has_new_host = True
+        self._has_late_host = self._has_late_host or self._gang.stage is Stage.RUN
         self._gang.host_joined(hello, time.monotonic())
         self._act()
 
@@ -316,6 +319,7 @@ class Server:
             # The log lines of a lost pod are gone with it.
             self._reporter.log_past()
         if self._has_new_host:
+            self._has_new_host = False
             self._list_agents()
         self._coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
         self._reporter.start_attempt(now)
@@ -326,7 +330,7 @@ class Server:
         self._send(hosts, "start", **attempt, **self._reporter.start_fields())
 
     def _list_agents(self) -> None:
-        self._has_new_host = False
+        self._has_late_host = False
         self._reporter.list_agents([(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())])
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ class Server:
         self._gate.tick(now)
         self._close_silent(now)
         self._send_state(now)
-        if self._has_new_host and self._gang.stage is not Stage.GATHER and self._turn == 0:
+        if self._has_late_host and self._turn == 0:
             # Thousands may have come: all are listed by one write.
             self._list_agents()
         self._reporter.look(now)

@@ -139,6 +139,31 @@ def test_hosts_that_come_late_together_are_listed_by_one_write(
     assert [one["host"] for one in listed[-1]] == list(range(40))
 
 
+def test_a_host_that_came_late_is_listed_with_the_ranks_that_it_gets_at_the_next_start(
+    gang: Callable[..., Gang], tmp_path: Path
+) -> None:
+    timeouts_s = {"replace": 0.0}
+    job = AgentJob(
+        "t", ("true",), processes_per_host=1, in_place_limit=3, replaces=True, sizes=(2, 3), timeouts_s=timeouts_s
+    )
+    of = gang(3, joined=2, job=job)
+
+    def ranks() -> dict[int, list[int]]:
+        return {row["host"]: row["ranks"] for row in json.loads((tmp_path / "0" / AGENTS).read_text())}
+
+    (tick,) = of.loop.ticks
+    tick()
+    of.join(2)
+    for _ in range(round(server.STATE_S / server.TICK_S)):
+        tick()
+    assert ranks() == {0: [0], 1: [1], 2: []}
+    of.event(1, "error", error={"type": "ValueError", "message": "boom"})
+    for host in range(3):
+        of.send(host, "gone")
+    assert of.leader._gang.number == 2
+    assert ranks() == {0: [0], 1: [1], 2: [2]}
+
+
 @pytest.mark.parametrize(
     "message",
     [
