@@ -195,7 +195,8 @@ class RankReports:
             self.send_event(Kind.HANG, child, hang=checked.to_json(hang), unseen_s=elapsed_s)
 
     def _send_stacks(self, dump: _StackDump, now: float) -> None:
-        if dump.is_complete({child.rank: child.stacks for child in self._processes.alive()}, now):
+        # Each look reads a file of every process.
+        if dump.is_awaited and dump.is_complete({child.rank: child.stacks for child in self._processes.alive()}, now):
             for rank, text in dump.take_texts().items():
                 self._leader.send("stacks", **self._about(self._processes.children[rank]), text=text[-MAX_CHARS:])
         if (answer := dump.take_nccl()) is not None:
@@ -209,6 +210,11 @@ class _StackDump:
         self._until: float | None = until
         self._nccl = nccl
         self._texts: Mapping[int, str] = {}
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the stacks are still to be sent."""
+        return self._until is not None
 
     def is_complete(self, texts: Mapping[int, str], now: float) -> bool:
         """Return whether the stacks are to be sent: no text grows, or a process cannot write any."""

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, PropertyMock
 
 import pytest
 
@@ -16,6 +16,7 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
+from jaxlaunch.launcher.agent.gang.progress import Progress
 from jaxlaunch.launcher.agent.gang.rendezvous import Hello
 from jaxlaunch.launcher.agent.gang.verdict import Kind
 from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
@@ -256,3 +257,17 @@ def test_a_wrapper_that_ends_with_a_code_of_its_own_passes_the_exception_on(
     child = MagicMock(rank=1, handled={"type": "ValueError"}, tail_text="")
     of._child_ended(child, code)
     assert (Kind.ERROR in sent) is passes_it_on
+
+
+def test_the_stacks_of_a_process_are_read_until_they_are_sent_and_not_after(
+    member: tuple[Member, MagicMock], leader: Callable[..., None]
+) -> None:
+    of, _ = member
+    reads: list[str] = []
+    child = MagicMock(rank=1, progress=Progress(0.0))
+    type(child).stacks = PropertyMock(side_effect=lambda: reads.append("read") or "T")
+    of.processes.children[1] = child
+    leader("stacks")
+    for now in range(5):
+        of.reports.tick(float(now))
+    assert len(reads) == 2
