@@ -149,9 +149,13 @@ class _UserSource(DataSource):
         self.name = str(name or type(source).__name__)
         self.is_light = isinstance(source, _Light) and bool(source.is_light)
         self.takes_rng = example_rng.takes_rng(source.__getitem__)
+        # Asked once: the order of a run follows from it, on every process, and a user's may take long or grow.
+        self._length: int | None = None
 
     def __len__(self) -> int:
-        return len(self._source)
+        if self._length is None:
+            self._length = len(self._source)
+        return self._length
 
     def __getitem__(self, index: int, **rng: np.random.Generator) -> dict[str, Any]:
         return self._source.__getitem__(index, **rng)

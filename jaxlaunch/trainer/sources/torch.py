@@ -79,6 +79,8 @@ class MapStyle(DataSource):
     """
 
     may_draw = True
+    # Asked once: the order of a run follows from it, on every process, and a dataset's may take long or grow.
+    _length: int | None = None
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
         self.name, self.place, self.workers = path, place, workers
@@ -87,8 +89,11 @@ class MapStyle(DataSource):
         self.takes_rng = hasattr(dataset, "__getitem__") and example_rng.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
+        if self._length is not None:
+            return self._length
         try:
-            return len(self._dataset)
+            self._length = len(self._dataset)
+            return self._length
         except (TypeError, ValueError) as error:  # what Python says of a length that is not a whole number, or negative
             where = f" ({self.place})" if self.place else ""
             raise DataError(

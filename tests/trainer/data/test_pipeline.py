@@ -7,6 +7,7 @@ import pytest
 
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources.torch import MapStyle
 from jaxlaunch.trainer.step.dispatch import spans
 
 
@@ -106,6 +107,18 @@ def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
     assert next(batches)["x"].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="Numbers: example 5 cannot be read: ValueError: five"):
         batches.get(timeout_s=60)
+
+
+def test_a_source_that_grows_while_it_is_read_keeps_its_order() -> None:
+    """The order follows from the length, which the processes of a run would else see at different times."""
+    growing = Numbers(10)
+    user, torch = (
+        Pipeline(found, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
+        for found in (growing, MapStyle("numbers", {}, growing, ""))
+    )
+    before = [each.ids(step) for each in (user, torch) for step in range(9)]
+    growing.length = 11
+    assert [each.ids(step) for each in (user, torch) for step in range(9)] == before
 
 
 def test_without_shuffle_examples_come_in_order() -> None:
