@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import jaxlaunch
+from jaxlaunch.launcher.agent.host.site_folder import FALLBACK_FILES
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +39,10 @@ def test_exported_members_are_what_all_lists() -> None:
 
 
 def test_where_the_trainer_is_missing_a_name_says_what_to_install(tmp_path: Path) -> None:
-    """As in an image into which the agent has brought two files."""
-    (tmp_path / "jaxlaunch").mkdir()
-    for name in ("__init__.py", "reporting.py", "shown.py"):
-        shutil.copy(SOURCE.with_name(name), tmp_path / "jaxlaunch")
+    """As in an image into which the agent has brought a few files."""
+    (tmp_path / "jaxlaunch" / "runs").mkdir(parents=True)
+    for name in FALLBACK_FILES:
+        shutil.copy(SOURCE.parent / name, tmp_path / "jaxlaunch" / name)
     program = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -87,7 +87,7 @@ def test_a_version_that_does_not_fit_and_a_package_that_is_lacking_are_found() -
 
 
 def test_each_extra_has_its_list_and_no_package_has_two_versions() -> None:
-    assert sorted(LISTS) == sorted([*ADDED, "build", "tools", "train"])
+    assert sorted(LISTS) == sorted([*ADDED, "build", "tools", "train", "uv"])
     for package in set(chain.from_iterable(LISTS.values())):
         assert len({pins[package] for pins in LISTS.values() if package in pins}) == 1, package
     assert [LISTS["train"].keys() & LISTS[extra].keys() for extra in ADDED] == [set()] * len(ADDED)

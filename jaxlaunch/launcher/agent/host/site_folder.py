@@ -18,6 +18,7 @@ STANDBY = "standby.py"
 HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)  # of launcher/agent/site
 CONTRACT, ISOLATED = "contract.py", "isolated.py"  # of jaxlaunch
 FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
+FALLBACK_FILES = ("__init__.py", "reporting.py", "shown.py", "runs/__init__.py", "runs/atomic_file.py")  # of jaxlaunch
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
 
@@ -36,7 +37,7 @@ class SiteFolder:
         for name in (CONTRACT, ISOLATED):
             self._copy("jaxlaunch", name, name)
         os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch", "runs"))
-        for name in ("__init__.py", "reporting.py", "shown.py", "runs/__init__.py", "runs/atomic_file.py"):
+        for name in FALLBACK_FILES:
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 
     def path(self, suffix: str) -> str:
