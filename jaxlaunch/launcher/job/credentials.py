@@ -16,10 +16,11 @@ from jaxlaunch.launcher.errors import KeyPath
 TOKENS = (
     r"\b(?:sk-(?:ant-api\d+|proj|svcacct|admin|or-v1)-[\w-]{20,}|(?:sk-|[rs]k_(?:live|test)_)[A-Za-z0-9]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}"
-    r"|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}\b|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|xapp-[\w-]{20,}|A[KS]IA[0-9A-Z]{16}\b|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
     r"|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{50,}|dckr_pat_[\w-]{20,}|dapi[a-f0-9]{32}|hvs\.[\w-]{20,}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|nvapi-[\w-]{40,}|wandb_v\d_\w{40,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}"
-    r"|hooks\.slack\.com/services/T\w+/B\w+/\w{20,}|AccountKey=[A-Za-z0-9+/=]{40,})"
+    r"|dckr_oat_[\w-]{20,}|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{60,}|glsa_\w{32,}|AGE-SECRET-KEY-1[0-9A-Z]{50,}"
+    r"|r8_[A-Za-z0-9]{37}|SG\.[\w-]{16,}\.[\w-]{16,}|nvapi-[\w-]{40,}|wandb_v\d_\w{40,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}"
+    r"|hooks\.slack\.com/services/T\w+/B\w+/\w{20,}|(?:Account|SharedAccess)Key=[A-Za-z0-9+/=]{40,})"
     r"|[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[\w%+/=-]{20,}"
 )
 # Keys without a form of their own, which stand beside the name that a program reads them from.

@@ -28,14 +28,19 @@ _NAMES: tuple[str, ...] = (
         "*.jks",
         "*.keytab",
     ),
-    *("*.kdbx", "kubeconfig", "*.kubeconfig", "kaggle.json", "rclone.conf", "client_secret*.json"),
+    *("*.kdbx", "*.keystore", "kubeconfig", "*.kubeconfig", "kaggle.json", "rclone.conf", "client_secret*.json"),
+    *(".dockerconfigjson", ".modal.toml", ".mylogin.cnf", ".passwd-s3fs"),
     *("application_default_credentials.json", "service[_-]account*.json", "credentials", "credentials.*"),
     *("*[._-]credentials.*", "secrets.*", "*[._-]secrets.*"),
     *(".aws/*", ".azure/*", ".docker/config.json", ".gnupg/*", ".kube/*", ".oci/*", ".ssh/id_*", ".config/gcloud/*"),
     *(".config/gh/hosts.yml", "huggingface/token", "huggingface/stored_tokens"),
 )
-# Public keys, and programs whose names are like those of credentials.
-_HARMLESS = ("*.pub", "*.py", "*.md", "*.rst", "*.ipynb", "*.sh", "*.go", "*.js", "*.ts")
+# Programs and their documentation, whose names are like those of credentials.
+_HARMLESS = (
+    *("*.py", "*.pyi", "*.md", "*.rst", "*.ipynb", "*.sh", "*.go", "*.js", "*.jsx", "*.ts", "*.tsx", "*.html", "*.css"),
+    *("*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.hpp", "*.rs", "*.java", "*.rb", "*.proto"),
+)
+_PUBLIC_KEY = "*.pub"
 
 # In a file a value may also stand for another: documentation and templates are full of them.
 _PLACEHOLDER = re.compile(
@@ -71,7 +76,22 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})"),
     ),
     ("", re.compile(credentials.NAMED)),
-    ("a token", re.compile(r"(?m)^[^#;\n]*:_(?:authToken|auth|password)\s*=\s*(?P<here>[\w+/=-]{8,})")),
+    ("a token", re.compile(r"(?m)^(?:[^#;\n]*:)?_(?:authToken|auth|password)\s*=\s*(?P<here>[\w+/=-]{8,})")),
+    # What well-known programs keep in files of any name: netrc, kubectl, docker, wandb.
+    ("a password", re.compile(r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})")),
+    ("a kubeconfig's key", re.compile(r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})")),
+    (
+        "a registry's password",
+        re.compile(r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\""),
+    ),
+    ("a key of wandb", re.compile(r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40})[\"']")),
+    (
+        "a Secret's data",
+        re.compile(
+            r"(?m)^kind:[ ]*Secret[ ]*$(?:\n(?!---).*){0,30}?\n(?:data|stringData):[ ]*\n"
+            r"[ ]+[\w.-]+:[ ]*(?P<here>[^\s{<]\S{5,})"
+        ),
+    ),
 )
 
 
@@ -86,10 +106,13 @@ def by_name(name: str) -> bool:
     """Return whether a program keeps credentials in a file of this name, given with the folders above it."""
     path = f"/{name.lower()}"
     base_name = path.rpartition("/")[2]
-    if any(fnmatchcase(base_name, pattern) for pattern in _HARMLESS):
+    if fnmatchcase(base_name, _PUBLIC_KEY):
         return False
+    # Not of a hidden file, such as .env.sh, nor in a folder of credentials.
+    is_harmless = base_name[:1] != "." and any(fnmatchcase(base_name, pattern) for pattern in _HARMLESS)
     return any(
-        fnmatchcase(path, f"*/{pattern}") if "/" in pattern else fnmatchcase(base_name, pattern) for pattern in _NAMES
+        fnmatchcase(path, f"*/{pattern}") if "/" in pattern else not is_harmless and fnmatchcase(base_name, pattern)
+        for pattern in _NAMES
     )
 
 

@@ -22,7 +22,8 @@ BY_NAME = (
     *(".streamlit/secrets.toml", "secrets.yaml", ".azure/accessTokens.json", ".aws/config", ".oci/oci_api_key"),
     *(".vault_pass", ".vault_pass.txt", "terraform.tfvars", "prod.auto.tfvars", "id_rsa.bak", "id_rsa~", ".netrc.orig"),
     *("prod.env", "docker.env", "server.key", "AuthKey.p8", "service-account.json", "secrets.prod.yaml"),
-    *("credentials.json", "google_credentials.json", "helm-secrets.yml"),
+    *("credentials.json", "google_credentials.json", "helm-secrets.yml", ".env.sh", ".aws/config.sh", ".modal.toml"),
+    *("pull/.dockerconfigjson", "release.keystore"),
 )
 BY_CONTENT = {
     "key.pem": BEGIN.format("RSA ") + BODY + END.format("RSA "),
@@ -39,6 +40,15 @@ BY_CONTENT = {
     "key_id.txt": "AKIA" + "Q7ZKX2M9WVB4T6NC",
     "temporary.sh": "export AWS_ACCESS_KEY_ID=ASIA" + "Q7ZKX2M9WVB4T6NC",
     ".npmrc": f"//registry.example/:_authToken={HEX}\n",
+    "old.npmrc": f"_auth={HEX}\n",
+    "my-netrc": "machine api.wandb.ai\n  login user\n  password " + HEX,
+    "kube.yaml": "users:\n- name: me\n  user:\n    client-key-data: "
+    + "TFMwdExTMUNSVWRKVGlCU1UwRWdVRkpKVmtGVVJTQkxSVmt0TFMwdExR==",
+    "docker.json": '{"auths": {"ghcr.io": {"auth": "dXNlcjpjb3JyZWN0aG9yc2U="}}}',
+    "secret.yaml": "apiVersion: v1\nkind: Secret\nmetadata: {name: db}\ndata:\n  password: Y29ycmVjdGhvcnNl\n",
+    "wandb_login.py": f'wandb.login(\n    relogin=True,\n    key="{HEX}7d2058e6",\n)\n',
+    "groq.py": f"client = Groq(api_key='gsk_{TEXT}{TEXT[:20]}')\n",
+    "replicate.py": f"token = 'r8_{TEXT}{TEXT[:5]}'\n",
     ".yarnrc.yml": f'npmAuthToken: "{HEX}"\n',
     "pip.conf": "[global]\nindex-url = https://me:correcthorse7@pypi.corp/simple\n",
     "train.py": f'login(token="hf_{TEXT}")\n',
@@ -90,6 +100,8 @@ INNOCENT = {
     ".npmrc": "registry=https://registry.example\n//registry.example/:_authToken=${NPM_TOKEN}\n",
     "calls.py": "api_key=os.environ['COHERE_API_KEY_2026_11']\nsecret_key='correct-horse-battery-staple'\n",
     "credentials.py": "def load(): ...\n",
+    "src/credentials.rs": "pub fn load() {}\n",
+    "proto/secrets.proto": "message Secret {}\n",
     "gym.env.py": "class Env: ...\n",
     "train.old": "lr = 3e-4\n",
     "pip.conf": "[global]\nindex-url = https://pypi.corp/simple\n",
@@ -152,6 +164,10 @@ def test_a_file_that_only_resembles_credentials_passes(name: str) -> None:
         "-",
         "api_key=",
         "-----BEGIN CERTIFICATE-----",
+        "machine ",
+        "kind: Secret\n",
+        "wandb.login(",
+        '"auths":{',
     ],
 )
 def test_no_text_takes_long_to_search(text: str) -> None:
