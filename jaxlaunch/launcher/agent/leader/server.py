@@ -27,6 +27,7 @@ from jaxlaunch.launcher.agent.leader import gang as actions
 from jaxlaunch.launcher.agent.leader.gang import Action, Gang, Stage
 from jaxlaunch.launcher.agent.leader.pod_log import PodLog
 from jaxlaunch.launcher.agent.leader.reporter import Reporter
+from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, unfinished
 from jaxlaunch.runs.run_folder import RunFolder
@@ -190,6 +191,8 @@ class Server:
         self._peers: dict[int, Peer] = {}
         # Whether a host has joined since the last start. At the next one agents.json tells which ranks it holds.
         self._has_new_host = False
+        # Which hosts hold ranks in agents.json.
+        self._listed_table: Members | None = None
         # Whether agents.json lacks a host that joined after the start.
         self._has_late_host = False
         self._is_acting = False
@@ -318,7 +321,8 @@ class Server:
         if self._has_new_host and follows_lost_attempt:
             # The log lines of a lost pod are gone with it.
             self._reporter.log_past()
-        if self._has_new_host:
+        # A gang that starts without a lost host, or with a spare in its place, has another table but no new host.
+        if self._has_new_host or self._gang.members.table != self._listed_table:
             self._has_new_host = False
             self._list_agents()
         self._coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
@@ -330,7 +334,7 @@ class Server:
         self._send(hosts, "start", **attempt, **self._reporter.start_fields())
 
     def _list_agents(self) -> None:
-        self._has_late_host = False
+        self._has_late_host, self._listed_table = False, self._gang.members.table
         self._reporter.list_agents([(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())])
 
     # --- time ---------------------------------------------------------------------------------------------------------

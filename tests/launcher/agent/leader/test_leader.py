@@ -139,7 +139,7 @@ def test_hosts_that_come_late_together_are_listed_by_one_write(
     assert [one["host"] for one in listed[-1]] == list(range(40))
 
 
-def test_a_host_that_came_late_is_listed_with_the_ranks_that_it_gets_at_the_next_start(
+def test_hosts_are_listed_with_the_ranks_that_they_hold_after_each_start(
     gang: Callable[..., Gang], tmp_path: Path
 ) -> None:
     timeouts_s = {"replace": 0.0}
@@ -162,6 +162,13 @@ def test_a_host_that_came_late_is_listed_with_the_ranks_that_it_gets_at_the_next
         of.send(host, "gone")
     assert of.leader._gang.number == 2
     assert ranks() == {0: [0], 1: [1], 2: [2]}
+    of.event(0, "error", attempt=2, error={"type": "ValueError", "message": "another"})
+    for host in (0, 2):
+        of.send(host, "gone", attempt=2)
+    of.close(1)
+    tick()
+    assert of.leader._gang.number == 3
+    assert ranks() == {0: [0], 2: [1]}
 
 
 @pytest.mark.parametrize(
