@@ -149,7 +149,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {key: to_json(item) for key, item in value.items()}
+        # Text, as JSON has it: a report is also read as a record without a way through JSON.
+        return {key if isinstance(key, str) else str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):

@@ -332,3 +332,9 @@ def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind
     for read in (end.verdict, recorded.verdict):
         assert (read.failure.kind, read.failure.errno) == (FailureKind.NO_PROGRESS, 28)
         assert verdict.message.startswith(read.message) and len(read.message) > 100
+
+
+def test_facts_are_read_back_without_a_way_through_json() -> None:
+    """Host 1 reads host 0's last report so, when host 0 was lost after its verdict."""
+    for verdict in all_verdicts():
+        assert checked.read(Verdict, verdict.to_json()) == verdict
