@@ -232,6 +232,12 @@ class Failure(Sparse):
         """Return the failure with these changes to the facts of its stop."""
         return self if self.stop is None else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
 
+    def without_refusals(self) -> Failure:
+        """Return the failure without the lines on refused hosts, also in what caused it."""
+        cause = None if self.cause is None else self.cause.without_refusals()
+        wait = None if self.rendezvous is None else dataclasses.replace(self.rendezvous, refused=())
+        return dataclasses.replace(self, rendezvous=wait, cause=cause)
+
     def with_texts(self, change: Callable[[str], str]) -> Failure:
         """Return the failure with `change` made to each of its texts, also in what caused it."""
         return _with_texts(self, change)

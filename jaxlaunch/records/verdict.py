@@ -53,7 +53,10 @@ class Verdict:
     def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
         """Return the verdict with the begin of its message, and of the texts of its facts, where space is scarce."""
         limit = chars if fact_chars is None else min(chars, fact_chars)
-        failure = self.failure.with_texts(lambda text: text[:limit]) if chars else Failure(FailureKind.OTHER)
+        failure = Failure(FailureKind.OTHER)
+        if chars:
+            # There may be 50 refusals, which the message has too: their sum is what would leave no space for it.
+            failure = self.failure.without_refusals().with_texts(lambda text: text[:limit])
         return dataclasses.replace(self, message=self.message[:chars], failure=failure)
 
 

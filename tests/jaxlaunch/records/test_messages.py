@@ -338,3 +338,19 @@ def test_facts_are_read_back_without_a_way_through_json() -> None:
     """Host 1 reads host 0's last report so, when host 0 was lost after its verdict."""
     for verdict in all_verdicts():
         assert checked.read(Verdict, verdict.to_json()) == verdict
+
+
+def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
+    refused = tuple(
+        f"host {host} (llama-{host} on node-{host}, pod llama-{host}-x7c5f) belongs to another set of pods: "
+        "it has generation 3, host 0 has generation 4"
+        for host in range(1, 50)
+    )
+    wait = RendezvousFacts(Numbers.of(range(1, 50)), 600.0, "timeouts.rendezvous", refused)
+    not_joined = Failure(FailureKind.NOT_JOINED, rendezvous=wait)
+    for failure in (not_joined, Failure(FailureKind.NO_PROGRESS, count=3, cause=not_joined)):
+        verdict = verdict_for_code(contract.LOST, failure, rank=1, host=1)
+        end = log_lines.parse_termination_message(log_lines.termination_message(log_lines.Termination(verdict, 0)))
+        recorded = Recorded.from_json(Recorded("u", 1.0, "ended", 1, 0, verdict=verdict).to_json(), "u")
+        assert end is not None and len(end.verdict.message) > 2000
+        assert recorded is not None and recorded.verdict is not None and len(recorded.verdict.message) > 400
