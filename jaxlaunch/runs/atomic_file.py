@@ -16,8 +16,13 @@ DRAFT_SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
-def draft(path: Path) -> Iterator[Path]:
+def draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
     """Give the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
+
+    Args:
+        path: The file.
+        is_synced: Without the syncs, which take milliseconds each, a loss of power may leave the file empty. That is
+            for files that are written very often, and that their reader can do without.
 
     Raises:
         OSError: The draft cannot be written, synced or renamed. The file is as it was then.
@@ -27,20 +32,22 @@ def draft(path: Path) -> Iterator[Path]:
     try:
         yield draft
         # Without this sync the rename can reach the disk before the data: the file would be empty after a power cut.
-        _sync(draft)
+        if is_synced:
+            _sync(draft)
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
     # Some file systems of networks refuse to sync a folder. The file is whole in any case.
-    with contextlib.suppress(OSError):
-        _sync(path.parent)
+    if is_synced:
+        with contextlib.suppress(OSError):
+            _sync(path.parent)
 
 
-def write(path: Path, data: bytes) -> None:
-    """Replace a file by `data`. Raises OSError, and the file is as it was then."""
-    with draft(path) as unfinished:
+def write(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+    """Replace a file by `data`, as `draft` does. Raises OSError, and the file is as it was then."""
+    with draft(path, is_synced=is_synced) as unfinished:
         unfinished.write_bytes(data)
 
 

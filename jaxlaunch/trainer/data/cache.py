@@ -134,7 +134,8 @@ def _keep(place: Path, parts: Iterator[bytes] | list[bytes]) -> bool:
     """Writes a copy, whole or not at all; False where the disk refuses it."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file.draft(place) as draft, draft.open("wb") as file:
+        # Not synced: a copy of another size than its object's is copied again, and training waits for each block.
+        with atomic_file.draft(place, is_synced=False) as draft, draft.open("wb") as file:
             for part in parts:
                 file.write(part)
     except OSError:

@@ -79,6 +79,7 @@ def _hand_over(asked: Mapping[str, Any], course: _Course) -> None:
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
                 tracker.log(step, _named(PREFIX[journal], row))
                 state.keep(journal, step)
+        state.sync()
         if is_last:
             return tracker.close()
         is_last = course.is_over.wait(POLL_S)  # then once more: what was written until it ended
@@ -105,15 +106,23 @@ class _State:
         # Of all pods of a job the uid is the same, should its run folder not outlive them.
         self._tracker, self.id = tracker, str(found.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         self.sent: dict[str, int] = dict(found.get("sent") or {})
-        self._write()
+        self._write(is_synced=True)
 
     def keep(self, journal: str, step: int) -> None:
+        """Note that the tracker has the line of this step, also if this process is killed now."""
         self.sent[journal] = step
-        self._write()
+        # A sync of each line would take longer than many a tracker does, and its end has 30 s for what is left.
+        self._write(is_synced=False)
 
-    def _write(self) -> None:
+    def sync(self) -> None:
+        """Sync what is noted, if there is any news."""
+        if self._has_news:
+            self._write(is_synced=True)
+
+    def _write(self, *, is_synced: bool) -> None:
         state = {"tracker": self._tracker, "id": self.id, "sent": self.sent}
-        atomic_file.write(Path(self._path), json.dumps(state).encode())
+        atomic_file.write(Path(self._path), json.dumps(state).encode(), is_synced=is_synced)
+        self._has_news = not is_synced
 
 
 class _Followed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,8 @@ from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs import atomic_file
 from jaxlaunch.runs.layout import SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.trainer.data import cache
+from jaxlaunch.trainer.tracking import __main__ as tracking
 
 
 def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path: Path) -> None:
@@ -97,3 +100,23 @@ def test_storage_that_cannot_sync_a_folder_is_no_failure(tmp_path: Path, monkeyp
     atomic_file.write(tmp_path / "summary.json", b"new")
 
     assert (tmp_path / "summary.json").read_bytes() == b"new"
+
+
+def test_what_is_written_for_every_line_and_block_is_not_synced_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync takes milliseconds to seconds: a tracker would be late, and training would wait for its data."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    state = tracking._State(str(tmp_path), "wandb", "uid")
+    before = len(synced)
+    for step in range(100):
+        state.keep("metrics", step)
+    assert json.loads((tmp_path / tracking.STATE).read_text())["sent"] == {"metrics": 99}
+    for block in range(100):
+        assert cache._keep(tmp_path / "blocks" / str(block), [b"data"])
+    assert len(synced) == before
+
+    state.sync()
+    state.sync()
+    assert len(synced) == before + 2  # the file and its folder, once
