@@ -263,7 +263,7 @@ class Reporter:
         every_s = WRITE_LOCAL_S if self._config.is_local else WRITE_SHARED_S
         has_news = (self._gang.attempt.ranks.committed, stage) != written.state
         if stage is not Stage.LEAVE and (has_news or now - written.summary_at >= every_s):
-            self._write_summary(now)
+            self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
             self._sampler.sample(self._gang.attempt.statuses, every_s)
             if now - written.annotated_at >= ANNOTATE_S:
@@ -337,14 +337,15 @@ class Reporter:
             rows.append({"host": hello.host, "address": address, "pid": hello.pid, "ranks": ranks})
         self._run_folder.write(AGENTS, rows)
 
-    def _write_summary(self, now: float, *, is_urgent: bool = False) -> None:
+    def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
         """Write the state of the run, from which its end is known if every agent is killed.
 
         Storage that stalls delays this by a second at most, and only if it is urgent or the folder is on this machine.
+        A write every second, without news, delays nothing: a busy disk may take longer than that to sync.
         """
         self._written.state = self._gang.attempt.ranks.committed, self._gang.stage
         self._written.summary_at = now
-        wait_s = WRITE_LOCAL_S if self._config.is_local or is_urgent else 0.0
+        wait_s = WRITE_LOCAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
         self._summary_writer.keep(self._summary(None), wait_s=wait_s)
 
     def _annotate(self, when: str, verdict: Verdict | None) -> None:

@@ -269,6 +269,22 @@ def test_a_verdict_is_in_the_summary_before_any_host_is_told(gang: Callable[...,
     assert "boom" in found.of.judged.message and found.of.attempt == 1
 
 
+def test_a_disk_that_takes_seconds_to_sync_does_not_stop_the_leader_each_second(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = gang(3)
+    own, waits = of.leader._reporter, list[float]()
+    own.keep(time.monotonic())
+    writer = SimpleNamespace(keep=lambda summary, wait_s: waits.append(wait_s))
+    monkeypatch.setattr(own, "_summary_writer", writer)
+    for second in range(1, 4):
+        own.keep(time.monotonic() + 2 * second)
+    assert waits == [0.0, 0.0, 0.0]
+    own._written.state = None
+    own.keep(time.monotonic())
+    assert waits[3:] == [reporter.WRITE_LOCAL_S]
+
+
 def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:
     of = gang(3)
     said = of.leader._reporter.gang_state(1e6)
