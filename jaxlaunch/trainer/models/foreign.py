@@ -220,7 +220,7 @@ def _variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> di
         if isinstance(value, Mapping):
             made[name] = _variables(value, variable)
         elif isinstance(value, AxisMetadata):
-            axes = value.names if isinstance(value, Partitioned) else ()
+            axes = tuple(value.names) if isinstance(value, Partitioned) else ()
             made[name] = variable(_unboxed(value), axes=axes)
         else:
             made[name] = variable(value)

@@ -31,6 +31,15 @@ class CNN(linen.Module):
         return linen.Dense(10, kernel_init=init)(x)
 
 
+class Listed(linen.Module):
+    """The axes of its weights are given as a list."""
+
+    @linen.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        init = linen.with_partitioning(linen.initializers.lecun_normal(), ["embed", None])
+        return linen.Dense(10, kernel_init=init)(images.reshape(len(images), -1))
+
+
 class Normalized(linen.Module):
     """Batch statistics of the images themselves."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.loop.place import Place
@@ -75,6 +76,12 @@ def test_arrays_have_the_names_of_their_library() -> None:
     assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.rest
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}).abstract.params
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:mlp"}).abstract.params
+
+
+def test_a_model_whose_axes_are_a_list_can_be_hashed() -> None:
+    """As nnx does with it in caches of its own."""
+    model = jaxlaunch.Linen(foreign_nets.Listed(), np.zeros((1, 8)), rngs=nnx.Rngs(0))
+    assert hash(nnx.graphdef(model))
 
 
 @pytest.mark.parametrize("name", ["CNN", "Net"])
