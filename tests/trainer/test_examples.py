@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
+from jaxlaunch.trainer.step.pictures import Pictures
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import tiny
 
@@ -104,6 +106,15 @@ def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) ->
         with pytest.raises(SpecError, match=says):
             tiny.run_to_an_error(loop_of(spec, Told(shown), Place(run_dir=str(tmp_path)), Stop(), Progress(None)))
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_what_a_task_shows_may_be_an_attribute_of_it_or_none() -> None:
+    task, spec, step = Classify(), Mock(task="classify"), Mock()
+    assert Pictures.of(spec, task, step) is None
+    vars(task)["samples"] = lambda model, rng: {}
+    assert Pictures.of(spec, task, step) is not None
+    vars(task)["samples"] = None  # of a class that shows nothing of what the one before it shows
+    assert Pictures.of(spec, task, step) is None
 
 
 def test_every_example_says_why_in_a_paragraph() -> None:

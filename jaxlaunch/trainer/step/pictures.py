@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import jax
@@ -26,7 +27,8 @@ class Pictures:
     @classmethod
     def of(cls, spec: TrainSpec, task: Task, step: Step) -> Pictures | None:
         """Those of a task; None where it has no method `samples`."""
-        return None if type(task).samples is Task.samples else cls(str(spec.task), step, task)
+        has_samples = task.samples is not None and task.samples != MethodType(Task.samples, task)
+        return cls(str(spec.task), step, task) if has_samples else None
 
     def compile(self) -> None:
         """Compiles them, and looks at what they would be. Raises SpecError where they cannot be shown."""
@@ -44,7 +46,7 @@ class Pictures:
         """The pictures and the texts of a report. Raises SpecError where it would not take them."""
         found = self._task.shown(samples)
         if not isinstance(found, Mapping):
-            method = "samples" if type(self._task).shown is Task.shown else "shown"
+            method = "samples" if self._task.shown == MethodType(Task.shown, self._task) else "shown"
             raise SpecError(f"{self._name}: {method} returned {user_code.kind(found)}, not a dict of pictures by name")
         texts = {name: each for name, each in found.items() if isinstance(each, str)}
         images = {name: each for name, each in found.items() if name not in texts}
