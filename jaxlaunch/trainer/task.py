@@ -193,6 +193,9 @@ def task_class(name: str, named: object) -> type[Task]:
 def _with_optional_methods(named: type) -> type[Task]:
     # Errors name the file of a task's class, which is found by these attributes.
     origin = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__doc__": named.__doc__}
+    if "__firstlineno__" in vars(named):
+        # Python 3.13 finds the source of a class by this number, and without it none.
+        origin["__firstlineno__"] = vars(named)["__firstlineno__"]
     return types.new_class(named.__name__, (named, Task), exec_body=lambda attributes: attributes.update(origin))
 
 

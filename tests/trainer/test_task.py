@@ -19,7 +19,7 @@ from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.metrics.timer import StepTimer
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.task import Loss, Task
+from jaxlaunch.trainer.task import Loss, Task, task_class
 from jaxlaunch.trainer.user_code import load
 from tests.trainer import tiny
 
@@ -102,6 +102,18 @@ def a_function() -> None: ...
 def test_what_is_no_task_is_said_in_a_sentence(name: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"train.task = {__name__}:{name} {says}"):
         read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:{name}"})})
+
+
+def test_the_line_of_a_task_that_inherits_from_no_other_is_known() -> None:
+    class Plain(NoSource):
+        __firstlineno__ = 12  # as Python 3.13 sets it
+
+        def source(self, spec: Any, split: str) -> None:
+            return None
+
+    found = task_class("plain:Plain", Plain)
+    assert issubclass(found, Task) and vars(found)["__firstlineno__"] == 12
+    assert (found.__module__, found.__qualname__) == (__name__, Plain.__qualname__)
 
 
 class ListsDefaults(NoSource):
