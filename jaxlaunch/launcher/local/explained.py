@@ -8,6 +8,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain import failed, gang
 from jaxlaunch.launcher.diagnose.explain.answer import Answer
 from jaxlaunch.launcher.diagnose.explain.explanation import Diagnosis, Explanation, describe_restarts
+from jaxlaunch.launcher.diagnose.explain.situations import STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, Text, launcher, resubmit, run, wait
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, State
 from jaxlaunch.launcher.local.run_folders import Run
@@ -46,7 +47,8 @@ def _ended(record: Run, status: JobStatus) -> Answer:
     again = run("`{logs}` shows what it wrote; then `{run}` it again.", logs=launcher("logs", NAME), run=_RUN_AGAIN)
     after = NOTHING if status.lasted_s is None else Text(" after {lasted:age}", lasted=status.lasted_s)
     headline = Text("failed{after}: {verdict}", after=after, verdict=failed.describe_verdict(verdict))
-    step = failed.verdict_step(verdict) or again
+    # Not the steps by errno, which are about pods.
+    step = STEPS_BY_CODE.get(verdict.code, again)
     return Answer(situation, headline, failed.traceback_tail(verdict.traceback), step)
 
 

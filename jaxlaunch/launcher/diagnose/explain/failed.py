@@ -19,7 +19,6 @@ from jaxlaunch.launcher.diagnose.text import (
     SUBMIT_AGAIN,
     Action,
     HostGroup,
-    NextStep,
     Text,
     change,
     describe_event,
@@ -129,7 +128,7 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
     if verdict is None:
         return None
     headline = describe_verdict(verdict) + _not_joined(snapshot, verdict)
-    step = verdict_step(verdict)
+    step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
     if (full := describe_full_shm(snapshot, verdict)) is not None:
         headline += Text("; {full}", full=full)
         step = resubmit("raise resources.shm in job.yaml, then `{again}`", again=SUBMIT_AGAIN)
@@ -139,11 +138,6 @@ def _by_verdict(snapshot: Snapshot) -> Answer | None:
 def describe_verdict(verdict: Verdict) -> Text:
     """Return "hang (exit 82): rank 1 …"."""
     return Text("{cause} (exit {code}): {message}", cause=verdict.cause, code=verdict.code, message=verdict.message)
-
-
-def verdict_step(verdict: Verdict) -> NextStep | None:
-    """Return what to do about a verdict, or None where it is what the situation says."""
-    return _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
 
 
 def _not_joined(snapshot: Snapshot, verdict: Verdict) -> Text:
