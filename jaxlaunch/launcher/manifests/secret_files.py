@@ -76,7 +76,13 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})"),
     ),
     ("", re.compile(credentials.NAMED)),
-    ("a token", re.compile(r"(?m)^(?:[^#;\n]*:)?_(?:authToken|auth|password)\s*=\s*(?P<here>[\w+/=-]{8,})")),
+    (
+        "a token",
+        re.compile(
+            r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
+            r"(?P<here>[\w+/=-]{8,})"
+        ),
+    ),
     # What well-known programs keep in files of any name: netrc, kubectl, docker, wandb.
     ("a password", re.compile(r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})")),
     ("a kubeconfig's key", re.compile(r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})")),

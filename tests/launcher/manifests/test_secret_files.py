@@ -89,6 +89,7 @@ INNOCENT = {
     "vocab.json": '{"token": 30001, "secret": 1203, "password": 9999999999999999}',
     "model.py": "self.pad_token = tokenizer.pad_token_id_2026_11_22\nMAX_TOKENS = 1000000000000\n",
     "login.py": 'token = os.environ["HF_TOKEN"]\napi_key=get_secret("projects/1234567/secrets/k1")\n',
+    "client.py": "_auth = HTTPBasicAuth2\n_password = read_password_1()\n",
     "args.py": 'parser.add_argument("--api-key", default=None)\npassword = getpass.getpass()\n',
     "k8s/secret-ref.yaml": "env:\n- name: HF_TOKEN\n  valueFrom: {secretKeyRef: {name: hub, key: token}}\n",
     "k8s/sealed.yaml": "kind: SealedSecret\nspec:\n  encryptedData:\n    a: AgBy3i4OJSWK\n",
