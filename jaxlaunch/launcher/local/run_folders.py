@@ -56,7 +56,8 @@ class Run:
     def start_folder(self) -> Path:
         """The folder of the newest start; the run's own folder where there is none."""
         folder = layout.start_folder(self.folder, 1 if self.start is None else self.start.start)
-        return folder if folder.is_dir() else self.folder
+        # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher list` goes on.
+        return folder if os.path.isdir(folder) else self.folder
 
     @functools.cached_property
     def numbers(self) -> Mapping[KeyPath, int]:

@@ -115,3 +115,8 @@ def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) 
             (tmp_path / name / link).symlink_to(tmp_path / other)
 
     assert [run.name for run in run_folders.runs_in(tmp_path)] == ["a-0", "b-0"]
+
+
+def test_a_start_s_folder_that_cannot_be_looked_at_ends_no_list(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 300)  # for which stat fails, as it does for a stale handle of NFS
+    assert run_folders.Run("mine", folder, None, None).start_folder == folder
