@@ -14,7 +14,10 @@ from jaxlaunch.launcher.local import run_folders
 @click.command("report")
 @click.argument("run", shell_complete=completions.runs)
 @click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
-def report_command(run: str, to: Path | None) -> None:
+@click.option(
+    "--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write each picture as SVG and PNG."
+)
+def report_command(run: str, to: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
     RUN is the name of a run on this machine, or its folder. The page shows the state of the run and where every
@@ -26,6 +29,10 @@ def report_command(run: str, to: Path | None) -> None:
     folder = run_folders.folder(run)
     data = Followed(folder).read().to_json()
     write(to or Path(f"{folder.name}.html"), page.of("run", data["name"], data))
+    if pictures is not None:
+        from jaxlaunch.launcher.report.pictures import write_pictures
+
+        output.show(*map(str, write_pictures(data, pictures)))
 
 
 def write(to: Path, text: str) -> None:

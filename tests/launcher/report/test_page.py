@@ -39,6 +39,22 @@ def test_a_report_is_one_file_that_names_nothing_elsewhere(tmp_path: Path, capsy
     assert "not-to-be-shown" not in text  # of the job's environment
 
 
+def test_the_pictures_of_a_report_are_svg_and_png_files(tmp_path: Path, capsys, monkeypatch) -> None:
+    made_runs.run(tmp_path / "runs" / "digits")
+    monkeypatch.chdir(tmp_path)
+
+    left = launcher(capsys, monkeypatch, "report", "digits", "--pictures", "drawn")
+
+    files = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert left.code == 0 and {"time.svg", "time.png", "loss.svg", "loss.png"} <= files
+    assert all(f"drawn/{name}" in left.out for name in files)
+    assert "polyline" in (tmp_path / "drawn" / "loss.svg").read_text()
+    assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "file").write_text("")
+    refused = launcher(capsys, monkeypatch, "report", "digits", "--pictures", "file/below")
+    assert refused.code == 2 and "file/below cannot be written" in refused.err
+
+
 def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     made_runs.failed(folder, verdict_for_code(83, NASTY, rank=0))

@@ -1,0 +1,149 @@
+"""Draws the timeline and the curves of a run as SVG files, and as PNG files where Pillow is installed."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch.launcher.errors import UserError
+
+WIDTH, HEIGHT = 900, 360
+LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50  # of the frame around a curve
+COLOUR = "#0b5cad"
+CAUSES: Mapping[str, str] = {
+    "step": "#2f9e6e",
+    "data": "#6aaed6",
+    "eval": "#9b7fd1",
+    "save": "#e3c04b",
+    "lost_work": "#d6453d",
+    "compile": "#e08a3c",
+    "restore": "#7fb7b0",
+    "down": "#4b5560",
+}
+_OTHER, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
+
+# ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor, text)
+Shape = tuple[Any, ...]
+
+
+def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures of a run's page into a folder and return their paths.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    pictures = {"time": list(draw_timeline(run))}
+    for name, (steps, _, values) in run["curves"].items():
+        pictures[name] = list(draw_curve(steps, values))
+    paths = list[Path]()
+    for name, shapes in pictures.items():
+        stem = re.sub(r"[^\w-]+", "-", name)[:80] or "curve"
+        titled = [*shapes, ("text", LEFT, 22, "start", f"{run['name']}: {name}"[:110])]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            paths.append(folder / f"{stem}.svg")
+            paths[-1].write_text(render_svg(titled), encoding="utf-8")
+            if importlib.util.find_spec("PIL") is not None:
+                paths.append(folder / f"{stem}.png")
+                write_png(titled, paths[-1])
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"{folder} cannot be written: {reason}.", "name another folder.") from None
+    return paths
+
+
+def draw_curve(xs: Sequence[float], ys: Sequence[float]) -> Iterator[Shape]:
+    """Draw a curve over the steps in a frame with a grid."""
+    if not xs:
+        return
+    across, up = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
+    for part in range(5):
+        x, y = min(xs) + (max(xs) - min(xs)) * part / 4, min(ys) / 1 + (max(ys) / 4 - min(ys) / 4) * part
+        yield "line", _GRID, [(LEFT, up(y)), (WIDTH - RIGHT, up(y))]
+        yield "text", LEFT - 8, up(y) + 4, "end", f"{y:.3g}"
+        yield "text", across(x), HEIGHT - BOTTOM + 18, "middle", f"{x:.4g}"
+    yield "text", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "middle", "step"
+    yield "line", COLOUR, [(across(x), up(y)) for x, y in zip(xs, ys, strict=True)]
+
+
+def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
+    """Draw the seconds of a run by cause, with the end of each attempt, and the sums by cause."""
+    across = _scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
+    for begin, end, cause in run["strip"]:
+        yield "box", CAUSES.get(cause, _OTHER), across(begin), 70, max(0.3, across(end) - across(begin)), 50
+    free = 0.0
+    for attempt in run["attempts"]:
+        x = across(attempt["from"])
+        yield "line", _INK, [(x, 58), (x, 120)]
+        if x >= free:
+            text = f"{attempt['number']} {attempt['cause']}"
+            yield "text", x + 3, 64, "start", text
+            free = x + 8 * len(text)
+    for part in range(5):
+        yield "text", across(run["wall_s"] * part / 4), 138, "middle", f"{run['wall_s'] * part / 4:.0f} s"
+    seconds_by_cause = sorted(((spent, cause) for cause, spent in run["seconds"].items() if spent > 0), reverse=True)
+    for at, (spent, cause) in enumerate(seconds_by_cause):
+        x, y = LEFT + 270 * (at // 5), 170 + 30 * (at % 5)
+        yield "box", CAUSES.get(cause, _OTHER), x, y, 18, 14
+        yield "text", x + 26, y + 12, "start", f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}"
+
+
+def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    """Return the function from values to positions.
+
+    It subtracts halves, since the difference of two large values is infinite.
+    """
+    if high == low:
+        return lambda value: (begin + end) / 2
+    return lambda value: begin + (end - begin) * ((value / 2 - low / 2) / (high / 2 - low / 2))
+
+
+def render_svg(shapes: Sequence[Shape]) -> str:
+    """Return the shapes as the text of an SVG file."""
+    rows = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui">',
+        "<style>text { font-size: 13px }</style>",
+    ]
+    rows.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>')
+    for kind, *rest in shapes:
+        if kind == "line":
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in rest[1])
+            rows.append(f'<polyline fill="none" stroke="{rest[0]}" stroke-width="1.5" points="{points}"/>')
+        elif kind == "box":
+            colour, x, y, width, height = rest
+            rows.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{colour}"/>')
+        else:
+            x, y, anchor, text = rest
+            rows.append(
+                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{html.escape(text)}</text>'
+            )
+    return "\n".join([*rows, "</svg>", ""])
+
+
+def write_png(shapes: Sequence[Shape], path: Path, scale: int = 2) -> None:
+    """Write the shapes as a PNG file with `scale` times as many pixels in each direction."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "#ffffff")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(13 * scale)
+    for kind, *rest in shapes:
+        if kind == "line":
+            draw.line([(x * scale, y * scale) for x, y in rest[1]], fill=rest[0], width=3)
+        elif kind == "box":
+            colour, *edges = rest
+            x, y, width, height = (edge * scale for edge in edges)
+            draw.rectangle((x, y, x + max(0, width - 1), y + height), fill=colour)
+        else:
+            x, y, anchor, text = rest
+            draw.text(
+                (x * scale, y * scale),
+                text,
+                fill=_INK,
+                font=font,
+                anchor={"start": "ls", "middle": "ms", "end": "rs"}[anchor],
+            )
+    image.save(path)
