@@ -66,7 +66,7 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         ]
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
-    assert named is not None, "a name that is no path is one of TASKS, or no valid spec"
+    assert named is not None, "a name that is not a path is one of TASKS: the spec was validated"
     return spec, make(spec.task, named)
 
 
