@@ -139,7 +139,8 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
     folder = made_images.folders(tmp_path / "set")
     found = images.source(block(folder, size=8, workers=1), "train")
     try:
-        items = workers.shared(1).items(Request(*found.opener, Draws(0, 0, False, False), [5, 2], [0, 1]))
+        name, arguments = found.opener
+        items = workers.shared(1).items(Request(name, arguments, Draws(0, 0, False, False), [5, 2], [0, 1]))
     finally:
         workers.shared(1).close()
         workers.shared.cache_clear()
