@@ -21,6 +21,7 @@ class Chip:
     id: int
     process_index: int
     slice_index: int = 0
+    platform: str = "cpu"
 
 
 def ids(grid: jax.sharding.Mesh) -> list:
