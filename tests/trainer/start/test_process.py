@@ -24,7 +24,7 @@ def test_sys_exit_in_user_code_is_no_result_and_says_where(capsys: pytest.Captur
     assert not told.out and "sys.exit(0)" in told.err
     with pytest.raises(SystemExit) as raised:
         find()
-    assert process.of_exit(raised.value).startswith("sys.exit(0) (tests/trainer/start/test_process.py:")
+    assert process.of_exit(raised.value).startswith(f"sys.exit(0) ({__file__}:")
     assert process.of_exit(ValueError("0")) == ""
 
 
