@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 from flax import nnx
@@ -42,4 +43,5 @@ def growth(prepare: str, measured: str, *arguments: str) -> int:
     """Bytes by which a process of its own grows at most in `measured`; both are Python, `arguments` its sys.argv."""
     command = [sys.executable, "-c", PROGRAM.format(prepare=prepare, measured=measured), *arguments]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
-    return int(subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    root = Path(__file__).parents[2]  # the measured programs import `tests`
+    return int(subprocess.run(command, cwd=root, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
