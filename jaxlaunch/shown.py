@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 
 FOLDER = "reported"  # of a run folder; STEP.json in it is an object with `step`, `time` and `samples`
 FILE = re.compile(r"([0-9]{1,15})\.json")

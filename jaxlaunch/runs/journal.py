@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import regular_files
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file, regular_files
 
 STEP = "step"
 MAX_LINE = 1024 * 1024  # characters: of a longer one no piece is a line of ours

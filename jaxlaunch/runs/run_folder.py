@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch import regular_files
+from jaxlaunch import atomic_file, regular_files
 from jaxlaunch.records import checked, wire
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.checked import Whole
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs import atomic_file
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, STARTS, SUMMARY, log_path, start_folder
 
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.

@@ -12,9 +12,8 @@ from typing import Any
 
 import jax
 
-from jaxlaunch import contract
+from jaxlaunch import atomic_file, contract
 from jaxlaunch.contract import Key
-from jaxlaunch.runs import atomic_file
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_files, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary

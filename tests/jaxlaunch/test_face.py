@@ -40,9 +40,9 @@ def test_exported_members_are_what_all_lists() -> None:
 
 def test_where_the_trainer_is_missing_a_name_says_what_to_install(tmp_path: Path) -> None:
     """As in an image into which the agent has brought a few files."""
-    (tmp_path / "jaxlaunch" / "runs").mkdir(parents=True)
+    (tmp_path / "jaxlaunch").mkdir()
     for name in FALLBACK_FILES:
-        shutil.copy(SOURCE.parent / name, tmp_path / "jaxlaunch" / name)
+        shutil.copy(SOURCE.parent / name, tmp_path / "jaxlaunch")
     program = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -27,6 +27,7 @@ main()
 """
 PACKAGE = (
     "__init__.py",
+    "atomic_file.py",
     "contract.py",
     "isolated.py",
     "regular_files.py",

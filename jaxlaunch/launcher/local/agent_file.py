@@ -8,9 +8,8 @@ import stat
 import time
 from pathlib import Path
 
-from jaxlaunch import user_cache
+from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.launcher.agent import pack
-from jaxlaunch.runs import atomic_file
 
 NAME = "agent-{}.pyz"
 KEPT, DAY_S = 5, 86_400.0

@@ -24,8 +24,7 @@ from typing import BinaryIO, TypeVar
 
 from etils import epath
 
-from jaxlaunch import contract
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file, contract
 from jaxlaunch.trainer.buckets import remote
 
 NAME = contract.MANIFEST

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from jaxlaunch import user_cache
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError
 

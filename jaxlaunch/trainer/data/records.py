@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
 ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is

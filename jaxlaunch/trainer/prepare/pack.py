@@ -24,7 +24,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment.source import Held

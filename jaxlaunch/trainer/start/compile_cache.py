@@ -28,7 +28,7 @@ from etils import epath
 from jax._src import cache_key, compilation_cache
 
 from jaxlaunch import contract, user_cache
-from jaxlaunch.runs.atomic_file import DRAFT_SUFFIX, draft
+from jaxlaunch.atomic_file import DRAFT_SUFFIX, draft
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.spec import AUTO
 from jaxlaunch.trainer.start import distributed

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import cache, files
 from jaxlaunch.trainer.errors import DataError, Stopped

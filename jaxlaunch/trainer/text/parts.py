@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document

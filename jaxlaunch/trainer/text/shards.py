@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.share import Share
 from jaxlaunch.trainer.text import packing, parts

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.runs.journal import STEP
 from jaxlaunch.trainer.tracking import trackers
 from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED

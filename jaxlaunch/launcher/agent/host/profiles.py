@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from jaxlaunch import contract
+from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.host.child import Child
-from jaxlaunch.runs import atomic_file
 
 STEPS = 5  # the default
 MAX_SHOWN = 60  # characters of a wrong value

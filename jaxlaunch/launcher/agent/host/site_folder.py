@@ -18,7 +18,9 @@ STANDBY = "standby.py"
 HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)  # of launcher/agent/site
 CONTRACT, ISOLATED = "contract.py", "isolated.py"  # of jaxlaunch
 FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
-FALLBACK_FILES = ("__init__.py", "reporting.py", "shown.py", "runs/__init__.py", "runs/atomic_file.py")  # of jaxlaunch
+# Of jaxlaunch, without packages below it: where the package is installed to be edited, a program's `jaxlaunch` is this
+# folder, and the finder of such an installation gives only the direct children of a package.
+FALLBACK_FILES = ("__init__.py", "reporting.py", "shown.py", "atomic_file.py")
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
 
@@ -36,7 +38,7 @@ class SiteFolder:
             self._copy("jaxlaunch.launcher.agent", f"site/{name}", name)
         for name in (CONTRACT, ISOLATED):
             self._copy("jaxlaunch", name, name)
-        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch", "runs"))
+        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
         for name in FALLBACK_FILES:
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import arrow, files
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.sources.images import labels

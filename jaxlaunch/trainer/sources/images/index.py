@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch import user_cache
-from jaxlaunch.runs import atomic_file
+from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.sources.images.picture import MOST_BYTES, Broken

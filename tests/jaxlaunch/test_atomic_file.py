@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch import atomic_file
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs import atomic_file
 from jaxlaunch.runs.layout import SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.trainer.data import cache
