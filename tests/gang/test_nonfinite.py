@@ -30,7 +30,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
     assert (verdict["cause"], verdict["code"]) == ("not_finite", 76)
     assert f"step {step}: loss nan" in verdict["message"]
     shows("step 120: loss nan with gradient norm nan", verdict["message"])
-    said = f"mine:Pairs: example {wrong['wrong']}, at position {wrong['wrong']}, has image nan (tests/gang/mine.py:"
+    mine = Path(__file__).with_name("mine.py")
+    said = f"mine:Pairs: example {wrong['wrong']}, at position {wrong['wrong']}, has image nan ({mine}:"
     assert f"Its batch is not finite: {said}" in verdict["message"]
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert sorted(result.losses) == list(range(1, step)) and np.isfinite(list(result.losses.values())).all()
