@@ -1,7 +1,7 @@
 """The one way in which agents, launcher and trainer replace a file.
 
-The new content is written to a draft beside the file, synced, renamed over the file, and the folder is synced. A reader
-sees the old content or the new one, never a part of it, and a machine that loses its power keeps one of the two.
+The new content is written to a draft in the same folder, synced and renamed over the file, and the folder is synced.
+A reader sees the old content or the new one, never a part of it, and a machine that loses its power keeps one of them.
 """
 
 from __future__ import annotations

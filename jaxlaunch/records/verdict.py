@@ -39,19 +39,17 @@ class Verdict:
 
     @property
     def facts(self) -> Failure:
-        """Return the failure as the cause of another; of a verdict without facts it has the message."""
-        return (
-            self.failure
-            if self.failure.kind is not FailureKind.OTHER
-            else Failure(FailureKind.OTHER, detail=self.message)
-        )
+        """Return the failure, or one with the message as its detail for a verdict without facts."""
+        if self.failure.kind is FailureKind.OTHER:
+            return Failure(FailureKind.OTHER, detail=self.message)
+        return self.failure
 
     def with_failure(self, failure: Failure) -> Verdict:
         """Return the verdict with other facts, and the sentence for them."""
         return dataclasses.replace(self, failure=failure, message=messages.render(failure))
 
     def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
-        """Return the verdict with the begin of its message, and of the texts of its facts, where space is scarce."""
+        """Return the verdict with its message cut to `chars` characters and each text of its facts to `fact_chars`."""
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
         if chars:
@@ -62,7 +60,7 @@ class Verdict:
 
 def verdict_for_code(
     code: int,
-    what: Failure | str,
+    reason: Failure | str,
     *,
     rank: int | None = None,
     host: int | None = None,
@@ -71,7 +69,10 @@ def verdict_for_code(
 ) -> Verdict:
     """Return the verdict for an exit code, whose row in contract.OUTCOMES has its cause.
 
-    `what` is a sentence where no decision needs more than the code.
+    `reason` is a sentence where no decision needs more than the code.
     """
-    message, failure = (what, Failure(FailureKind.OTHER)) if isinstance(what, str) else (messages.render(what), what)
+    if isinstance(reason, str):
+        message, failure = reason, Failure(FailureKind.OTHER)
+    else:
+        message, failure = messages.render(reason), reason
     return Verdict(contract.outcome(code).cause, code, message, rank, host, step, traceback, failure)

@@ -79,7 +79,7 @@ def summary(path: str) -> str | None:
 
 
 def newest(folder: str) -> str:
-    """The folder of the newest start that has logs: a run of version 0.1 has them in its own."""
+    """Return the folder of the newest start that has logs, or the run's own folder."""
     starts = os.path.join(folder, "starts")
     try:
         numbers = sorted((int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True)
