@@ -17,9 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.aot import watch
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.compile import AheadOfTime
+from jaxlaunch.trainer.aot.compile import AheadOfTime, limit_compilation
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.data.examples import NARROW, Examples
@@ -57,7 +56,7 @@ def main() -> int:
         spec, task = read_job()
         found = Plan(spec, task, on).to_dict(sharding=options.sharding)
         if options.compile is not None:
-            with watch.bounded():
+            with limit_compilation():
                 found["compiled"] = ahead(spec, task, options.compile)
         return found
 

@@ -19,11 +19,9 @@ from jax.errors import JaxRuntimeError
 
 from jaxlaunch import contract
 from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.trainer.aot import candidates, watch
-from jaxlaunch.trainer.aot.candidates import CHOICES, Candidate, Choice
+from jaxlaunch.trainer.aot.candidates import CHOICES, Candidate, Choice, Forecast, Traced, enumerate_candidates
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.compile import GIB, TooLarge
-from jaxlaunch.trainer.aot.forecast import Forecast, Traced
+from jaxlaunch.trainer.aot.compile import GIB, TooLarge, limit_compilation
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
@@ -72,8 +70,8 @@ class Search:
     def __init__(self, spec: TrainSpec, task: Task, chips: Chips, over: Sequence[Choice], *, is_measured: bool) -> None:
         self._spec, self._ahead, self._measured = spec, ahead_of_time(spec, task, chips), is_measured
         self._devices, self._room = len(self._ahead.devices), _room(chips.type)
-        self._open = list(candidates.every(spec, self._devices, over))
-        self._own = candidates.of(spec, self._devices)
+        self._open = list(enumerate_candidates(spec, self._devices, over))
+        self._own = Candidate.of_job(spec, self._devices)
         self.traced = _traced(spec, task, chips, self._open)
         self._forecast = Forecast(self.traced)
 
@@ -88,8 +86,8 @@ class Search:
         self._open.remove(each)
         said: dict[str, Any] = self._described(each)
         try:
-            with watch.bounded():
-                of = self._ahead.compiled(each.applied(self._spec), is_measured=self._measured)
+            with limit_compilation():
+                of = self._ahead.compile(each.apply_to(self._spec), is_measured=self._measured)
         except (TooLarge, SpecError) as error:
             return {**said, "refused": str(error)}
         except JaxRuntimeError as error:  # the compiler's own failure, such as libtpu's "INTERNAL: RET_CHECK failure"
@@ -97,7 +95,7 @@ class Search:
                 raise
             return {**said, "refused": f"the compiler fails: {str(error).splitlines()[0]}"}
         seconds = _seconds(of)
-        self._forecast.after(each, seconds)
+        self._forecast.learn(each, seconds)
         return {**said, "seconds": seconds, "modelled": _modelled(of), "peak": of["peak"], "compiled": of}
 
     def left(self) -> list[dict[str, Any]]:

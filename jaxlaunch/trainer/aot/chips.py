@@ -32,7 +32,7 @@ _CUDA = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # libtpu's name of a generation, where it is not ours; and how its chips' cores are used. Source: MaxText's
 # accelerator_to_spec_map.py, read 2026-11, and libtpu 0.0.42.1, which refuses other names.
-_NAMES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
+_LIBTPU_TYPES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
 _MEGACORE = ("v4", "v5p")  # the two cores of a chip are one device
 
 
@@ -48,11 +48,11 @@ class Chips:
 
     @classmethod
     def parse(cls, text: str) -> Chips:
-        """The chips of such a JSON object."""
+        """Parse such a JSON object."""
         return cls(**json.loads(text))
 
     def __str__(self) -> str:
-        """For people: `2 slices of v5e 4x4`, `16 × h100`."""
+        """Return text for people: `2 slices of v5e 4x4`, `16 × h100`."""
         if self.topology is None:
             return f"{self.hosts * self.per_host} × {self.type}"
         return (f"{self.slices} slices of " if self.slices > 1 else "") + f"{self.type} {self.topology}"
@@ -60,81 +60,72 @@ class Chips:
     @property
     def compiler(self) -> str:
         """The package that compiles for them, with its version."""
-        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(KNOWN[self.type].platform, _plugin().replace("_", "-"))
+        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(KNOWN[self.type].platform, _cuda_plugin().replace("_", "-"))
         return f"{name} {metadata.version(name)}"
 
     def devices(self) -> list[jax.Device]:
-        """The devices to compile for; but for CPUs none of them can hold an array.
+        """Return the devices to compile for; but for CPUs none of them can hold an array.
 
         Raises SpecError where their compiler is not installed, or does not know them.
         """
-        platform = KNOWN[self.type].platform
-        if platform == "cpu":
-            return jax.devices()
-        if platform == "tpu":
-            return self._tpus()
-        if platform == "cuda":
-            return self._gpus()
+        match KNOWN[self.type].platform:
+            case "cpu":
+                return jax.devices()
+            case "tpu":
+                return self._tpus()
+            case "cuda":
+                return self._gpus()
         raise SpecError(f"no compiler for {self.type} works without the device")
 
     def _tpus(self) -> list[jax.Device]:
         if importlib.util.find_spec("libtpu") is None:
-            raise SpecError(
-                f"the compiler of TPUs, libtpu, is not installed here: {installation.hint('train', 'plan-tpu')}"
-            )
+            hint = installation.hint("train", "plan-tpu")
+            raise SpecError(f"the compiler of TPUs, libtpu, is not installed here: {hint}")
         assert self.topology is not None, "the schema requires it of TPUs"
         os.environ.update(_LIBTPU)
         sides = sides_of(self.topology) or ()
-        options: dict[str, Any] = {"chips_per_host_bounds": _host(sides, self.per_host), "num_slices": self.slices}
-        options["wrap"] = tuple(_wraps(side, len(sides)) for side in (*sides, 1)[:3])
+        is_one_host = self.per_host == math.prod(sides)  # a machine that is a slice of its own
+        options: dict[str, Any] = {
+            "chips_per_host_bounds": (*sides, 1)[:3] if is_one_host else (2, 2, 1),
+            "num_slices": self.slices,
+            # An axis is a ring where it is of whole cubes, or of 16 chips of a flat slice.
+            "wrap": tuple(side == 16 if len(sides) == 2 else side % 4 == 0 for side in (*sides, 1)[:3]),
+        }
         if self.type in _MEGACORE:
             options["chip_config_name"] = "megacore"
-        name = f"{_NAMES.get(self.type, self.type)}:{self.topology}"
-        found = self._described("tpu", topology_name=name, **options)
+        name = f"{_LIBTPU_TYPES.get(self.type, self.type)}:{self.topology}"
+        devices = self._describe("tpu", topology_name=name, **options)
         expected = math.prod(sides) * self.slices * KNOWN[self.type].devices_per_chip
-        if len(found) != expected:
-            raise SpecError(f"libtpu makes {len(found)} devices of {self}, which has {expected}")
-        return found
+        if len(devices) != expected:
+            raise SpecError(f"libtpu makes {len(devices)} devices of {self}, which has {expected}")
+        return devices
 
     def _gpus(self) -> list[jax.Device]:
-        plugin = _plugin()
         if self.type not in GPU_TARGETS:
             known = ", ".join(GPU_TARGETS)
             raise SpecError(
                 f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, only of {known}"
             )
-        if not plugin:
-            raise SpecError(
-                f"the compiler of CUDA devices is not installed here: {installation.hint('train', 'plan-cuda')}"
-            )
+        if not _cuda_plugin():
+            hint = installation.hint("train", "plan-cuda")
+            raise SpecError(f"the compiler of CUDA devices is not installed here: {hint}")
         os.environ.update(_CUDA)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
-        return self._described("cuda", target_config=text(self.type), topology=shape)
+        return self._describe("cuda", target_config=render_gpu(GPU_TARGETS[self.type]), topology=shape)
 
-    def _described(self, platform: str, **options: Any) -> list[jax.Device]:
+    def _describe(self, platform: str, **options: Any) -> list[jax.Device]:
         try:
             return list(topologies.get_topology_desc(platform=platform, **options).devices)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            why = str(error).splitlines()[0]
-            raise SpecError(f"{self.compiler} does not compile for {self} with jax {jax.__version__}: {why}") from None
+            reason = str(error).splitlines()[0]
+            raise SpecError(
+                f"{self.compiler} does not compile for {self} with jax {jax.__version__}: {reason}"
+            ) from None
 
 
-def _plugin() -> str:
-    """The module of the CUDA plugin that is installed; empty if none is."""
+def _cuda_plugin() -> str:
+    """Return the module of the CUDA plugin that is installed; empty if none is."""
     return next((name for name in _PLUGINS if importlib.util.find_spec(name) is not None), "")
-
-
-def _host(sides: tuple[int, ...], per_host: int) -> tuple[int, int, int]:
-    """The chips of one host along the axes of a slice: 2 × 2, but for a machine that is a slice of its own."""
-    if per_host == math.prod(sides):
-        x, y, z = (*sides, 1)[:3]
-        return x, y, z
-    return 2, 2, 1
-
-
-def _wraps(side: int, dimensions: int) -> bool:
-    """Whether an axis is a ring: those of whole cubes are, and those of 16 chips of a flat slice."""
-    return side == 16 if dimensions == 2 else side % 4 == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,31 +152,30 @@ GPU_TARGETS: Mapping[str, Target] = {
 }
 
 
-def text(kind: str) -> str:
-    """The text of a GPU in GPU_TARGETS."""
-    of = GPU_TARGETS[kind]
-    major, minor = of.capability
+def render_gpu(target: Target) -> str:
+    """Return the description of a GPU as XLA reads it."""
+    major, minor = target.capability
     return f"""gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: {of.shared}
+  shared_memory_per_core: {target.shared}
   threads_per_core_limit: 2048
-  core_count: {of.processors}
-  fpus_per_core: {64 if of.capability == (8, 0) else 128}
+  core_count: {target.processors}
+  fpus_per_core: {64 if target.capability == (8, 0) else 128}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {of.bandwidth:.0f}
-  l2_cache_size: {of.l2}
-  clock_rate_ghz: {of.clock_ghz}
-  device_memory_size: {of.memory}
-  shared_memory_per_block_optin: {of.shared - 1024}
+  memory_bandwidth: {target.bandwidth:.0f}
+  l2_cache_size: {target.l2}
+  clock_rate_ghz: {target.clock_ghz}
+  device_memory_size: {target.memory}
+  shared_memory_per_block_optin: {target.shared - 1024}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
-device_description_str: "{of.name}"
+device_description_str: "{target.name}"
 """

@@ -1,18 +1,35 @@
-"""How long a compiled step takes, by a stated model: docs/plan.md. A range, since half of it is not in the program."""
+"""How long a compiled step takes: by a stated model (docs/plan.md), or as measured on devices that are here.
+
+An operation of the program is counted as the FLOPs of its matrix products and the bytes that it reads and writes. The
+model gives a range, since half of what decides is not in the program.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import statistics
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from jaxlaunch.accelerators import KNOWN, Machine
-from jaxlaunch.trainer.aot import work
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
-from jaxlaunch.trainer.aot.program import Computation, Operation, Program
+from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes, dimensions
+from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.train_step import Step
+
+Operations = Mapping[str, Operation]  # of a computation, by name
 
 
 class Computed(NamedTuple):
@@ -36,99 +53,6 @@ _BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """The seconds of programs on the devices of a job."""
-
-    chips: Chips
-    between: Mapping[str, int]  # of a mesh axis: over how many slices, or hosts of GPUs, its devices are spread
-    reached: Rates | None = None  # as measured, of devices of whose machine nothing is known
-
-    def overlapped(self, program: Program, found: Sequence[Collective]) -> Sequence[Collective]:
-        """The collectives, each with the share of its time in which the best end computes nothing; as they are where
-        the compiler estimates cycles, or nothing is known of the machine."""
-        machine = KNOWN[self.chips.type].machine
-        if machine is None or machine.clock is not None:
-            return found
-        waited, whole = self._timeline(machine, program, found, _BEST).waited, self._sends(machine, found, _BEST)
-        return [
-            dataclasses.replace(each, exposed=min(1.0, waited[each.name] / (whole[each.name] * each.times or 1.0)))
-            for each in found
-        ]
-
-    def estimate(self, program: Program, found: Sequence[Collective], of: Computed) -> dict[str, Any] | None:
-        """Seconds of a step, [least, most], and their parts; None for a device of whose machine nothing is known."""
-        machine = KNOWN[self.chips.type].machine
-        cycles = sum(each.cycles * times for each, times in program.scheduled())
-        if machine is None:
-            if self.reached is None:
-                return None
-            ends = [self._as_reached(self.reached, program, found, of)] * 2
-        elif machine.clock is not None and cycles:
-            ends = [self._by_cycles(machine, found, of, cycles / machine.clock, end) for end in (_BEST, _WORST)]
-        else:
-            ends = [self._by_operations(machine, program, found, of, end) for end in (_BEST, _WORST)]
-        computed, waited = (list(part) for part in zip(*ends, strict=True))
-        seconds = [one + other for one, other in ends]
-        return {"seconds": seconds, "compute": computed, "cycles": cycles, "exposed": waited}
-
-    def _by_cycles(
-        self, machine: Machine, found: Sequence[Collective], of: Computed, seconds: float, end: _End
-    ) -> tuple[float, float]:
-        computed = seconds + of.in_kernels / end.of_peak / self._peak
-        sends = self._sends(machine, found, end)
-        waited = sum(sends[each.name] * each.times * each.exposed for each in found)
-        if not end.is_best:  # hidden communication shows where it takes longer than all of the computation
-            waited += max(0.0, sum(sends[each.name] * each.times * (1 - each.exposed) for each in found) - computed)
-        return computed, waited
-
-    def _by_operations(
-        self, machine: Machine, program: Program, found: Sequence[Collective], of: Computed, end: _End
-    ) -> tuple[float, float]:
-        timeline = self._timeline(machine, program, found, end)
-        waited = sum(timeline.waited.values())
-        # What is no matrix product, such as a convolution, is in the model's FLOPs alone.
-        floor = max((of.flops or 0.0) / end.of_peak / self._peak, of.moved / machine.hbm / end.of_memory)
-        return max(floor, timeline.seconds - waited), waited
-
-    def _as_reached(
-        self, rates: Rates, program: Program, found: Sequence[Collective], of: Computed
-    ) -> tuple[float, float]:
-        """By what was measured. Such devices share a memory: what a collective sends is read and written, alone."""
-        sends = {each.name: rates.meeting + 2 * each.wire / each.times / rates.memory for each in found}
-        timeline = Timeline(program, rates, sends)
-        waited = sum(timeline.waited.values())
-        return max((of.flops or 0.0) / self._devices / rates.flops, timeline.seconds - waited), waited
-
-    def _timeline(self, machine: Machine, program: Program, found: Sequence[Collective], end: _End) -> Timeline:
-        peak = KNOWN[self.chips.type].peak or float("inf")
-        rates = Rates(peak * end.of_peak, machine.hbm * end.of_memory)
-        return Timeline(program, rates, self._sends(machine, found, end))
-
-    def _sends(self, machine: Machine, found: Sequence[Collective], end: _End) -> dict[str, float]:
-        """Seconds of one execution of each collective, by its name."""
-        return {each.name: each.wire / each.times / self._bandwidth(machine, each, end) for each in found}
-
-    def _bandwidth(self, machine: Machine, each: Collective, end: _End) -> float:
-        """Bytes a second of a device: over all of its links, or over one ring. Between hosts of GPUs, whose ports each
-        carry a part, of as many ports as the collective has GPUs on a host; half of it at worst."""
-        domains = math.prod(self.between.get(axis, 1) for axis in each.axes)
-        if domains == 1:
-            return machine.wires if end.is_best else machine.one_ring
-        ports = max(1, each.group // domains)
-        return min(machine.wires, ports * machine.between) / (1 if end.is_best else 2)
-
-    @property
-    def _peak(self) -> float:
-        """FLOP/s of all devices together."""
-        return self._devices * (KNOWN[self.chips.type].peak or float("inf"))
-
-    @property
-    def _devices(self) -> int:
-        """JAX devices of the job."""
-        return self.chips.hosts * self.chips.per_host * KNOWN[self.chips.type].devices_per_chip
-
-
-@dataclasses.dataclass(frozen=True)
 class Rates:
     """What a device reaches: FLOP/s of matrix products, and bytes a second of its memory; and the seconds that starting
     an operation, or devices waiting for each other in a collective, adds to either."""
@@ -139,6 +63,101 @@ class Rates:
     meeting: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class StepTimeModel:
+    """The seconds of programs on the devices of a job."""
+
+    chips: Chips
+    between: Mapping[str, int]  # of a mesh axis: over how many slices, or hosts of GPUs, its devices are spread
+    measured: Rates | None = None  # of devices of whose machine nothing is known
+
+    def with_exposed_shares(self, program: Program, collectives: Sequence[Collective]) -> Sequence[Collective]:
+        """Return the collectives, each with the share of its time in which the best end computes nothing.
+
+        They are as they were where the compiler estimates cycles, or nothing is known of the machine.
+        """
+        machine = KNOWN[self.chips.type].machine
+        if machine is None or machine.clock is not None:
+            return collectives
+        sends = self._send_seconds(machine, collectives, _BEST)
+        waited = self._timeline(machine, program, sends, _BEST).waited
+        return [
+            dataclasses.replace(row, exposed=min(1.0, waited[row.name] / (sends[row.name] * row.times or 1.0)))
+            for row in collectives
+        ]
+
+    def estimate(
+        self, program: Program, collectives: Sequence[Collective], computed: Computed
+    ) -> dict[str, Any] | None:
+        """Return the seconds of a step, [least, most], and their parts; None if nothing is known of the machine."""
+        machine = KNOWN[self.chips.type].machine
+        cycles = sum(operation.cycles * times for operation, times in program.scheduled())
+        if machine is not None:
+            ends = [self._estimate_end(machine, program, collectives, computed, cycles, end) for end in (_BEST, _WORST)]
+        elif self.measured is not None:
+            # Such devices share a memory: what a collective sends is read and written, alone.
+            rates = self.measured
+            sends = {row.name: rates.meeting + 2 * row.wire / row.times / rates.memory for row in collectives}
+            timeline = Timeline(program, rates, sends)
+            floor = (computed.flops or 0.0) / self._devices / rates.flops
+            ends = [(max(floor, timeline.computed), timeline.total_waited)] * 2
+        else:
+            return None
+        compute, exposed = (list(part) for part in zip(*ends, strict=True))
+        return {"seconds": [sum(end) for end in ends], "compute": compute, "cycles": cycles, "exposed": exposed}
+
+    def _estimate_end(
+        self,
+        machine: Machine,
+        program: Program,
+        collectives: Sequence[Collective],
+        computed: Computed,
+        cycles: float,
+        end: _End,
+    ) -> tuple[float, float]:
+        """Return the seconds of computation and of exposed communication at one end of the range."""
+        peak = self._devices * self._device_peak * end.of_peak
+        sends = self._send_seconds(machine, collectives, end)
+        if machine.clock is None or not cycles:
+            timeline = self._timeline(machine, program, sends, end)
+            # What is no matrix product, such as a convolution, is in the model's FLOPs alone.
+            floor = max((computed.flops or 0.0) / peak, computed.moved / machine.hbm / end.of_memory)
+            return max(floor, timeline.computed), timeline.total_waited
+        seconds = cycles / machine.clock + computed.in_kernels / peak
+        waited = sum(sends[row.name] * row.times * row.exposed for row in collectives)
+        if not end.is_best:  # hidden communication shows where it takes longer than all of the computation
+            waited += max(0.0, sum(sends[row.name] * row.times * (1 - row.exposed) for row in collectives) - seconds)
+        return seconds, waited
+
+    def _timeline(self, machine: Machine, program: Program, sends: Mapping[str, float], end: _End) -> Timeline:
+        return Timeline(program, Rates(self._device_peak * end.of_peak, machine.hbm * end.of_memory), sends)
+
+    def _send_seconds(self, machine: Machine, collectives: Sequence[Collective], end: _End) -> dict[str, float]:
+        """Return the seconds of one execution of each collective, by its name.
+
+        A device sends over all of its links, or over one ring. Between hosts of GPUs, whose ports each carry a part, it
+        uses as many ports as the collective has GPUs on a host; half of their bandwidth at worst.
+        """
+        seconds = {}
+        for row in collectives:
+            domains = math.prod(self.between.get(axis, 1) for axis in row.axes)
+            if domains == 1:
+                bandwidth = machine.wires if end.is_best else machine.one_ring
+            else:
+                ports = max(1, row.group // domains)
+                bandwidth = min(machine.wires, ports * machine.between) / (1 if end.is_best else 2)
+            seconds[row.name] = row.wire / row.times / bandwidth
+        return seconds
+
+    @property
+    def _device_peak(self) -> float:
+        return KNOWN[self.chips.type].peak or float("inf")
+
+    @property
+    def _devices(self) -> int:
+        return self.chips.hosts * self.chips.per_host * KNOWN[self.chips.type].devices_per_chip
+
+
 class Timeline:
     """A program's seconds at such rates. `sends` has those of one execution of each collective, by its name."""
 
@@ -146,44 +165,242 @@ class Timeline:
         self._program, self._rates, self._sends = program, rates, sends
         self.waited: defaultdict[str, float] = defaultdict(float)  # seconds for each collective, of all executions
         self.seconds = self._run(program.entry, 1.0)
+        self.total_waited = sum(self.waited.values())
+        self.computed = self.seconds - self.total_waited
 
     def _run(self, name: str, times: float) -> float:
-        """Seconds of one execution of a computation that runs so often."""
+        """Return the seconds of one execution of a computation that runs so often."""
         operations = self._program.computations[name]
-        named = {each.name: each for each in operations}
-        clock, free, ends = 0.0, 0.0, dict[str, float]()
-        for each in operations:
-            if each.name in self._sends:
-                free = ends[each.name] = max(clock, free) + self._sends[each.name]
+        by_name = {operation.name: operation for operation in operations}
+        clock, link_free, ends = 0.0, 0.0, dict[str, float]()
+        for operation in operations:
+            if operation.name in self._sends:
+                link_free = ends[operation.name] = max(clock, link_free) + self._sends[operation.name]
             else:
-                clock += self._inside(each, name, times) + self._alone(each, operations, named)
-            if (waits_for := _waits_for(each, ends)) is not None:
+                clock += self._run_called(operation, name, times)
+                if not is_free(operation):
+                    flops = operation_flops(self._program, operation, operations) / self._rates.flops
+                    moved = touched_bytes(self._program, operation, by_name) / self._rates.memory
+                    clock += self._rates.start + max(flops, moved)
+            # It waits for the collective whose end it is, or for itself where it is no start.
+            waits_for = None
+            if operation.name in ends and not operation.kind.endswith("-start"):
+                waits_for = operation.name
+            elif operation.kind.endswith("-done"):
+                waits_for = next((name for name in operation.operands if name in ends), None)
+            if waits_for is not None:
                 late = max(0.0, ends.pop(waits_for) - clock)
                 self.waited[waits_for] += late * times
                 clock += late
         return clock
 
-    def _inside(self, each: Operation, within: str, times: float) -> float:
-        """Of the computations that a loop, a call or a branch runs."""
-        if each.kind == "while":
-            body, turns = each.attribute("body") or "", self._program.trips(each, within)
-            return turns * self._run(body, times * turns) if body in self._program.computations else 0.0
-        if each.kind in ("call", "conditional"):
-            return sum(self._run(name, times) for name in each.called if name in self._program.computations)
+    def _run_called(self, operation: Operation, caller: str, times: float) -> float:
+        """Return the seconds of the computations that a loop, a call or a branch runs."""
+        computations = self._program.computations
+        if operation.kind == "while":
+            body, trips = operation.attribute("body") or "", self._program.trips(operation, caller)
+            return trips * self._run(body, times * trips) if body in computations else 0.0
+        if operation.kind in ("call", "conditional"):
+            return sum(self._run(name, times) for name in operation.called if name in computations)
         return 0.0
 
-    def _alone(self, each: Operation, among: Computation, named: Mapping[str, Operation]) -> float:
-        if work.is_free(each):
-            return 0.0
-        computed = work.flops(self._program, each, among) / self._rates.flops
-        moved = work.touched(self._program, each, named) / self._rates.memory
-        return self._rates.start + max(computed, moved)
+
+# --- the work of an operation -----------------------------------------------------------------------------------------
+
+# They move nothing by themselves: names of what is there, and what runs computations, whose operations count as theirs.
+_FREE = frozenset(
+    "after-all bitcast call conditional constant get-tuple-element parameter partition-id tuple while".split()
+)
+_PARTS = ("dynamic-slice", "gather", "slice")  # they read as much of their operand as they return
+_VIEWS = ("bitcast", "copy", "get-tuple-element", "reshape")
+# cuDNN's attention: how many products of queries and keys, or of the like, a kernel computes.
+_ATTENTION = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
+# jax.checkpoint names the scope so, and XLA keeps it in an operation's metadata.
+_RECOMPUTED = "rematted_computation"
 
 
-def _waits_for(each: Operation, started: Mapping[str, float]) -> str | None:
-    """The collective that an operation waits for: the one whose end it is, or itself where it is no start."""
-    if each.name in started and not each.kind.endswith("-start"):
-        return each.name
-    if each.kind.endswith("-done"):
-        return next((name for name in each.operands if name in started), None)
-    return None
+def is_free(operation: Operation) -> bool:
+    """Return whether an operation takes no time by itself: a name of what is there, or an end of a transfer."""
+    return operation.kind in _FREE or operation.kind.endswith(("-start", "-done"))
+
+
+def matrix_products(
+    program: Program, operation: Operation, computation: Computation
+) -> Iterator[tuple[Operation, float]]:
+    """Yield the matrix products of an operation of `computation`, at any depth, with the FLOPs of each."""
+    if operation.kind == "dot":
+        # Two for each element of the result and each element that it is summed over.
+        left = next((row for row in computation if row.name == operation.operands[0]), None)
+        summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", operation.attributes)
+        flops = 0.0
+        if left is not None and summed is not None:
+            sides = dimensions(left.result)
+            depth = math.prod(sides[int(index)] for index in summed[1].split(",") if index)
+            flops = 2.0 * math.prod(dimensions(operation.result)) * depth
+        yield operation, flops
+    elif operation.kind == "fusion":
+        for name in operation.called:
+            parts = program.computations.get(name, ())
+            for part in parts:
+                yield from matrix_products(program, part, parts)
+
+
+def operation_flops(program: Program, operation: Operation, computation: Computation) -> float:
+    """Return the FLOPs of one execution of an operation: of its matrix products, and of cuDNN's attention."""
+    target = re.search(r'custom_call_target="([^"]+)"', operation.attributes)
+    if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION:
+        return sum(flops for _, flops in matrix_products(program, operation, computation))
+    # Products of queries [B, L, H, K] and keys [B, S, G, K]; half of each where the mask is causal.
+    query, key = (next(row for row in computation if row.name == name) for name in operation.operands[:2])
+    (batch, length, heads, size), keys = dimensions(query.result), dimensions(key.result)[1]
+    share = 0.5 if re.search(r'mask_type": ?"\w*CAUSAL', operation.attributes) else 1.0
+    return _ATTENTION[target[1]] * 2.0 * batch * length * heads * size * keys * share
+
+
+def program_bytes(program: Program) -> float:
+    """Return the bytes that one execution of a program reads and writes."""
+    total = 0.0
+    for name, times in program.runs.items():
+        by_name = {operation.name: operation for operation in program.computations[name]}
+        total += times * sum(touched_bytes(program, operation, by_name) for operation in by_name.values())
+    return total
+
+
+def touched_bytes(program: Program, operation: Operation, by_name: Operations) -> float:
+    """Return the bytes that one execution reads and writes; `by_name` are the operations of its computation."""
+    if is_free(operation):
+        return 0.0
+    written = sum(array_bytes(operation.result))
+    read = [sum(array_bytes(by_name[name].result)) if name in by_name else 0 for name in operation.operands]
+    if operation.kind in _PARTS:
+        return 2.0 * written
+    if operation.kind == "dynamic-update-slice":
+        return 2.0 * read[1]
+    if operation.kind == "fusion" and operation.called:
+        parts = {part.name: part for part in program.computations.get(operation.called[0], ())}
+        return _fusion_written(parts, written) + sum(_fusion_read(parts, *operand) for operand in enumerate(read))
+    return float(written + sum(read))
+
+
+def _fusion_read(parts: Operations, index: int, whole: int) -> float:
+    """Return the bytes that a fusion reads of an operand: the slices, nothing of what it updates in place, or all."""
+    parameter = next((part for part in parts.values() if part.kind == "parameter" and part.inside == str(index)), None)
+    if parameter is None:
+        return float(whole)
+    sliced = 0.0
+    for name, user in _find_users(parts, parameter.name):
+        if user.kind in _PARTS and user.operands[0] == name:
+            sliced += sum(array_bytes(user.result))
+        elif user.kind != "dynamic-update-slice" or user.operands[0] != name:
+            return float(whole)
+    return min(sliced, float(whole))
+
+
+def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]:
+    """Yield what reads `name`, also as another view of it, and under which name."""
+    for user in parts.values():
+        if name in user.operands:
+            if user.kind in _VIEWS and not user.is_root:
+                yield from _find_users(parts, user.name)
+            else:
+                yield name, user
+
+
+def _fusion_written(parts: Operations, whole: int) -> float:
+    """Return the bytes that a fusion writes: the part that it replaces where it does so in place, or all."""
+    root = next((part for part in parts.values() if part.is_root), None)
+    if root is None:
+        return float(whole)
+    total = 0.0
+    for result in [parts[name] for name in root.operands if name in parts] if root.kind == "tuple" else [root]:
+        while result.kind in _VIEWS and result.operands[0] in parts:
+            result = parts[result.operands[0]]
+        if result.kind == "dynamic-update-slice" and result.operands[1] in parts:
+            result = parts[result.operands[1]]
+        total += sum(array_bytes(result.result))
+    return total
+
+
+def recomputed_share(program: Program) -> float | None:
+    """Return the part of a step that is computed again: of the compiler's cycles, or of the FLOPs of matrix products
+    where it estimates no cycles. A fusion counts by the operation that it is named for. None where nothing can be
+    weighed."""
+    # What a loop, a call or a branch that is computed again runs: JAX traces what two passes call once, so that the
+    # operations in it have the names of the first. A computation comes behind the one that runs it.
+    inside: set[str | None] = set()
+    for name in program.runs:
+        for operation in program.computations[name]:
+            is_again = name in inside or _RECOMPUTED in operation.attributes
+            if is_again and operation.kind in ("while", "call", "conditional"):
+                inside |= {operation.attribute("body"), operation.attribute("condition"), *operation.called}
+    weights = {False: 0.0, True: 0.0}
+    has_cycles = any(operation.cycles for operation, _ in program.scheduled())
+    for name, times in program.runs.items():
+        for operation in program.computations[name]:
+            if has_cycles:
+                weights[name in inside or _RECOMPUTED in operation.attributes] += operation.cycles * times
+            else:
+                for product, flops in matrix_products(program, operation, program.computations[name]):
+                    weights[name in inside or _RECOMPUTED in product.attributes] += flops * times
+    total = sum(weights.values())
+    return weights[True] / total if total else None
+
+
+# --- measurements -----------------------------------------------------------------------------------------------------
+
+_WARMUP_RUNS, _MIN_RUNS = 2, 5
+_MEASURE_S = 2.0  # that a measurement takes, or longer where _MIN_RUNS do
+_SIDE = 512  # of the matrices of a product
+_ARRAY = 2**21  # elements of a pass, more than a core's own caches hold
+
+
+def measure_step_s(step: Step, batch: Batch) -> float:
+    """Return the median time of a train step on rows of zeros; `step` is compiled for batches like this one."""
+    # Weights of one, since a step without weight changes nothing.
+    rows = {name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype) for name, like in batch.items()}
+    placed, state = step.put(rows), step.init()
+
+    def run() -> Any:
+        nonlocal state
+        state, metrics = step.train(state, placed)
+        return state, metrics
+
+    return _median_s(run, _MEASURE_S)
+
+
+def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
+    """Measure what each of the devices reaches while all of them work.
+
+    FLOP/s of products in `dtype`, bytes a second that a pass over float32 reads and writes, and the seconds that an
+    operation and a collective take of almost nothing. Devices that share cores, as those of a CPU do, share what they
+    reach.
+    """
+    mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
+
+    def turn_s(body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32) -> float:
+        """Return the seconds of one of the turns of `body`, which gets an array of this shape on each device."""
+        loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, array: body(array))
+        run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
+        array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
+        return _median_s(partial(run, jax.device_put(array, NamedSharding(mesh, split))), _MEASURE_S / 4) / turns
+
+    def pass_over(array: Array) -> Array:
+        return 2 * array + 1
+
+    ring = [(index, (index + 1) % len(devices)) for index in range(len(devices))]
+    return Rates(
+        flops=2 * _SIDE**3 / turn_s(lambda array: array @ array, 8, _SIDE, _SIDE, dtype=dtype),
+        memory=2 * _ARRAY * 4 / turn_s(pass_over, 2, _ARRAY),
+        start=turn_s(pass_over, 256, 1),
+        meeting=turn_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
+    )
+
+
+def _median_s(run: Callable[[], Any], least_s: float) -> float:
+    times: list[float] = []
+    began = time.monotonic()
+    while len(times) < _WARMUP_RUNS + _MIN_RUNS or time.monotonic() - began < least_s:
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[_WARMUP_RUNS:])

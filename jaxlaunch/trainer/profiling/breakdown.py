@@ -1,4 +1,4 @@
-"""How a step spends its time, from the operations that ran. Pure: intervals in, seconds by kind out.
+"""How a step spends its time, from a trace of JAX's profiler: the operations that ran, and seconds by kind.
 
 Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
 device is that of the first in ORDER. Collectives therefore count as exposed (non-overlapped) communication, and `host`
@@ -7,11 +7,16 @@ is the time in which a device runs nothing: it waits for the host, for data, or 
 
 from __future__ import annotations
 
-import itertools
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from jax.profiler import ProfileData
+
+from jaxlaunch.trainer.numerics.hlo import Operation, Program
 
 MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES = "matmul", "attention", "elementwise", "collectives"
 HOST = "host"
@@ -41,109 +46,91 @@ class Breakdown(NamedTuple):
     top: Sequence[tuple[str, str, float]]  # the longest operations: name, kind, seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The breakdown as summary.json of a profile holds it: seconds to the nanosecond, and shares."""
+        """Return the breakdown as summary.json of a profile holds it: seconds to the nanosecond, and shares."""
         return {
             "steps": self.steps,
             "devices": self.devices,
             "step_s": round(self.step_s, 9),
-            "seconds": {kind: round(spent, 9) for kind, spent in self.seconds.items()},
-            "shares": {kind: round(share, 4) for kind, share in self.shares.items()},
+            "seconds": {kind: round(seconds, 9) for kind, seconds in self.seconds.items()},
+            "shares": {kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()},
             "collectives_hidden_s": round(self.hidden_s, 9),
-            "top": [{"op": name, "kind": kind, "seconds": round(spent, 9)} for name, kind, spent in self.top],
+            "top": [{"op": name, "kind": kind, "seconds": round(seconds, 9)} for name, kind, seconds in self.top],
         }
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of the step by kind; they add up to 1."""
-        return {kind: spent / self.step_s for kind, spent in self.seconds.items()}
+    def to_line(self) -> str:
+        """Return `12.345 ms a step: matmul 49 %, attention 12 %, …`."""
+        shares = ", ".join(f"{kind} {100 * seconds / self.step_s:.0f} %" for kind, seconds in self.seconds.items())
+        return f"{self.step_s * 1e3:.3f} ms a step: {shares}"
+
+    def to_table(self) -> list[str]:
+        """Return lines of text, one for each kind and one for the step."""
+        lines = []
+        for kind, seconds in self.seconds.items():
+            line = f"  {kind:<12}{seconds * 1e3:>10.3f} ms{100 * seconds / self.step_s:>5.0f} %"
+            if kind == COLLECTIVES and self.hidden_s:
+                line += f"  and {self.hidden_s * 1e3:.3f} ms while the device computed"
+            lines.append(line)
+        return [*lines, f"  {'step':<12}{self.step_s * 1e3:>10.3f} ms"]
 
 
-def of(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
-    """The mean breakdown of `steps` within `window`; `pauses` (evaluation, saves) belong to no step.
+def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
+    """Return the mean breakdown of `steps` within `window`; `pauses` (evaluation, saves) belong to no step.
 
     Raises ValueError when no device ran an operation within it.
     """
-    paused = merged(clipped(pauses, window))
-    by_device: dict[str, list[Op]] = defaultdict(list)
-    counted = [op for op in ops if clipped([op.span], window) and not any(a <= op.span[0] < b for a, b in paused)]
-    for op in counted:
-        by_device[op.device].append(op)
-    each = [_of_device(mine, window, paused) for mine in by_device.values()]
-    total = (window[1] - window[0] - length(paused)) / steps
-    if not any(sum(spent.values()) for spent, _ in each) or total <= 0:
+    paused = _merge(_clip(pauses, window))
+    by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(lambda: {kind: [] for kind in ORDER})
+    top: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for op in ops:
+        if _clip([op.span], window) and not any(start <= op.span[0] < end for start, end in paused):
+            by_device[op.device][op.kind].append(op.span)
+            top[op.name, op.kind] += op.span[1] - op.span[0]
+    devices = [_split_device(spans, window, paused) for spans in by_device.values()]
+    step_s = (window[1] - window[0] - _total_s(paused)) / steps
+    if not any(sum(seconds.values()) for seconds, _ in devices) or step_s <= 0:
         raise ValueError("the trace holds no operation that a device ran within the steps")
-    share = 1 / (steps * len(each))
-    seconds = {kind: share * sum(spent[kind] for spent, _ in each) for kind in ORDER}
-    seconds[HOST] = total - sum(seconds.values())
-    return Breakdown(steps, len(each), total, seconds, share * sum(hidden for _, hidden in each), _top(counted, share))
+    share = 1 / (steps * len(devices))
+    means = {kind: share * sum(seconds[kind] for seconds, _ in devices) for kind in ORDER}
+    means[HOST] = step_s - sum(means.values())
+    hidden_s = share * sum(hidden for _, hidden in devices)
+    longest = sorted(top.items(), key=lambda item: -item[1])[:TOP]
+    rows = [(name, kind, share * seconds) for (name, kind), seconds in longest]
+    return Breakdown(steps, len(devices), step_s, means, hidden_s, rows)
 
 
-def _of_device(ops: Iterable[Op], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
-    """Seconds by kind on one device, and those of collectives behind others."""
-    spans: dict[str, list[Span]] = {kind: [] for kind in ORDER}
-    for op in ops:
-        spans[op.kind].append(op.span)
-    taken, spent, alone = paused, {}, {}
+def _split_device(spans: Mapping[str, list[Span]], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
+    """Return the seconds by kind on one device, and those of collectives behind others."""
+    taken, seconds = paused, {}
     for kind in ORDER:
-        before, taken = taken, merged([*taken, *clipped(spans[kind], window)])
-        spent[kind] = length(taken) - length(before)
-        alone[kind] = length(merged([*paused, *clipped(spans[kind], window)])) - length(paused)
-    return spent, alone[COLLECTIVES] - spent[COLLECTIVES]
+        before_s = _total_s(taken)
+        taken = _merge([*taken, *_clip(spans[kind], window)])
+        seconds[kind] = _total_s(taken) - before_s
+    alone_s = _total_s(_merge([*paused, *_clip(spans[COLLECTIVES], window)])) - _total_s(paused)
+    return seconds, alone_s - seconds[COLLECTIVES]
 
 
-def _top(ops: Iterable[Op], share: float) -> list[tuple[str, str, float]]:
-    spent: dict[tuple[str, str], float] = defaultdict(float)
-    for op in ops:
-        spent[op.name, op.kind] += share * (op.span[1] - op.span[0])
-    longest = sorted(spent.items(), key=lambda item: -item[1])[:TOP]
-    return [(name, kind, seconds) for (name, kind), seconds in longest]
-
-
-# --- intervals --------------------------------------------------------------------------------------------------------
-
-
-def clipped(spans: Iterable[Span], window: Span) -> list[Span]:
-    """The parts of `spans` within `window`."""
+def _clip(spans: Iterable[Span], window: Span) -> list[Span]:
+    """Return the parts of `spans` within `window`."""
     inside = ((max(start, window[0]), min(end, window[1])) for start, end in spans)
     return [(start, end) for start, end in inside if start < end]
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The union of `spans`, in order, none touching another."""
-    found: list[Span] = []
+def _merge(spans: Iterable[Span]) -> list[Span]:
+    """Return the union of `spans`, in order, none touching another."""
+    union: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
-def length(spans: Iterable[Span]) -> float:
-    """Seconds of spans that do not overlap."""
+def _total_s(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in spans)
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def line(found: Breakdown) -> str:
-    """`12.345 ms a step: matmul 49 %, attention 12 %, …`."""
-    parts = ", ".join(f"{kind} {share:.0%}".replace("%", " %") for kind, share in found.shares.items())
-    return f"{found.step_s * 1e3:.3f} ms a step: {parts}"
-
-
-def table(found: Breakdown) -> list[str]:
-    """The breakdown as lines of text, one for each kind and one for the step."""
-    lines = [
-        f"  {kind:<12}{spent * 1e3:>10.3f} ms{spent / found.step_s:>6.0%}".replace("%", " %")
-        for kind, spent in found.seconds.items()
-    ]
-    if found.hidden_s:
-        place = list(found.seconds).index(COLLECTIVES)
-        lines[place] += f"  and {found.hidden_s * 1e3:.3f} ms while the device computed"
-    return [*lines, f"  {'step':<12}{found.step_s * 1e3:>10.3f} ms"]
-
+# --- kinds ------------------------------------------------------------------------------------------------------------
 
 # Opcodes that hold others, or do nothing: what runs inside them has a name of its own.
 _HOLDERS = frozenset("while conditional call tuple get-tuple-element parameter constant bitcast".split())
@@ -157,40 +144,29 @@ _SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")  # of jax.named_scope, a
 _ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)  # names of kernels
 _MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv(?!ert)|(?:^|[_\W])dot", re.IGNORECASE)
 _COLLECTIVE = re.compile("nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE)
-
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
-_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
-_CALLS = re.compile(r"calls=%?([\w.\-]+)")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')  # where in our program an operation comes from
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
-class _Instruction(NamedTuple):
-    name: str
-    opcode: str
-    op_name: str  # where in our program it comes from
-    target: str  # of a custom call
-    calls: str  # the computation that it fuses
-
-
-def of_programs(texts: Iterable[str]) -> dict[str, str | None]:
-    """The kind of each operation of compiled programs; None for those that only contain others.
+def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
+    """Return the kind of each operation of compiled programs; None for those that only contain others.
 
     By `program/operation`, and by the operation alone for readers that do not know the program: the first program's.
     """
-    found: dict[str, str | None] = {}
+    kinds: dict[str, str | None] = {}
     for text in texts:
-        program, computations = _first(_MODULE, text), _computations(text)
-        for one in itertools.chain(*computations.values()):
-            kind = _kind(one, computations)
-            found[f"{program}/{one.name}"] = kind
-            found.setdefault(one.name, kind)
-    return found
+        module, program = _first_group(_MODULE, text), Program.parse(text)
+        for computation in program.computations.values():
+            for operation in computation:
+                kind = _operation_kind(operation, program)
+                kinds[f"{module}/{operation.name}"] = kind
+                kinds.setdefault(operation.name, kind)
+    return kinds
 
 
-def of_kernel(name: str) -> str | None:
-    """The kind of an operation of another program, or of a kernel, of which only the name is known."""
+def kernel_kind(name: str) -> str | None:
+    """Return the kind of an operation of another program, or of a kernel, of which only the name is known."""
     if _HOLDER.match(name):
         return None
     if _COLLECTIVE.search(name):
@@ -200,42 +176,101 @@ def of_kernel(name: str) -> str | None:
     return MATMUL if _MATMUL.search(name) else ELEMENTWISE
 
 
-def _computations(text: str) -> dict[str, list[_Instruction]]:
-    found: dict[str, list[_Instruction]] = {}
-    inside: list[_Instruction] = []
-    for line in text.splitlines():
-        if (head := _COMPUTATION.match(line)) is not None:
-            inside = found.setdefault(head[1], [])
-        elif (one := _INSTRUCTION.match(line)) is not None:
-            inside.append(_Instruction(one[1], one[2], *(_first(part, line) for part in (_OP_NAME, _TARGET, _CALLS))))
-    return found
-
-
-def _first(pattern: re.Pattern[str], line: str) -> str:
-    found = pattern.search(line)
-    return found[1] if found else ""
-
-
-def _kind(one: _Instruction, computations: Mapping[str, list[_Instruction]]) -> str | None:
-    if one.opcode in _HOLDERS:
+def _operation_kind(operation: Operation, program: Program) -> str | None:
+    if operation.kind in _HOLDERS:
         return None
-    parts = [one, *_within(one, computations)]
-    if any(_plain(part.opcode) in _COLLECTIVES for part in parts):
+    parts = [operation, *program.parts(operation)]
+    # An operation may begin and end in two: all-gather-start, all-gather-done.
+    if any(re.sub(r"-(?:start|update|done)$", "", part.kind) in _COLLECTIVES for part in parts):
         return COLLECTIVES
-    scopes = [one.op_name] if one.op_name else [part.op_name for part in parts]
-    if any(map(_SCOPE.search, scopes)) or any(_ATTENTION.search(part.target) for part in parts):
+    targets = [_first_group(_TARGET, part.attributes) for part in parts]
+    scope = _first_group(_OP_NAME, operation.attributes)
+    scopes = [scope] if scope else [_first_group(_OP_NAME, part.attributes) for part in parts]
+    if any(map(_SCOPE.search, scopes)) or any(map(_ATTENTION.search, targets)):
         return ATTENTION
-    if any(part.opcode in _MATMULS or (part.target and of_kernel(part.target) == MATMUL) for part in parts):
-        return MATMUL
-    return ELEMENTWISE
+    is_matmul = any(part.kind in _MATMULS for part in parts)
+    return MATMUL if is_matmul or any(target and kernel_kind(target) == MATMUL for target in targets) else ELEMENTWISE
 
 
-def _within(one: _Instruction, computations: Mapping[str, list[_Instruction]]) -> Iterator[_Instruction]:
-    for part in computations.get(one.calls, ()) if one.calls else ():
-        yield part
-        yield from _within(part, computations)
+def _first_group(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
 
 
-def _plain(opcode: str) -> str:
-    """The opcode of an operation that begins and ends in two: all-gather-start, all-gather-done."""
-    return re.sub(r"-(?:start|update|done)$", "", opcode)
+# --- the trace --------------------------------------------------------------------------------------------------------
+
+STEP, PAUSE = "train", "jaxlaunch pause"  # names of our annotations: a step, and time of no step
+_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, do not match
+# On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
+_LINES = re.compile(r"Stream|XLA Ops$")
+_TEXT = re.compile(r"%?([\w.\-]+) = ")
+Kinds = Mapping[str, str | None]  # of the operations of the train steps
+
+
+class Event(Protocol):
+    """What JAX's reader returns of an event."""
+
+    name: str
+    start_ns: float
+    duration_ns: float
+    stats: Any  # pairs of name and value
+
+
+class Trace(NamedTuple):
+    """The part of a trace that a breakdown needs; times in seconds since its beginning."""
+
+    ops: list[Op]
+    steps: list[Span]
+    pauses: list[Span]
+
+
+def read_trace(path: Path, kinds: Kinds) -> Trace:
+    """Read the trace in a file. JAX's own reader does without TensorFlow (jax 0.10 and 0.11 are alike)."""
+    with warnings.catch_warnings():
+        # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib 0.11, by nanobind).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return read_planes(ProfileData.from_file(str(path)).planes, kinds)
+
+
+def read_planes(planes: Any, kinds: Kinds) -> Trace:
+    """Read the trace of JAX's planes: one of the host, one of each device, each of lines of events."""
+    trace = Trace([], [], [])
+    host_ops: list[Op] = []
+    for plane in planes:
+        for line in plane.lines:
+            if plane.name == _HOST:
+                host_ops += _read_host_line(line.events, kinds, trace)
+            elif _DEVICE.match(plane.name) and _LINES.match(line.name):
+                for event in line.events:
+                    text = _TEXT.match(event.name)
+                    stats = {"hlo_op": text[1]} if text else dict(event.stats)
+                    trace.ops.extend(_read_op(event, stats, kinds, plane.name))
+    # With devices, what the host computes is no device time.
+    trace.ops.extend([] if trace.ops else host_ops)
+    return trace
+
+
+def _read_host_line(events: Iterable[Event], kinds: Kinds, trace: Trace) -> Iterator[Op]:
+    """Yield the operations that CPU devices run on one thread; steps and pauses go to `trace`."""
+    for event in events:
+        if event.name == STEP:
+            trace.steps.append(_span(event))
+        elif event.name == PAUSE:
+            trace.pauses.append(_span(event))
+        # Most events of a CPU's threads are no operations, and reading statistics takes time.
+        elif not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0:
+            stats = dict(event.stats)
+            if "hlo_op" in stats:
+                yield from _read_op(event, stats, kinds, f"cpu:{stats.get('device_ordinal', 0)}")
+
+
+def _read_op(event: Event, stats: Mapping[str, Any], kinds: Kinds, device: str) -> Iterator[Op]:
+    name = str(stats.get("hlo_op") or event.name)
+    key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in kinds), None)
+    kind = kernel_kind(event.name) if key is None else kinds[key]
+    if kind is not None:
+        yield Op(name, kind, device, _span(event))
+
+
+def _span(event: Event) -> Span:
+    return event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9

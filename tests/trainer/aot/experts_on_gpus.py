@@ -12,11 +12,11 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.aot import work
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.program import Program
+from jaxlaunch.trainer.aot.step_time import operation_flops
 from jaxlaunch.trainer.models.decoder import ACTIVATIONS
 from jaxlaunch.trainer.models.experts import Experts
+from jaxlaunch.trainer.numerics.hlo import Program
 from jaxlaunch.trainer.parallel import mesh
 
 LENGTH, WIDTH, HIDDEN = 2048, 1024, 16384
@@ -46,7 +46,7 @@ def flops() -> float:
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(given, x_BLD, real_BL).compile()
     program = Program.parse(compiled.as_text() or "")
     return sum(
-        work.flops(program, each, program.computations[name]) * times
+        operation_flops(program, each, program.computations[name]) * times
         for name, times in program.runs.items()
         for each in program.computations[name]
     )

@@ -8,9 +8,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.aot import collectives, program
-from jaxlaunch.trainer.aot.collectives import Collective
-from jaxlaunch.trainer.aot.program import Program
+from jaxlaunch.trainer.aot.collectives import Collective, find_collectives
+from jaxlaunch.trainer.numerics.hlo import Program, array_bytes
 
 AXES, SHAPE = ("dp", "fsdp", "ep", "mp"), (2, 2, 1, 2)
 
@@ -78,13 +77,13 @@ def test_a_text_without_an_entry_is_refused() -> None:
     ],
 )
 def test_the_bytes_of_a_shape(shape: str, sizes: list[int]) -> None:
-    assert program.sizes(shape) == sizes
+    assert array_bytes(shape) == sizes
 
 
 def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxyType({})) -> list[Collective]:
     """The collectives of a program of these lines on the mesh of 8 devices."""
     body = "\n".join(f"  {line}" for line in lines)
-    return collectives.find(
+    return find_collectives(
         Program.parse(f"{fused}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"), AXES, SHAPE, across
     )
 

@@ -10,10 +10,8 @@ import jax
 import pytest
 
 from jaxlaunch.trainer import tune
-from jaxlaunch.trainer.aot import candidates
-from jaxlaunch.trainer.aot.candidates import Candidate
+from jaxlaunch.trainer.aot.candidates import Candidate, Forecast, Traced, enumerate_candidates
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.forecast import Forecast, Traced
 from jaxlaunch.trainer.plan import with_synthetic_data
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -31,8 +29,8 @@ def job(**keys: Any) -> TrainSpec:
 @pytest.mark.parametrize("experts", [None, 4])
 def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | None) -> None:
     model = DECODER | ({} if experts is None else {"experts": experts, "experts_per_token": 2})
-    found = list(candidates.every(job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")))
-    assert len(found) == len(set(found)) and candidates.of(job(mesh={"fsdp": -1}), 8) in found
+    found = list(enumerate_candidates(job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")))
+    assert len(found) == len(set(found)) and Candidate.of_job(job(mesh={"fsdp": -1}), 8) in found
     for each in found:
         dp, fsdp, ep, mp = each.mesh
         assert math.prod(each.mesh) == 8 and 16 % (dp * fsdp * ep * each.accumulate) == 0
@@ -42,17 +40,17 @@ def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | 
 
 
 def test_mp_divides_the_heads_of_keys_too_which_are_fewer_than_those_of_queries() -> None:
-    found = candidates.every(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
+    found = enumerate_candidates(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
     assert {each.mesh[3] for each in found} == {1, 2}
 
 
 def test_what_may_not_change_stays_the_jobs_own() -> None:
     own = job(mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"})
-    (only,) = candidates.every(own, 8, ())
-    assert only.changes(own, 8) == {} and only.applied(own).precision == own.precision
-    (kept,) = [each for each in candidates.every(own, 8, ("remat",)) if each.remat == ("mixed",)]
-    assert kept.applied(own).remat == ["mixed"]
-    others = [each.changes(own, 8) for each in candidates.every(own, 8, ("mesh",))]
+    (only,) = enumerate_candidates(own, 8, ())
+    assert only.changes(own, 8) == {} and only.apply_to(own).precision == own.precision
+    (kept,) = [each for each in enumerate_candidates(own, 8, ("remat",)) if each.remat == ("mixed",)]
+    assert kept.apply_to(own).remat == ["mixed"]
+    others = [each.changes(own, 8) for each in enumerate_candidates(own, 8, ("mesh",))]
     assert {"train.mesh": {"dp": 8}} in others and all(change.keys() <= {"train.mesh"} for change in others)
 
 
@@ -62,10 +60,10 @@ def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> No
     near, other = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16"), Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
     before = {each: forecast.seconds(each) for each in (near, other)}
     assert forecast.seconds(other, 1.0) < before[other], "what was not tried gets the benefit of the doubt"
-    forecast.after(near, 3 * before[near])
+    forecast.learn(near, 3 * before[near])
     assert forecast.seconds(near) == pytest.approx(3 * before[near], rel=0.05)
     assert 2 * before[other] < forecast.seconds(other) < 3 * before[other]
-    forecast.after(other, before[other])
+    forecast.learn(other, before[other])
     assert forecast.seconds(near) > 2 * forecast.seconds(other) * before[near] / before[other]
 
 
@@ -82,7 +80,7 @@ def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilation
                 points.keys() - took.keys(), key=lambda each: (each != own, forecast.seconds(each, tune.DOUBT))
             )
             took[chosen] = points[chosen]
-            forecast.after(chosen, took[chosen])
+            forecast.learn(chosen, took[chosen])
         assert min(took.values()) <= 1.03 * min(points.values()), name
 
 

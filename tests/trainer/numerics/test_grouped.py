@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxlaunch.trainer.aot import work
-from jaxlaunch.trainer.aot.program import Program
+from jaxlaunch.trainer.aot import step_time
 from jaxlaunch.trainer.numerics import grouped
+from jaxlaunch.trainer.numerics.hlo import Program
 
 INPUTS, OUTPUTS = 12, 20
 # Rows that there is room for, and the rows of each group.
@@ -143,6 +143,6 @@ def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> No
     products: dict[float, float] = {}
     for name, times in program.runs.items():
         for each in program.computations[name]:
-            for _, flops in work.products(program, each, program.computations[name]):
+            for _, flops in step_time.matrix_products(program, each, program.computations[name]):
                 products[times] = products.get(times, 0.0) + flops / (2 * INPUTS * OUTPUTS)
     assert products == {4 * (40 / 16 + 0.5): 16 + 16, 4: 32, 4 * (40 / 32 - 0.5): 32}

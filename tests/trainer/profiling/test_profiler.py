@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.profiling import breakdown, profiler, xplane
+from jaxlaunch.trainer.profiling import breakdown, profiler
 from jaxlaunch.trainer.profiling.breakdown import Op
 from jaxlaunch.trainer.profiling.profiler import KEPT, Profiler
 from jaxlaunch.trainer.spec import Profile
@@ -52,7 +52,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 
 def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_comes_from() -> None:
-    found = breakdown.of_programs([PROGRAM])
+    found = breakdown.program_kinds([PROGRAM])
     assert {name: found[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
         ("fusion.1", "cublas", "dot.1"), "matmul"
     )
@@ -64,7 +64,7 @@ def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_co
 
 def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
     other = "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] copy(%x)\n}\n"
-    found = breakdown.of_programs([PROGRAM, other])
+    found = breakdown.program_kinds([PROGRAM, other])
     assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == ("matmul", "elementwise")
     assert found["fusion.1"] == "matmul"
 
@@ -86,7 +86,7 @@ def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
     ],
 )
 def test_a_kernel_that_no_program_knows_is_told_by_its_name(kernel: str, kind: str | None) -> None:
-    assert breakdown.of_kernel(kernel) == kind
+    assert breakdown.kernel_kind(kernel) == kind
 
 
 def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
@@ -95,7 +95,7 @@ def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
 
 def test_every_moment_of_a_step_counts_once() -> None:
     ran = ops(("matmul", 0, 4), ("elementwise", 3, 5), ("collectives", 2, 7), ("attention", 8, 9), ("matmul", 9.5, 30))
-    found = breakdown.of(ran, (0, 10), [], steps=2)
+    found = breakdown.break_down(ran, (0, 10), [], steps=2)
     assert found.seconds == {"matmul": 2.25, "attention": 0.5, "elementwise": 0.5, "collectives": 1, "host": 0.75}
     assert found.step_s == sum(found.seconds.values()) == 5
     assert found.hidden_s == 1.5
@@ -103,28 +103,28 @@ def test_every_moment_of_a_step_counts_once() -> None:
 
 
 def test_seconds_are_the_mean_over_the_devices_of_a_process() -> None:
-    found = breakdown.of(ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1)
+    found = breakdown.break_down(ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1)
     assert (found.devices, found.seconds["matmul"], found.seconds["host"]) == (2, 3, 1)
 
 
 def test_an_evaluation_within_belongs_to_no_step() -> None:
     ran = ops(("matmul", 0, 2), ("elementwise", 2.5, 5.5), ("matmul", 6, 8))
-    found = breakdown.of(ran, (0, 8), [(2, 6)], steps=2)
+    found = breakdown.break_down(ran, (0, 8), [(2, 6)], steps=2)
     assert (found.step_s, found.seconds["matmul"], found.seconds["elementwise"]) == (2, 2, 0)
     assert {name for name, *_ in found.top} == {"matmul.0", "matmul.2"}
 
 
 def test_a_trace_in_which_no_device_ran_anything_has_no_breakdown() -> None:
     with pytest.raises(ValueError, match="no operation"):
-        breakdown.of(ops(("matmul", 9, 10)), (0, 8), [], steps=1)
+        breakdown.break_down(ops(("matmul", 9, 10)), (0, 8), [], steps=1)
 
 
 def test_the_words_of_a_breakdown() -> None:
-    found = breakdown.of(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
-    assert breakdown.line(found) == (
+    found = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
+    assert found.to_line() == (
         "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
     )
-    assert "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed" in breakdown.table(found)
+    assert "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed" in found.to_table()
 
 
 # --- what JAX writes --------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ HOST = Plane(
 )
 
 
-def read(*planes: Plane) -> xplane.Trace:
-    return xplane.of_planes(planes, breakdown.of_programs([PROGRAM]))
+def read(*planes: Plane) -> breakdown.Trace:
+    return breakdown.read_planes(planes, breakdown.program_kinds([PROGRAM]))
 
 
 def test_operations_of_cpu_devices_are_on_threads_of_the_host() -> None:

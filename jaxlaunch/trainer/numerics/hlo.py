@@ -1,0 +1,200 @@
+"""The text of a program that XLA has compiled and scheduled: its operations, and how often each runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from jaxlaunch.trainer.numerics.grouped import TURNS
+
+BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}  # others end in their number of bits
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_KIND = re.compile(r" ([a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|to_apply|branch_computations|called_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
+_REFERENCE = re.compile(r"%([\w.\-]+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One line of a computation. Its text is parsed on demand: a program has many thousands of lines."""
+
+    name: str
+    kind: str  # all-gather, fusion, while …
+    result: str  # the shape as text, or a tuple of shapes
+    inside: str  # between the parentheses: operands, or the value of a constant
+    attributes: str  # behind the parentheses
+    is_root: bool
+
+    @cached_property
+    def operands(self) -> list[str]:
+        """The names of the operands."""
+        return _REFERENCE.findall(self.inside)
+
+    @cached_property
+    def called(self) -> list[str]:
+        """The computations that run whenever this operation does; those of a loop are not among them."""
+        return [name for match in _CALLED.finditer(self.attributes) for name in _REFERENCE.findall(match[1])]
+
+    @property
+    def cycles(self) -> int:
+        """The compiler's estimate for one execution; 0 where it gives none, as for a kernel."""
+        match = _CYCLES.search(self.attributes)
+        return 0 if match is None else int(match[1])
+
+    def attribute(self, name: str) -> str | None:
+        """Return the word behind `name=`, without a leading percent sign."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return None if match is None else match[1]
+
+
+Computation = Sequence[Operation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The computations of a program by name. Those in `runs` are scheduled: their operations run in order."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Parse the text of a program. Raises ValueError where it has no entry."""
+        computations: dict[str, list[Operation]] = {}
+        entry, current = "", None
+        for line in text.splitlines():
+            if line.endswith("{") and not line.startswith(" ") and (head := _HEAD.match(line)):
+                current = computations.setdefault(head[2], [])
+                entry = head[2] if head[1] else entry
+            elif line == "}":
+                current = None
+            elif current is not None and (operation := _parse_operation(line)) is not None:
+                current.append(operation)
+        if not entry:
+            raise ValueError("the compiled program's text has no ENTRY")
+        return cls(computations, entry)
+
+    @cached_property
+    def runs(self) -> dict[str, float]:
+        """How often each scheduled computation runs in one execution of the program: loop bodies by their trips."""
+        runs: dict[str, float] = {}
+
+        def visit(name: str, times: float) -> None:
+            if name not in self.computations:
+                return
+            runs[name] = runs.get(name, 0.0) + times
+            for operation in self.computations[name]:
+                if operation.kind == "while":
+                    trips = self.trips(operation, name)
+                    visit(operation.attribute("body") or "", times * trips)
+                    visit(operation.attribute("condition") or "", times * (trips + 1))
+                elif operation.kind in ("call", "conditional"):
+                    for called in operation.called:
+                        visit(called, times)
+
+        visit(self.entry, 1.0)
+        return runs
+
+    def scheduled(self) -> Iterator[tuple[Operation, float]]:
+        """Yield the operations of scheduled computations, without the parts of fusions, and how often each runs."""
+        for name, times in self.runs.items():
+            yield from ((operation, times) for operation in self.computations[name])
+
+    def parts(self, operation: Operation) -> Iterator[Operation]:
+        """Yield the operations inside a fusion, at any depth."""
+        for name in operation.called:
+            for part in self.computations.get(name, ()):
+                yield part
+                yield from self.parts(part)
+
+    def trips(self, loop: Operation, caller: str) -> float:
+        """Return how often the body of a loop of the computation `caller` runs.
+
+        By the text, by the scope of a loop over as many rows as there are, or by what its condition compares; 1 if none
+        of them tells.
+        """
+        if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
+            return float(match[1])
+        condition = self.computations.get(loop.attribute("condition") or "", ())
+        places: list[tuple[Computation, Operation | None]] = [(condition, None)]
+        places += [(self.computations.get(name, ()), fusion) for fusion in condition for name in fusion.called]
+        outside = {operation.name: operation for operation in self.computations[caller]}
+        for operations, fusion in places:
+            by_name = {operation.name: operation for operation in (*condition, *operations)}
+            for operation in operations:
+                if operation.kind == "compare" and all(name in by_name for name in operation.operands):
+                    values = (by_name[name] for name in operation.operands)
+                    limits = (_counter_limit(value, by_name, fusion, loop, outside) for value in values)
+                    if (limit := next(filter(None, limits), None)) is not None:
+                        return limit
+        return 1
+
+
+def _counter_limit(
+    value: Operation,
+    by_name: Mapping[str, Operation],
+    fusion: Operation | None,
+    loop: Operation,
+    outside: Mapping[str, Operation],
+) -> int | None:
+    """Return the positive constant that an operand of a loop's comparison is: of its condition, or carried by the loop.
+
+    `fusion` is the fusion that the comparison is in, if it is in one; `outside` has the operations beside the loop.
+    """
+    origin: Operation | None = value
+    if value.kind == "parameter" and fusion is not None:
+        origin = value = by_name.get(fusion.operands[int(value.inside)], value)
+    if value.kind == "get-tuple-element":
+        carried = outside.get(loop.operands[0])
+        if carried is not None and carried.kind == "tuple":
+            origin = outside.get(carried.operands[int(value.attribute("index") or 0)])
+            while origin is not None and origin.kind in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+                origin = outside.get(origin.operands[0])
+    if origin is None or origin.kind != "constant" or not origin.inside.isdecimal():
+        return None
+    return int(origin.inside) or None
+
+
+def _parse_operation(line: str) -> Operation | None:
+    if (name := _NAME.match(line)) is None:
+        return None
+    rest = line[name.end() :]
+    end = _closing_index(rest, 0) if rest.startswith("(") else rest.find(" ")
+    kind = _KIND.match(rest, end)
+    if end < 0 or kind is None:
+        return None
+    close = _closing_index(rest, kind.end() - 1)
+    return Operation(name[2], kind[1], rest[:end], rest[kind.end() : close - 1], rest[close:], bool(name[1]))
+
+
+def _closing_index(text: str, start: int) -> int:
+    """Return the index behind the parenthesis that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
+        if depth == 0:
+            return index + 1
+    return len(text)
+
+
+def dimensions(shape: str) -> list[int]:
+    """Return the dimensions of the first array that a shape names."""
+    match = _ARRAY.search(shape)
+    return [] if match is None else [int(size) for size in match[2].split(",") if size]
+
+
+def array_bytes(shape: str) -> list[int]:
+    """Return the bytes of each array that a shape names: one, or those of a tuple."""
+    sizes = []
+    for kind, lengths in _ARRAY.findall(shape):
+        digits = re.search(r"\d+", kind)  # f8e4m3fn has 8 bits
+        bits = BITS.get(kind) or (int(digits[0]) if digits else 0)
+        sizes.append(math.prod(int(length) for length in lengths.split(",") if length) * bits // 8)
+    return sizes
