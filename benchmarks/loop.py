@@ -23,8 +23,7 @@ import numpy as np
 
 from benchmarks.table import Row, emit, log, median, ms
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.loop.training import Training
+from jaxlaunch.trainer.loop.training import Place, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec

@@ -23,7 +23,7 @@ from sklearn import datasets, neural_network
 
 from benchmarks.table import Row, finish, log
 from jaxlaunch import contract
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

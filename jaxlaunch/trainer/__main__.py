@@ -14,7 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.start import distributed, preflight

@@ -27,7 +27,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, plain, preprocessor, save
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.spec import MLP, OfImages, Published, ResNet, ViT
 from jaxlaunch.trainer.start.process import print_result, read_spec
 

@@ -263,7 +263,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
             raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
         _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
         _check_real(name, "loss returned", loss)
-        return loss  # type: ignore[no-any-return]
+        return loss
     for part in ("sum", "weight"):
         _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
     _check_real(name, "Loss.sum is", loss.sum)
@@ -284,7 +284,7 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     made = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
-        return logits  # type: ignore[no-any-return]
+        return logits
     if isinstance(logits, tuple | list):
         what = f"a {type(logits).__name__} of {len(logits)}"
     else:

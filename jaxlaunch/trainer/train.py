@@ -24,8 +24,7 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.loop.training import Settings, Training
+from jaxlaunch.trainer.loop.training import Place, Settings, Training
 from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics

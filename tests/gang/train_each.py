@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed
 from jaxlaunch.trainer.start.process import read_spec

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import TrainerError
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM
 from jaxlaunch.trainer.start.distributed import Stop

@@ -14,8 +14,8 @@ import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer import task
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.loop.options import Options
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.run import Options
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

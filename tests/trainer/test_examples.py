@@ -19,7 +19,7 @@ import pytest
 from jaxlaunch import Classify, contract
 from jaxlaunch.launcher.job import load
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop

@@ -214,7 +214,7 @@ def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatc
 
 
 def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxlaunch.trainer.loop.place import Place
+    from jaxlaunch.trainer.loop.training import Place
     from jaxlaunch.trainer.train import loop_of
 
     monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])

@@ -21,7 +21,7 @@ from jaxlaunch.trainer.data import arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec

@@ -13,7 +13,7 @@ from jaxlaunch import contract, programs
 from jaxlaunch.launcher.job import load
 from jaxlaunch.trainer.evaluation import predict
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

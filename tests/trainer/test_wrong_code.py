@@ -13,7 +13,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import TrainerError
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

@@ -20,7 +20,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder as folder_of
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec

@@ -119,7 +119,7 @@ def read(folder: epath.Path) -> Manifest | None:
 def opened(path: epath.Path) -> BinaryIO:
     """A file, open for reading. Raises OSError: NotAFile for what is no regular one, on a file system."""
     if is_remote(path):
-        return path.open("rb")  # type: ignore[no-any-return]
+        return path.open("rb")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -214,7 +214,7 @@ class Store:
 
 def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:
     try:
-        return json.loads(path.read_bytes())  # type: ignore[no-any-return]
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
 

@@ -1,8 +1,8 @@
-"""The loop, whoever's step it drives, to be read from top to bottom.
+"""The training loop, for the built-in training and for a program's own step.
 
-The order within a step is fixed: evaluate, save, draw, step, read. A step's metrics are read after the next step was
-dispatched, so that the host never holds up the device; before a save or an evaluation they are read first, so that
-nothing that is not finite is ever committed.
+The order within a step is fixed: evaluate, save, get the batch, dispatch the step, read metrics. The metrics of a step
+are read after the next step was dispatched, so that the host never holds up the device. Before a save or an evaluation
+they are read first, so that a state that is not finite is never committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -25,36 +25,30 @@ from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.errors import Stopped
-from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.loop.training import Training
+from jaxlaunch.trainer.loop.training import Place, Training, cut_spans
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import FLAGS
 from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
 from jaxlaunch.trainer.start.distributed import Stop, meet
-from jaxlaunch.trainer.step import dispatch
 from jaxlaunch.trainer.tracking import feeding
 
 S = TypeVar("S")  # the state of a training
 
-COLLECT_EVERY = 1000  # steps between collections where neither an evaluation nor a save brings one
-READY_S = 0.02  # the wait for a batch that is later than this is reported as the phase `data`
+COLLECT_EVERY = 1000  # steps between garbage collections, if no evaluation or save brings one
+READY_S = 0.02  # a longer wait for a batch is reported as the phase `data`
 
 
 class Loop(Generic[S]):
-    """One attempt at a run of `training`: it begins at the newest checkpoint and ends with every save committed."""
+    """One attempt at a run of `training`, from the newest checkpoint until every save is committed."""
 
     def __init__(self, training: Training[S], place: Place, stop: Stop, report: Progress) -> None:
         self.training, self.settings, self.metrics = training, training.settings, training.metrics
         self._saved_before = place.saved
         self.stop, self.report = stop, report
         self.store = Store(
-            training.folder,
-            keep=self.settings.keep,
-            uid=place.uid,
-            take_over=place.take_over,
-            note=training.note,
+            training.folder, keep=self.settings.keep, uid=place.uid, take_over=place.take_over, note=training.note
         )
         self.profiler = Profiler(
             self.settings.profile,
@@ -62,7 +56,7 @@ class Loop(Generic[S]):
             run_dir=place.run_dir,
             request=place.profile,
             report=report,
-            settle=self._read,
+            settle=self._read_metrics,
             programs=training.programs,
         )
         self.best = None if self.settings.best is None else BestSteps(self.settings.best)
@@ -72,102 +66,99 @@ class Loop(Generic[S]):
         self.saved = -1  # the last step that was handed to the store
         self.evaluated = -1  # the last step that was evaluated
         self._committed: int | None = None  # the last step that was reported as committed
-        self._pending: tuple[range, dict[str, jax.Array]] | None = None  # steps that were dispatched, not read yet
+        self._pending: tuple[range, dict[str, jax.Array]] | None = None  # steps whose metrics are not read yet
         self._logged = 0  # the last step whose time is in the metrics
 
     def run(self) -> S:
-        """The state after the last step. Raises a TrainerError, such as Stopped or NotFiniteError, when the run ends
-        early, and what the training raises."""
+        """Train, and return the state after the last step.
+
+        Raises a TrainerError, such as Stopped or NotFiniteError, when the run ends early, and what the training raises.
+        """
         start, state = self._restore()
-        # Ranks agree to stop by the count of their polls: each must poll equally often, and so before and after
-        # everything that can last. A restore may take minutes, and a compile, too.
-        self._leave_if_stopped(start, state)
-        if self._is_over():  # an earlier attempt found that the run gets no better
-            self.metrics.start(start)  # of which the tracker may not have every line
+        # Ranks agree to stop by the count of their polls, so each must poll equally often: before and after everything
+        # that can take long, such as restoring and compiling.
+        self._stop_if_asked(start, state)
+        if self._is_over():
+            # An earlier attempt ended the run. The tracker may not have every line of it.
+            self.metrics.start(start)
         else:
             self.report.phase("compile", start)
             flops_per_step = self.training.compile(start)
-            self._leave_if_stopped(start, state)
+            self._stop_if_asked(start, state)
             with faults.training():
                 state = self._train(start, state, flops_per_step)
         return self._finish(state)
 
     def _train(self, start: int, state: S, flops_per_step: float | None) -> S:
-        """The state after the last step, or after the one that patience ends with."""
+        """Return the state after the last step, or after the one at which patience ends."""
         settings, timer = self.settings, self.metrics.timer
         # Evaluations and saves come between dispatches, so steps that are dispatched together end where one is due.
         pauses = settings.eval_every, settings.save_every
-        spans = dispatch.spans(start, settings.steps, settings.steps_per_dispatch, pauses)
+        spans = cut_spans(start, settings.steps, settings.steps_per_dispatch, pauses)
         batches = self.training.iterate(spans)
         # A collection in one rank's step delays every rank, so it runs beside evaluations and saves. What is alive now
-        # stays until the end, and need not be looked at again; garbage that is frozen would stay, too.
+        # stays until the end and need not be scanned again; garbage that is frozen would stay, too.
         gc.collect()
         gc.freeze()
         gc.disable()
         self._logged = start
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
-        for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):  # the last is empty: the end
+        # The last span is empty: it is the end.
+        for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
             self.done = done = span.start
-            # Metrics are read before an evaluation and a save: what is not finite ends the run before it is kept. The
-            # evaluation comes before the save: what it finds may make this step one of the best.
-            if self.training.evaluates and self._is_due(settings.eval_every, done) and done > self.evaluated:
-                self._read()
+            # The evaluation comes before the save: it may make this step one of the best.
+            if self.training.evaluates and settings.is_due(settings.eval_every, done) and done > self.evaluated:
                 self._evaluate(done, state)
-            if self._is_saved_at(done) and done > self.saved:
-                self._read()
+            if self._should_save(done) and done > self.saved:
                 self._save(done, state)
             if done == settings.steps or self._is_over():
                 break
-            # A stop comes after what is due at this step, so that a run that goes on from here has nothing to repeat.
-            if self.stop.poll():
-                self._read()
-                self._leave(done, state)
+            # A stop comes after what is due at this step, so that a resumed run has nothing to repeat.
+            self._stop_if_asked(done, state)
             self.profiler.between(done)
             self.report.phase("step", done)
             with timer.part("data"):
-                batch = self._draw(batches, done)
-            # Returns once the steps are dispatched. The state is donated: from here on the new one alone is valid.
+                batch = self._next_batch(batches, done)
+            # This returns once the steps are dispatched. The state is donated: only the new one is valid from here on.
             state, metrics = self.training.train(state, batch, span)
             self.is_stepping = True
-            # While the device is busy with these steps, the host waits for those before: it is one dispatch ahead,
-            # never more, and the device never waits for what the host does with metrics.
+            # While the device runs these steps the host waits for those before: it is one dispatch ahead, never more,
+            # and the device never waits for what the host does with metrics.
             with timer.part("device"):
-                self._read()
+                self._read_metrics()
             self._pending = (span, metrics)
             timer.step_done(len(span))
         return state
 
-    # --- before the first step ----------------------------------------------------------------------------------------
-
     def _restore(self) -> tuple[int, S]:
-        """The step and state of the newest usable checkpoint; 0 and a new state without one."""
+        """Return the step and state of the newest usable checkpoint; 0 and a new state without one."""
         training, settings = self.training, self.settings
         self.report.phase("restore", 0)
-        self.store.claim()  # a folder that another run trains in is refused here
-        if self._saved_before:  # a state is restored, which keeps storage busy and the processor hardly
-            self.training.compile_ahead()
-        found = self.store.restore(training.to_tree(training.abstract), training.difference)
-        # A place that another's files take is found now, and not at a save after hours.
-        first = 0 if found is None else found[0] + 1
-        if (reached := max(first - 1, 0)) < self._saved_before:
+        self.store.claim()  # refuses a folder that another run trains in
+        if self._saved_before:
+            # Restoring a state keeps the storage busy, and hardly the processor.
+            training.compile_ahead()
+        restored = self.store.restore(training.to_tree(training.abstract), training.difference)
+        start, tree, meta = (0, {}, {}) if restored is None else restored
+        if start < self._saved_before:
             training.note(
                 f"step {self._saved_before}, which this run saved, is gone from {training.folder}; training starts "
-                f"again from step {reached}"
+                f"again from step {start}"
             )
-        self.store.check_free(lambda step: step >= first and self._is_due(settings.save_every, step))
-        if found is None:
+        # Foreign files in the place of a checkpoint are reported now, and not at a save after hours.
+        first = 0 if restored is None else start + 1
+        self.store.check_free(lambda step: step >= first and settings.is_due(settings.save_every, step))
+        if restored is None:
             self.report.phase("compile", 0)  # what makes a new state is compiled, too
             return 0, training.init()
-        start, tree, meta = found
         self.report.found(start)
         if self.best is not None:
             self.best.resume(meta.get(BEST), on_primary(self.store.steps))
         if self.patience is not None:
             self.patience.resume(meta.get("stop_early"))
         is_finished = start == settings.steps or self._is_over()
-        changed = training.check_resumed(meta, start, is_finished)  # before anything is said of this attempt
-        self.done = self.saved = start
-        self._committed = start  # by an earlier attempt: no progress of this one
+        changes = training.check_resumed(meta, start, is_finished)
+        self.done = self.saved = self._committed = start
         self.evaluated = meta.get("evaluated", -1)
         if training.repeats_last_evaluation:
             self.evaluated = min(self.evaluated, settings.steps - 1)
@@ -175,38 +166,35 @@ class Loop(Generic[S]):
         training.note(f"resumed at step {start} of {settings.steps}")
         if is_finished:
             training.note(f"nothing to do: the run finished at step {start}")
-        if changed is not None:
-            training.note(changed)
+        if changes is not None:
+            training.note(changes)
         return start, training.from_tree(tree, meta, start)
 
     # --- within a step ------------------------------------------------------------------------------------------------
 
-    def _is_due(self, every: int | None, done: int) -> bool:
-        return done == self.settings.steps or (every is not None and done > 0 and done % every == 0)
-
-    def _is_saved_at(self, done: int) -> bool:
-        """Whether the state of this step is to be saved: as often as the settings say, the best, and the last."""
-        is_best = self.best is not None and done in self.best.steps
-        return self._is_due(self.settings.save_every, done) or is_best or self._is_over()
-
     def _is_over(self) -> bool:
-        """Whether the run gets no better, on every rank alike."""
+        """Return whether patience ends the run, on every rank alike."""
         return self.patience is not None and self.patience.is_over
 
+    def _should_save(self, done: int) -> bool:
+        is_best = self.best is not None and done in self.best.steps
+        return self.settings.is_due(self.settings.save_every, done) or is_best or self._is_over()
+
     def _evaluate(self, done: int, state: S) -> None:
-        """Records the means over the held-out set, and what the model goes on with after some prompts."""
+        """Record the means over the held-out set, and what the model makes of the prompts."""
+        self._read_metrics()
         self.report.phase("eval", done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
             # An evaluation may last longer than a stop may take, so a stop is heeded between its batches as well.
-            means = self.training.evaluate(state, partial(self._leave_if_stopped, done, state))
+            means = self.training.evaluate(state, partial(self._stop_if_asked, done, state))
             gc.collect()
         self.evaluated = done
         if means:
             self.metrics.evaluated(done, means)
-            for watch, watched in ((self.best, self.settings.best), (self.patience, self.settings.stop_early)):
-                if watch is not None and watched is not None:
-                    # By what process 0 has of it, so that no rank decides otherwise.
-                    watch.see(done, on_primary(partial(value_of, watched, means)))
+            for watch, rule in ((self.best, self.settings.best), (self.patience, self.settings.stop_early)):
+                if watch is not None and rule is not None:
+                    # All ranks take the value of process 0, so that no rank decides otherwise.
+                    watch.see(done, on_primary(partial(value_of, rule, means)))
             if self.best is not None and self.best.steps[:1] == [done]:
                 self.metrics.found_best(done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
@@ -215,61 +203,65 @@ class Loop(Generic[S]):
             self.metrics.sampled(done, samples)
 
     def _save(self, done: int, state: S) -> None:
-        """Starts a save of the state, which the store writes while the loop goes on."""
+        """Start a save of the state, which the store writes while the loop goes on."""
+        self._read_metrics()
         self.report.phase("save", done)
         meta = self.training.meta() | {"evaluated": self.evaluated}
         meta |= {} if self.best is None else {BEST: self.best.to_meta()}
         meta |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
         with self.profiler.pause(), self.metrics.timer.part("save"):
-            began = time.perf_counter()
-            besides = [] if self.best is None else self.best.steps  # kept, however old they are
-            self.store.save(done, self.training.to_tree(state), meta, besides)
-            self.metrics.saved(done, time.perf_counter() - began)
+            started = time.perf_counter()
+            best_steps = [] if self.best is None else self.best.steps
+            self.store.save(done, self.training.to_tree(state), meta, best_steps)
+            self.metrics.saved(done, time.perf_counter() - started)
             gc.collect()
         self.saved = done
 
-    def _draw(self, batches: Prefetcher[Any] | None, done: int) -> Any:
-        """The next batch; the wait for it is a phase of its own, so that a verdict can name the rank that waits."""
+    def _next_batch(self, batches: Prefetcher[Any] | None, done: int) -> Any:
+        """Return the next batch. A wait is a phase of its own, so that a verdict can name the rank that waits."""
         if batches is None:
             return None
         batch = batches.get(READY_S)
         if batch is None:
             self.report.phase("data", done)
-            while batch is None:  # in slices: a signal handler of Python's runs only between them
+            while batch is None:
+                # Python runs its signal handlers only between two slices of a wait.
                 batch = batches.get(1.0)
             self.report.phase("step", done)
         return batch
 
-    def _read(self) -> None:
-        """Waits for the steps dispatched last and records their metrics. Raises NotFiniteError, StorageError."""
+    def _read_metrics(self) -> None:
+        """Wait for the steps dispatched last and record their metrics. Raises NotFiniteError, StorageError."""
         if self._pending is None:
             return
         (span, metrics), self._pending = self._pending, None
         try:
-            found = jax.device_get({name: metrics[name] for name in FLAGS if name in metrics})
+            values = jax.device_get({name: metrics[name] for name in FLAGS if name in metrics})
         except Exception:
-            self.report.phase("step", span.start)  # what a callback raised is of these steps, not of those since
+            # What a callback raised is of these steps, not of those that were dispatched since.
+            self.report.phase("step", span.start)
             raise
-        flags = {name: np.atleast_1d(value) for name, value in found.items()}
-        for at, step in enumerate(range(span.start + 1, span.stop + 1)):
-            if not flags[Key.FINITE][at]:
-                raise self.training.not_finite(step, _of(metrics, at), self.saved)
+        flags = {name: np.atleast_1d(value) for name, value in values.items()}
+        for index, step in enumerate(range(span.start + 1, span.stop + 1)):
+            if not flags[Key.FINITE][index]:
+                raise self.training.not_finite(step, _metrics_of_step(metrics, index), self.saved)
             if Key.WEIGHT in flags:
-                tokens = flags.get(Key.TOKENS)
-                self.metrics.trained(step, float(flags[Key.WEIGHT][at]), 0.0 if tokens is None else float(tokens[at]))
-            if Key.SKIPPED in flags and flags[Key.SKIPPED][at]:
+                tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else 0.0
+                self.metrics.trained(step, float(flags[Key.WEIGHT][index]), tokens)
+            if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
                 wrong = self.training.wrong_batch(step) if jax.process_index() == 0 else None
-                self.metrics.skipped(step, _of(metrics, at)[Key.LOSS_SCALE], wrong)
+                self.metrics.skipped(step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], wrong)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
-                share = (step - self._logged) / (span.stop - self._logged)  # the time since is of as many steps
-                self.metrics.interval(step, _of(metrics, at), share)
+                # The time since the last line is shared evenly by the steps since.
+                share = (step - self._logged) / (span.stop - self._logged)
+                self.metrics.interval(step, _metrics_of_step(metrics, index), share)
                 self._logged = step
             if step % COLLECT_EVERY == 0:
                 gc.collect()
         self._report_commits()
 
     def _report_commits(self) -> None:
-        """Reports a newly committed step to agent and metrics. Raises StorageError when a save failed."""
+        """Report a newly committed step to agent and metrics. Raises StorageError when a save failed."""
         step = self.store.committed()
         if step is not None and step != self._committed:
             self._committed = step
@@ -278,20 +270,19 @@ class Loop(Generic[S]):
 
     # --- the ends -----------------------------------------------------------------------------------------------------
 
-    def _leave_if_stopped(self, done: int, state: S) -> None:
-        if self.stop.poll():
-            self._leave(done, state)
-
-    def _leave(self, done: int, state: S) -> NoReturn:
-        """Saves the state if it is new, and raises Stopped. Every rank is at the same step."""
+    def _stop_if_asked(self, done: int, state: S) -> None:
+        """Save the state if it is new and raise Stopped, if the run is to stop. Every rank is at the same step."""
+        if not self.stop.poll():
+            return
+        self._read_metrics()
         self.report.phase("save", done)
         self._forget_if_lost(done)
         saved = max(self.saved, 0)
         is_new, note = done > saved, f"nothing new to save after step {saved}"
-        # Where another's files are in the way of this step, the run can go on from an older one: no reason to fail.
-        if is_new and (taken := self.store.taken(done)):
+        # Where foreign files are in the way of this step, the run can continue from an older one: no reason to fail.
+        if is_new and (names := self.store.taken(done)):
             is_new = False
-            note = f"nothing new saved after step {saved}: {taken} in {self.training.folder} is another's"
+            note = f"nothing new saved after step {saved}: {names} in {self.training.folder} is another's"
         if is_new:
             note = f"saved step {done}"
             self._save(done, state)
@@ -301,10 +292,10 @@ class Loop(Generic[S]):
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self, state: S) -> S:
-        """The state after the last step, once all that this run writes is written."""
+        """Return the state after the last step, once everything that this run writes is written."""
         if self.patience is not None and self.patience.is_over:
-            why = self.patience.sentence()
-            self.training.note(f"stopped early at step {self.done} of {self.settings.steps}: {why}")
+            reason = self.patience.sentence()
+            self.training.note(f"stopped early at step {self.done} of {self.settings.steps}: {reason}")
         self.profiler.finish(self.done)
         if self._forget_if_lost(self.done):
             self._save(self.done, state)
@@ -314,7 +305,7 @@ class Loop(Generic[S]):
         return state
 
     def _forget_if_lost(self, done: int) -> bool:
-        """Whether the step `done` was saved and somebody deleted it since: it is to be saved anew."""
+        """Return whether the step `done` was saved and deleted by somebody since, so that it is to be saved again."""
         if done != self.saved or not self.store.lost(done):
             return False
         self.training.note(
@@ -324,7 +315,7 @@ class Loop(Generic[S]):
         return True
 
     def _settle(self, done: int) -> None:
-        """Waits until every save is committed or failed, and closes store and metrics."""
+        """Wait until every save is committed or failed, and close store and metrics."""
         self.report.phase("save", done)
         self.store.wait()
         self._report_commits()
@@ -332,7 +323,7 @@ class Loop(Generic[S]):
         self.metrics.close()
 
     def _end_tracking(self, *, stops: bool) -> None:
-        """Waits for the tracker, once the run has said how it ended: whatever happens here changes nothing of that.
+        """Wait for the tracker after the run has reported its end, which nothing here can change.
 
         All ranks wait with rank 0, since JAX aborts those that come to its shutdown long before it.
         """
@@ -341,21 +332,21 @@ class Loop(Generic[S]):
             meet("tracker", feeding.longest_s())
 
     def end_saves(self, *, releases: bool = False) -> None:
-        """Ends the saves of a run that ends by an error, which is what it reports, whatever the store raises here.
+        """End the saves of a run that ends with an error, which is what it reports, whatever the store raises here.
 
-        A run that has trained keeps the folder, for its next attempt, while the process ends. One whose process lives
-        on `releases` it: else a thread would renew the claim of a run that is over.
+        A run that has trained keeps the folder for its next attempt while the process ends. One whose process lives on
+        `releases` it: else a thread would renew the claim of a run that is over.
         """
         if self.is_stepping:
             # A save that began before the error is valid, and the last of this attempt.
             with contextlib.suppress(Exception), self.report.within("save", self.done):
                 self.store.wait()
                 self._report_commits()
-        if releases or not self.is_stepping:  # a run that is refused leaves the folder as it was
+        if releases or not self.is_stepping:
+            # A run that is refused leaves the folder as it was.
             with contextlib.suppress(Exception):
                 self.store.close()
 
 
-def _of(metrics: Mapping[str, jax.Array], at: int) -> dict[str, float]:
-    """The metrics of one step of a dispatch."""
-    return {name: float(np.atleast_1d(value)[at]) for name, value in jax.device_get(dict(metrics)).items()}
+def _metrics_of_step(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:
+    return {name: float(np.atleast_1d(value)[index]) for name, value in jax.device_get(dict(metrics)).items()}

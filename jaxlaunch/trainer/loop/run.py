@@ -1,88 +1,104 @@
-"""`jaxlaunch.run`: joins the other processes, drives a program's own step, and says how that ended.
+"""`jaxlaunch.run`: joins the other processes, drives a program's own step, and reports how that ended.
 
 Below an agent a run that ends early ends the process with its code, as the built-in trainer does; alone it raises.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import operator
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
+import pydantic
 
 from jaxlaunch import contract
-from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.errors import SpecError, Stopped, TrainerError
+from jaxlaunch.trainer import spec, user_code
+from jaxlaunch.trainer.checkpoint import writable
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.errors import (
+    CheckpointError,
+    DataError,
+    NotFiniteError,
+    SpecError,
+    Stopped,
+    TrainerError,
+    said,
+)
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.options import Options
-from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.loop.state import Named, Tree
-from jaxlaunch.trainer.loop.user_training import UserTraining
+from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.loop.user_program import (
+    LOSS,
+    Batches,
+    LoopStep,
+    Named,
+    State,
+    Tree,
+    check_metrics,
+    describe_type,
+)
 from jaxlaunch.trainer.metrics.progress import Progress
+from jaxlaunch.trainer.metrics.recorder import Metrics
+from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error
 
-TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's words, where a program used JAX before
+TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's error where a program used JAX before
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
-    """The state after the last step; jaxlaunch.run says how it comes about. Raises TrainerError, and what the program's
-    functions raise; below an agent the process ends instead."""
+    """Return the state after the last step; see jaxlaunch.run.
+
+    Raises TrainerError, and what the program's functions raise; below an agent the process ends instead.
+    """
     # A rank of a gang, and not a process that a rank's program has started.
-    gang = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
+    is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
     stop = Stop()
-    report = Progress(int(os.environ[contract.PROGRESS_FD]) if gang else None)
+    report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
     loop: Loop[Named] | None = None
     try:
         report.hello()
         report.phase("init", 0)
-        chosen = Options(**options)
-        if gang:
+        checked = Options(**options)
+        if is_rank:
             _join(report)
             stop.arm()
-        place = Place.from_environ() if gang else _alone()
-        folder = _checkpoints(chosen, (gang and os.environ.get(contract.RUN_URL)) or place.run_dir)
-        training = UserTraining(step, state, data, chosen, folder, place, report)
+        place = Place.from_environ() if is_rank else _script_place()
+        training = UserTraining(step, state, data, checked, place, report)
         loop = Loop(training, place, stop, report)
-        found = training.state.tree(loop.run())
+        final = training.state.to_tree(loop.run())
         report.close()
-        return found
+        return final
     except BaseException as error:  # every end below an agent has a code
         if loop is not None and not isinstance(error, Stopped):
-            loop.end_saves(releases=not gang)
-        if not gang:
-            if isinstance(error, Stopped):
-                print(f"jaxlaunch.run: {error}", file=sys.stderr)
-                raise SystemExit(contract.PREEMPTED) from None
-            raise
-        _end(error, loop is not None and loop.is_stepping, report)
+            loop.end_saves(releases=not is_rank)
+        if is_rank:
+            _exit_with_code(error, loop is not None and loop.is_stepping, report)
+        if isinstance(error, Stopped):
+            print(f"jaxlaunch.run: {error}", file=sys.stderr)
+            raise SystemExit(contract.PREEMPTED) from None
+        raise
     finally:
         stop.forget()
         gc.enable()
 
 
-def _alone() -> Place:
-    """Where a run without an agent keeps its files: `runs/NAME`, after the script."""
+def _script_place() -> Place:
+    """Return where a run without an agent keeps its files: `runs/NAME`, after the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     name = "notebook" if script is None else Path(script).stem
     return Place(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
 
 
-def _checkpoints(options: Options, home: str | None) -> str:
-    """Path or URL of the checkpoint folder. Raises SpecError where there is no run folder to keep them in."""
-    if options.folder is not None:
-        return os.fspath(options.folder)
-    if home is None:
-        raise SpecError("jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder=")
-    return f"{home.rstrip('/')}/checkpoints"
-
-
 def _join(report: Progress) -> None:
-    """Joins the processes of the gang, unless the program has. Raises SpecError for other devices than the job's."""
+    """Join the processes of the gang, unless the program has. Raises SpecError for other devices than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()
@@ -100,13 +116,173 @@ def _join(report: Progress) -> None:
     preflight.check_devices()
 
 
-def _end(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
-    """Reports what ended a run, with the line that raised it, and leaves with its code."""
-    code, place = exit_code(error, has_stepped=has_stepped), ""
+def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
+    """Report what ended a run, with the line that raised it, and leave with its code."""
+    code, location = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
-        said, place = user_code.told(error)
-        place = of_exit(error) or (f"{said} ({place})" if place else "")
+        message, line = user_code.told(error)
+        location = of_exit(error) or (f"{message} ({line})" if line else "")
     if code != contract.PREEMPTED:
         print_error(error, code)
-    report.error(error, code, place)
+    report.error(error, code, location)
     leave(code, report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of jaxlaunch.run, which documents them. Raises SpecError for invalid ones, before JAX is used."""
+
+    steps: int
+    every: int | None = 500
+    log_every: int = 10
+    keep: int = 3
+    batch: int | None = None
+    shuffle: bool = True
+    seed: int = 0
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    mesh: Mapping[str, int] | None = None
+    sharding: Mapping[str, Sequence[str | None]] | None = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "log_every", "keep", *(name for name in ("every", "batch") if getattr(self, name))):
+            self._check_count(name, 1)
+        self._check_count("seed", 0)
+        for name in ("every", "batch"):
+            if getattr(self, name) == 0:
+                raise SpecError(f"jaxlaunch.run({name}=0): a whole number above 0, or None")
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise SpecError(
+                f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of the state that "
+                "returns a dict of numbers"
+            )
+        _ = self.axes
+
+    @property
+    def axes(self) -> spec.Mesh:
+        """The mesh that is asked for, by default all devices as dp."""
+        try:
+            return spec.Mesh(dp=-1) if self.mesh is None else spec.Mesh.model_validate(dict(self.mesh))
+        except (pydantic.ValidationError, TypeError, ValueError) as error:
+            why = said(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
+            raise SpecError(
+                f"jaxlaunch.run(mesh={self.mesh!r}): {why}; give devices per axis, such as {{'dp': 4, 'mp': 2}}"
+            ) from None
+
+    def _check_count(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        try:
+            is_right = not isinstance(value, bool) and operator.index(value) >= least
+        except TypeError:
+            is_right = False
+        if not is_right:
+            raise SpecError(f"jaxlaunch.run({name}={value!r}): a whole number from {least} on")
+
+
+class UserTraining(Training[Named]):
+    """The training of a program's own step, data and evaluation, checked by tracing the step once."""
+
+    def __init__(self, step: Any, state: Any, data: Any, options: Options, place: Place, report: Progress) -> None:
+        super().__init__(report)
+        home = place.run_folder
+        if options.folder is None and home is None:
+            raise SpecError("jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder=")
+        self.folder = f"{str(home).rstrip('/')}/checkpoints" if options.folder is None else os.fspath(options.folder)
+        self.options = options
+        mesh = meshes.build(options.axes, note=self.note)
+        self.state = State(state, mesh, options.sharding)
+        self.batches = None
+        if data is not None:
+            self.batches = Batches(data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle)
+        report.phase("compile", 0)
+        self.step = LoopStep(step, self.state, None if self.batches is None else self.batches.abstract, mesh)
+        if self.batches is not None:
+            self.batches.check_repeats()
+        writable.check(self.folder)
+        self.evaluates = options.evaluate is not None
+        self.settings = Settings(
+            steps=options.steps,
+            log_every=options.log_every,
+            eval_every=options.every,
+            save_every=options.every,
+            keep=options.keep,
+        )
+        self.metrics = Metrics(
+            rank=jax.process_index(),
+            run_dir=place.run_dir,
+            socket=place.socket,
+            report=report,
+            total_steps=options.steps,
+            examples_per_step=0 if self.batches is None else self.batches.size,
+        )
+
+    @property
+    def abstract(self) -> Named:
+        return self.state.abstract
+
+    def init(self) -> Named:
+        return self.state.init()
+
+    def to_tree(self, state: Named) -> dict[str, Any]:
+        return {"state": self.state.to_stored(state)}
+
+    def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> Named:
+        return self.state.from_stored(tree["state"])
+
+    def meta(self) -> dict[str, Any]:
+        """Return what decides which examples a step sees; nothing is known of a program's function of the step."""
+        unknown = {"batch": None, "seed": None, "shuffle": None, "data": None}
+        return {"loop": unknown | ({} if self.batches is None else self.batches.identity)}
+
+    def difference(self, meta: Mapping[str, Any]) -> str:
+        return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
+
+    def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
+        """Raise SpecError where more steps are done than asked for, DataError or CheckpointError for other batches."""
+        if step > self.options.steps:
+            raise SpecError(
+                f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in {self.folder}; raise "
+                "steps, or give folder="
+            )
+        for key, now in self.meta()["loop"].items():
+            if (then := meta["loop"].get(key)) != now:
+                kind = DataError if key == "data" else CheckpointError
+                raise kind(
+                    f"jaxlaunch.run: {key} is {now}, and the checkpoints in {self.folder} were made with {then}: a "
+                    f"resumed run would not see the same batches; keep it, or give folder="
+                )
+
+    def compile(self, start: int) -> None:
+        # A program may call `run` only for the state of a run that is complete.
+        if start < self.options.steps:
+            self.step.compile()
+
+    def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree] | None:
+        return None if self.batches is None else self.batches.iterate(spans)
+
+    def train(self, state: Named, batch: Tree | None, span: range) -> tuple[Named, dict[str, jax.Array]]:
+        return self.step(state, batch)
+
+    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+        """Name the losses that were not. The step has replaced the state, so only what was saved before is good."""
+        losses = {name: value for name, value in metrics.items() if name.endswith(LOSS) and not np.isfinite(value)}
+        listed = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+        wrong = self.wrong_batch(step)
+        why = f"Metrics whose names end in {LOSS} must be finite" if wrong is None else f"Its batch is not: {wrong}"
+        return NotFiniteError(
+            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {why}"
+        )
+
+    def _wrong_batch(self, number: int) -> str | None:
+        return None if self.batches is None else self.batches.not_finite(number)
+
+    def programs(self) -> list[str]:
+        return self.step.programs()
+
+    def evaluate(self, state: Named, between: Callable[[], None]) -> dict[str, float]:
+        evaluate = self.options.evaluate
+        if evaluate is None:
+            return {}
+        with self.state.context():
+            means = check_metrics(user_code.named(evaluate), evaluate(self.state.to_tree(state)))
+            return {name: float(value) for name, value in jax.device_get(dict(means)).items()}

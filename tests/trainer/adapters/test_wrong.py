@@ -20,7 +20,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import Lora, Published
 from jaxlaunch.trainer.start.distributed import Stop

@@ -7,8 +7,8 @@ import pytest
 
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.loop.training import cut_spans
 from jaxlaunch.trainer.sources.torch import MapStyle
-from jaxlaunch.trainer.step.dispatch import spans
 
 
 class Numbers:
@@ -70,10 +70,10 @@ def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> No
 
 def test_iterating_from_a_step_replays_what_came_before() -> None:
     data, fresh = pipeline(10, batch=4), pipeline(10, batch=4)
-    batches = data.iterate(spans(0, 9))
+    batches = data.iterate(cut_spans(0, 9))
     seen = [next(batches)["x"].tolist() for _ in range(9)]
     batches.close()
-    again = fresh.iterate(spans(5, 9))
+    again = fresh.iterate(cut_spans(5, 9))
     assert [next(again)["x"].tolist() for _ in range(4)] == seen[5:]
     again.close()
     assert fresh.batch(3)["x"].tolist() == seen[3]
@@ -81,7 +81,7 @@ def test_iterating_from_a_step_replays_what_came_before() -> None:
 
 def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
     data = pipeline(10, batch=4, rows=range(1, 4))
-    batches = data.iterate(spans(0, 8, 3, [7]))
+    batches = data.iterate(cut_spans(0, 8, 3, [7]))
     one, other, single, last = batches
     assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last["x"].shape == (3,)
     assert [one["x"][:, step].tolist() for step in range(3)] == [data.batch(step)["x"].tolist() for step in range(3)]
@@ -90,7 +90,7 @@ def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
 
 
 def test_batches_are_put_where_they_are_read() -> None:
-    batches = pipeline(10, batch=4).iterate(spans(0, 9), lambda batch: int(batch["x"].sum()))
+    batches = pipeline(10, batch=4).iterate(cut_spans(0, 9), lambda batch: int(batch["x"].sum()))
     assert next(batches) == sum(pipeline(10, batch=4).ids(0))
     batches.close()
 
@@ -103,7 +103,7 @@ def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
 
     batches = Pipeline(
         Numbers(10), example, batch=4, rows=range(4), seed=0, shuffle=False, prefetch=2, threads=2
-    ).iterate(spans(0, 9))
+    ).iterate(cut_spans(0, 9))
     assert next(batches)["x"].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="Numbers: example 5 cannot be read: ValueError: five"):
         batches.get(timeout_s=60)

@@ -21,7 +21,7 @@ from jaxlaunch.trainer import export
 from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import predict
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

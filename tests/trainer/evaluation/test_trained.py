@@ -19,7 +19,7 @@ from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
 from jaxlaunch.trainer.evaluation import trained as evaluated
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import DPO, LM
 from jaxlaunch.trainer.start.distributed import Stop

@@ -12,8 +12,7 @@ import pytest
 
 from jaxlaunch.trainer.errors import NotFiniteError, Stopped
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
-from jaxlaunch.trainer.loop.training import Settings, Training
+from jaxlaunch.trainer.loop.training import Place, Settings, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 

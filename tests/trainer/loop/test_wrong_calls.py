@@ -14,7 +14,7 @@ import pytest
 
 import jaxlaunch
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.loop import step as steps
+from jaxlaunch.trainer.loop import user_program as steps
 from jaxlaunch.trainer.user_code import is_library, named
 
 pytestmark = pytest.mark.usefixtures("standard")

@@ -15,7 +15,7 @@ from flax import linen, nnx
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec

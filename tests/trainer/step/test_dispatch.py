@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.step.dispatch import spans
+from jaxlaunch.trainer.loop.training import cut_spans
 from tests.trainer.tiny import Counting, Digits, Pictures, compiled
 
 
@@ -28,19 +28,19 @@ from tests.trainer.tiny import Counting, Digits, Pictures, compiled
 def test_no_span_runs_over_an_evaluation_a_save_or_the_end(
     start: int, total: int, size: int, every: list[int | None], lengths: list[int]
 ) -> None:
-    found = spans(start, total, size, every)
+    found = cut_spans(start, total, size, every)
     assert [len(span) for span in found] == lengths and len(found) == len(lengths)
     assert [step for span in found for step in span] == list(range(start, total))
 
 
 def test_spans_of_an_endless_run_take_no_memory() -> None:
-    assert spans(0, 10**12)[10**11] == range(10**11, 10**11 + 1)
+    assert cut_spans(0, 10**12)[10**11] == range(10**11, 10**11 + 1)
 
 
 def test_the_last_span_is_found_from_the_end() -> None:
-    assert spans(0, 10, 4)[-1] == range(9, 10)
+    assert cut_spans(0, 10, 4)[-1] == range(9, 10)
     with pytest.raises(IndexError):
-        spans(0, 10, 4)[4]
+        cut_spans(0, 10, 4)[4]
 
 
 @pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])

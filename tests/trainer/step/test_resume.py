@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import LM, TrainSpec

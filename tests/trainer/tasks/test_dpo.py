@@ -20,7 +20,7 @@ from jaxlaunch.trainer.adapters import base, reference_model
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import DPO, TrainSpec

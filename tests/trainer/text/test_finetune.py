@@ -17,7 +17,7 @@ import jaxlaunch
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import folder as weights
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources import packed

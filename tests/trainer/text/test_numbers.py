@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.trainer.data.share import Share
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.place import Place
+from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources import packed
 from jaxlaunch.trainer.spec import LM, TrainSpec

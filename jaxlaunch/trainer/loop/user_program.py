@@ -1,0 +1,501 @@
+"""What a program gives to `jaxlaunch.run`, checked: its state, its step, and its data.
+
+The state is any pytree of arrays: dicts, optax states, flax.nnx modules, random keys. Between steps it is a flat dict,
+name -> array, and within one the pytree that the program made first: what modules and optimizers hold besides arrays
+(functions, sizes) is taken from that one, however often it is made again.
+
+The batches are a function of the step, so that a resumed run sees what it would have seen. Each process makes the
+global batch and sends its own rows to its devices; of a dataset with `batch=` it reads only its own rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxlaunch import contract
+from jaxlaunch.contract import Key
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.data import example_rng, reader
+from jaxlaunch.trainer.data.examples import first_not_finite
+from jaxlaunch.trainer.data.pipeline import Pipeline
+from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.parallel import sharding
+from jaxlaunch.trainer.sources.torch import MapStyle
+from jaxlaunch.trainer.step.executable import Executable, once
+
+Tree = Any
+Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
+
+AHEAD = 2  # batches made before they are needed
+LOSS = "loss"  # the end of the names of metrics that must be finite
+# Records hold these besides a program's metrics; a program may give the others that a training has.
+RESERVED = contract.RESERVED_METRICS - {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
+
+STATE_HINT = "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
+STEP_HINT = "return (state, metrics), the new state and a dict of scalars"
+DATA_HINT = (
+    "a function of the step that returns a batch, a dataset with __len__ and __getitem__ and its batch=, or None for a "
+    "step without data"
+)
+
+
+class State:
+    """A program's state, or the function that makes it. Building one allocates nothing.
+
+    Raises SpecError for what is not a pytree of arrays, and for sharding rules that do not fit.
+
+    Attributes:
+        abstract: The shape, dtype and sharding of each array by name.
+    """
+
+    def __init__(
+        self, state: Any, mesh: jax.sharding.Mesh, rules: Mapping[str, Sequence[str | None]] | None = None
+    ) -> None:
+        self._state, self._mesh = state, mesh
+        # A model is callable too, and is a state itself: a function is its own only leaf.
+        leaves = jax.tree.leaves(state)
+        self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
+        self.name = user_code.named(state) if self._is_function else "jaxlaunch.run(state=…)"
+        tree = self._trace() if self._is_function else state
+        arrays = self._check_leaves(tree)
+        axes = sharding.by_path(rules or {}, dict.fromkeys(arrays))
+        self._structure = jax.tree.structure(tree)
+        self.shardings = {
+            name: sharding.state_sharding(name, leaf.shape, axes[name], mesh) for name, leaf in arrays.items()
+        }
+        self.abstract: Named = {name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()}
+
+    def init(self) -> Named:
+        """Return the arrays before the first step: made on the devices by the function, or copied there."""
+        stored: Named = {}
+        make: Callable[[Named], Named] = lambda stored: _strongly_typed(name_leaves(self._state()))  # noqa: E731
+        if not self._is_function:
+            like = self.to_stored(self.abstract)
+            stored = {name: _put(leaf, like[name]) for name, leaf in name_leaves(self._state).items()}
+            make = lambda stored: self.from_stored(jax.tree.map(jnp.copy, stored))  # noqa: E731
+        with self.context():
+            state: Named = jax.jit(make, out_shardings=self.shardings, compiler_options=once(self._mesh))(stored)
+        return state
+
+    def to_tree(self, named: Named) -> Tree:
+        """Return the arrays as the program's pytree."""
+        return jax.tree.unflatten(self._structure, [named[name] for name in self.abstract])
+
+    def to_stored(self, named: Named) -> Named:
+        """Return the arrays, or abstract ones, as a checkpoint holds them: random keys as their numbers."""
+        return {name: _key_data(leaf) for name, leaf in named.items()}
+
+    def from_stored(self, stored: Mapping[str, Any]) -> Named:
+        """Return the inverse of `to_stored`."""
+        return {
+            name: jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl) if _is_key(leaf) else stored[name]
+            for name, leaf in self.abstract.items()
+        }
+
+    def from_tree(self, function: str, tree: Tree) -> Named:
+        """Return the arrays that `function` returned. Raises SpecError when they are not those of this state."""
+        named = name_leaves(tree)
+        if (difference := find_difference(self.abstract, named)) is not None:
+            raise SpecError(
+                f"{function}: the state that it returns has {difference}; return the arrays that it was given"
+            )
+        return _strongly_typed(named)
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Set the mesh that the program's functions are traced under; flax places nothing by itself."""
+        with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
+            yield
+
+    def _trace(self) -> Tree:
+        """Return what the function makes, its arrays abstract."""
+        trees: list[Tree] = []
+
+        def arrays() -> list[Any]:
+            # Whatever else there is must not leave the trace.
+            trees.append(self._state())
+            return [leaf for leaf in jax.tree.leaves(trees[0]) if _is_array(leaf)]
+
+        with self.context():
+            jax.eval_shape(arrays)
+        return trees[0]
+
+    def _check_leaves(self, tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of each leaf. Raises SpecError for what is no array, or has a name twice."""
+        flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+        if not flat:
+            raise SpecError(f"{self.name} gives {describe_type(tree)} without an array; {STATE_HINT}")
+        leaves: dict[str, jax.ShapeDtypeStruct] = {}
+        for path, leaf in flat:
+            name = _leaf_name(path)
+            if not _is_array(leaf):
+                raise SpecError(f"{self.name}: {name} is {describe_type(leaf)}, not an array; {STATE_HINT}")
+            if name in leaves:
+                raise SpecError(f"{self.name}: two arrays of the state have the name {name}; rename a key of theirs")
+            dtype = leaf.dtype if _is_key(leaf) else jnp.result_type(leaf)
+            leaves[name] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)
+        return leaves
+
+
+class LoopStep:
+    """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, checked by tracing it once.
+
+    Raises SpecError for what is no such function, naming its file and line; whatever tracing it raises.
+    """
+
+    def __init__(self, step: Any, state: State, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
+        if not callable(step):
+            raise SpecError(
+                f"jaxlaunch.run(step=…) is {describe_type(step)}, not a function; it is called step(state, batch)"
+            )
+        self.name = user_code.named(step)
+        self._step, self._state, self._mesh = step, state, mesh
+        self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
+        hint = "; without data= a step has no batch" if batch is None else ""
+        _check_signature(step, "step(state)" if batch is None else "step(state, batch)", len(self._arguments), hint)
+        self._compiled: Executable | None = None
+        with state.context():
+            _, self._outputs = jax.eval_shape(self._update, *self._arguments)
+
+    def compile(self) -> None:
+        """Compile the step ahead of time, its state donated."""
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
+        shardings = (self._state.shardings, jax.tree.map(lambda _: everywhere, self._outputs))
+        with self._state.context():
+            self._compiled = Executable(
+                "program's", self._update, self._arguments, donate_argnums=0, out_shardings=shardings
+            )
+
+    def __call__(self, state: Named, batch: Tree | None) -> tuple[Named, dict[str, Any]]:
+        """Return the new state, the old one being donated, and the metrics, with `finite` for all losses."""
+        assert self._compiled is not None, "compile comes before a step"
+        new, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
+        return new, metrics
+
+    def programs(self) -> list[str]:
+        """Return the HLO text of the compiled step."""
+        return [] if self._compiled is None else [self._compiled.text()]
+
+    def _update(self, named: Named, *batch: Tree) -> tuple[Named, dict[str, Any]]:
+        outputs = self._step(self._state.to_tree(named), *batch)
+        if not isinstance(outputs, tuple) or len(outputs) != 2:
+            raise SpecError(f"{self.name}: it returned {describe_type(outputs)}; {STEP_HINT}")
+        new = self._state.from_tree(self.name, outputs[0])
+        metrics = check_metrics(self.name, outputs[1])
+        scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        losses = [jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS)]
+        finite = jnp.all(jnp.stack(losses)) if losses else jnp.ones((), bool)
+        return new, {**scalars, Key.FINITE: finite}
+
+
+def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
+    """Return `metrics`, which `function` returned. Raises SpecError where it is no dict of real scalars."""
+    if not isinstance(metrics, Mapping):
+        raise SpecError(f"{function}: its metrics are {describe_type(metrics)}, not a dict of scalars; {STEP_HINT}")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise SpecError(f"{function}: the name of metric {name!r} is {describe_type(name)}, not text")
+        if name in RESERVED or name.startswith(contract.HELD_OUT):
+            taken = f"{', '.join(sorted(RESERVED))}, and what begins with {contract.HELD_OUT}"
+            raise SpecError(f"{function}: a metric cannot be named {name!r}; the records of a run use {taken}")
+        is_number = isinstance(value, bool | int | float | _ArrayLike)
+        if not is_number or jnp.shape(value) != () or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise SpecError(
+                f"{function}: metric {name!r} is {_describe_leaf(value)}, not a real scalar; return its mean over the "
+                "batch"
+            )
+    return metrics
+
+
+class Batches:
+    """The batches of a program's data on the mesh. The first is made at once, and checked.
+
+    Raises SpecError for what is no data and for batches that do not divide; DataError for batches that differ.
+
+    Attributes:
+        size: Rows of a batch.
+        abstract: The shape, dtype and sharding of each array of a batch.
+        identity: What must not change when a run resumes.
+    """
+
+    def __init__(
+        self, data: Any, mesh: jax.sharding.Mesh, *, batch: int | None, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        self._mesh = mesh
+        self._pipeline: Pipeline | None = None
+        self._first: Tree = None  # the batch of step 0, of data that is no dataset
+        self.identity: dict[str, Any] = {}
+        if batch is None:
+            self._make, self.name, self._is_repeatable = _batch_function(data)
+            self._first = self._global_batch(0)
+            self.size = self._count_rows(self._first)
+        else:
+            missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
+            if missing or isinstance(data, Mapping):
+                raise SpecError(
+                    f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is {describe_type(data)}"
+                    f"{f' without {_list_first(missing)}' if missing else ''}; leave batch out for {DATA_HINT}"
+                )
+            self.size, self.name = batch, type(data).__name__
+        if self.size % (shards := meshes.shards(mesh)):
+            raise SpecError(
+                f"{self.name}: a batch of {self.size} rows cannot be split evenly over {meshes.shards_said(mesh)} "
+                f"devices; use a multiple of {shards}"
+            )
+        self._rows = meshes.rows(mesh, self.size)
+        if batch is not None:
+            source, order = _Items(data), {"batch": batch, "seed": seed, "shuffle": shuffle}
+            self._pipeline = Pipeline(
+                source, dict, batch=batch, rows=self._rows, seed=seed, shuffle=shuffle, prefetch=AHEAD, threads=1
+            )
+            self.identity = {"data": source.fingerprint(), **order}
+        self.abstract: Tree = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), self._put(self._local(0))
+        )
+
+    def check_repeats(self) -> None:
+        """Raise DataError if the first batch, made again, differs: a resumed run would see other data."""
+        if self._pipeline is not None or not self._is_repeatable:
+            return
+        again = name_leaves(self._global_batch(0))
+        for name, leaf in name_leaves(self._first).items():
+            if not np.array_equal(leaf, again[name], equal_nan=leaf.dtype.kind in "fc"):
+                raise DataError(
+                    f"{self.name}: asked twice for step 0 it gave two batches that differ in {name}; make a batch a "
+                    "function of the step, drawing from np.random.default_rng(step), or a resumed run sees other data"
+                )
+
+    def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree]:
+        """Return the batches of these steps on the devices, made ahead; each span is of one step."""
+        if self._pipeline is not None:
+            return self._pipeline.iterate(spans, lambda batch: self._put(_without_weight(batch)))
+        read = reader.iterate(lambda span, rows: self._local(span.start), spans, self._rows, threads=1, put=self._put)
+        return Prefetcher(read, ahead=AHEAD)
+
+    def not_finite(self, step: int) -> str | None:
+        """Return what is not a finite number in the batch of a step, as a sentence; None where all are."""
+        if self._pipeline is not None:
+            return self._pipeline.not_finite(step)
+        for name, leaf in name_leaves(self._first if step == 0 else self._global_batch(step)).items():
+            if (fault := first_not_finite(leaf)) is not None:
+                row = f" in row {fault[0]}" if leaf.ndim else ""
+                return f"{self.name}: the batch of step {step} has {name} {fault[1]}{row}"
+        return None
+
+    def _put(self, local: Tree) -> Tree:
+        """Return this process's rows as global arrays, split over the batch axes; scalars go to every device."""
+        rows, everywhere = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
+
+        def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
+            shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
+            return jax.make_array_from_process_local_data(rows if leaf.ndim else everywhere, leaf, shape)
+
+        return jax.tree.map(put_leaf, local)
+
+    def _local(self, step: int) -> Tree:
+        """Return this process's rows of the batch of a step."""
+        if self._pipeline is not None:
+            return _without_weight(self._pipeline.batch(step))
+        batch, rows = self._first if step == 0 else self._global_batch(step), slice(self._rows.start, self._rows.stop)
+        return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
+
+    def _global_batch(self, step: int) -> Tree:
+        """Return the batch of a step as numpy arrays. Raises what the program does, DataError where it differs."""
+        made = self._make(step)
+        if inspect.isgenerator(made) or isinstance(made, Iterator):
+            raise SpecError(f"{self.name}: the batch of step {step} is {describe_type(made)}; return its arrays")
+        leaves = name_leaves(made)
+        wrong = next((f"{name} is {_describe_leaf(leaf)}" for name, leaf in leaves.items() if not _is_number(leaf)), "")
+        if wrong or not leaves:
+            raise SpecError(
+                f"{self.name}: in the batch of step {step} {wrong or describe_type(made)}; a batch is a pytree of "
+                "arrays of numbers"
+            )
+        batch = jax.tree.map(_narrow, made)
+        difference = find_difference(name_leaves(self._first), name_leaves(batch)) if self._first is not None else None
+        if difference is not None:
+            raise DataError(
+                f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every batch has the "
+                "same arrays, shapes and dtypes: pad the last one of an epoch, or take it from the next"
+            )
+        return batch
+
+    def _count_rows(self, batch: Tree) -> int:
+        rows = {name: leaf.shape[0] for name, leaf in name_leaves(batch).items() if leaf.ndim}
+        if len(counts := set(rows.values())) != 1 or 0 in counts:
+            listed = _list_first(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
+            raise SpecError(
+                f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here they "
+                f"have: {listed}"
+            )
+        return int(counts.pop())
+
+
+@runtime_checkable
+class _Indexed(Protocol):
+    """A program's object whose items have numbers."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class _Batched(Protocol):
+    """A program's object that makes the batch of a step."""
+
+    def batch(self, step: int, /) -> Any: ...
+
+
+class _Items(MapStyle):
+    """A dataset that the program has made."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.name, self._args, self._dataset = type(dataset).__name__, {}, dataset
+        self.takes_rng = example_rng.takes_rng(dataset.__getitem__)
+
+
+def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
+    """Return what makes the batch of a step, its name, and whether it must repeat itself. Raises SpecError."""
+    if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
+        raise SpecError(
+            f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of a step when the "
+            f"run resumes; give {DATA_HINT}"
+        )
+    is_plain = not isinstance(data, type | _Indexed)
+    if is_plain and isinstance(data, _Batched) and callable(data.batch):
+        return data.batch, f"{type(data).__name__}.batch", True
+    if inspect.isroutine(data) or (is_plain and callable(data)):
+        _check_signature(data, "with the step, data(step)", 1)
+        return data, user_code.named(data), True
+    if isinstance(data, _Indexed) and isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes):
+        if not len(data):
+            raise DataError(f"jaxlaunch.run(data=…) is {describe_type(data)} without an item")
+        return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False
+    raise SpecError(f"jaxlaunch.run(data=…) is {describe_type(data)}; give {DATA_HINT}")
+
+
+def _check_signature(function: Callable[..., Any], call: str, count: int, hint: str = "") -> None:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError as error:
+        raise SpecError(f"{user_code.named(function)} is called {call}, and that fails: {error}{hint}") from None
+    except ValueError:
+        return  # functions of C may have no signature
+
+
+# --- the leaves of a pytree -------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class _ArrayLike(Protocol):
+    """An array of any library."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+def name_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a pytree by dotted name: `generator.layers.0.kernel`."""
+    return {_leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _leaf_name(path: Iterable[Any]) -> str:
+    # The value of an nnx variable goes by the name of the variable.
+    name = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+    return name.removesuffix(".value") or "state"
+
+
+def find_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """Return in words the first leaf that only one has, or whose shape or dtype differs; None: there is none."""
+    for name in dict.fromkeys([*before, *after]):
+        if name not in after:
+            return f"no {name} ({_describe_leaf(before[name])})"
+        if name not in before:
+            return f"{name} ({_describe_leaf(after[name])}), which is new"
+        if (then := _describe_leaf(before[name])) != (now := _describe_leaf(after[name])):
+            return f"{name} as {now}, not {then}"
+    return None
+
+
+def _describe_leaf(leaf: Any) -> str:
+    """Return `float32[4, 8]` for an array, and the type of anything else."""
+    return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, _ArrayLike) else describe_type(leaf)
+
+
+def describe_type(value: Any) -> str:
+    """Return `a dict`, `a tuple of 3`, `None`."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return f"{article} {name}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
+
+
+def _list_first(names: Iterable[Any], most: int = 5) -> str:
+    names = list(map(str, names))
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array | bool | int | float | complex):
+        return True
+    return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufcV"
+
+
+def _is_number(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array):
+        return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    is_host_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+    return isinstance(leaf, bool | int | float) or is_host_array
+
+
+def _is_key(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return is_array and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _strongly_typed(named: Named) -> Named:
+    """Return the arrays, none of a weak type: a step is compiled for one type only."""
+    return {name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf)) for name, leaf in named.items()}
+
+
+def _key_data(leaf: Any) -> Any:
+    """Return an array, or the numbers of a random key; abstract ones too."""
+    if not _is_key(leaf):
+        return leaf
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.random.key_data(leaf)
+    data = jax.eval_shape(jax.random.key_data, leaf)
+    assert isinstance(leaf.sharding, NamedSharding)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec))
+
+
+def _put(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return a program's array on the mesh, each device taking its part of it."""
+    data = _key_data(leaf)
+    if isinstance(data, jax.Array) and not data.is_fully_addressable:
+        return data  # global already
+    whole = np.asarray(data, like.dtype)
+    return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+
+
+def _narrow(leaf: Any) -> np.ndarray[Any, Any]:
+    """Return an array as a device keeps it: in 32 bits, unless JAX is configured otherwise."""
+    whole = np.asarray(leaf)
+    return whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype), copy=False)
+
+
+def _without_weight(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in batch.items() if name != "weight"}
