@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python requirements/install.py
 QUICK := tests/launcher $(addprefix tests/trainer/,checkpoint data metrics test_spec.py test_task.py)
 PROSE := README.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md CHANGELOG.md docs examples k8s helm jaxlaunch
 
-.PHONY: venv lock run test quick check generated bench docs cluster-up cluster-down kind-smoke clean
+.PHONY: venv lock run test test-all quick check generated bench docs cluster-up cluster-down kind-smoke clean
 
 venv: $(VENV)/.ready
 
@@ -27,11 +27,14 @@ lock:  ## write requirements/ anew, with the uv of PATH or of .venv; UPGRADE: --
 run: venv  ## train examples/digits.yaml on this machine
 	$(BIN)/launcher run examples/digits.yaml
 
-test: venv  ## the whole suite: tests that wait beside tests that compute
+test: venv  ## the tests that every change needs: those that wait beside those that compute
 	$(BIN)/python -m tests.suite
 
+test-all: venv  ## what `make test` leaves out: tests marked `extended` (pages, benchmarks, scale, other compilers, long kills)
+	$(BIN)/python -m tests.suite --extended
+
 quick: venv  ## unit tests that compile little and start no jobs or clusters; COVERAGE=--cov prints what they cover
-	$(BIN)/python -m pytest -q -n auto -m "not slow" $(COVERAGE) $(QUICK)
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not extended" $(COVERAGE) $(QUICK)
 
 check: venv  ## format, lint, types, spelling, prose, links, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .

@@ -1,15 +1,17 @@
-"""The whole suite, as `make test` runs it: tests that wait run beside tests that compute.
+"""Run the suite in two lanes: `make test` runs what every change needs, `make test-all` runs the rest.
 
-The tests that mostly wait run one pytest after the other in the background: those that start and stop clusters of their
-own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
-alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their own, use what is left
-of the machine, at a lower priority. Their gangs come last, when nothing else runs, three files at a time: starts and
-stops of two gangs leave a sixth of two cores idle. The output of each pytest run is printed in one piece; the names of
-all tests that failed stand at the end, because of a long log often only the end is kept.
+The marker `extended` is the only rule: it marks what a contributor need not run (checks of documentation, benchmarks,
+scale, compilers of other accelerators, comparisons with other libraries, long kills). A lane has the same parts as
+the other one. Tests that mostly wait run one pytest after the other in the background: those that start and stop
+clusters of their own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits
+(heartbeats, timeouts, alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of
+their own, use what is left of the machine, at a lower priority. Their gangs come last, when nothing else runs, three
+files at a time: starts and stops of two gangs leave a sixth of two cores idle. The output of each pytest run is
+printed in one piece, and the names of all failed tests are printed at the end, because of a long log often only the
+end is kept.
 
-A few tests that failed are run once more when nothing else runs: on a machine that is shared, what they wait for may
-have been starved. What passes then is named as what passes only alone, and fails the suite where it is more than one
-test in a thousand.
+A few failed tests are run again when nothing else runs: on a shared machine, what they wait for may have been starved.
+Tests that pass only then are named, and they fail the suite if they are more than one in a thousand.
 """
 
 from __future__ import annotations
@@ -36,30 +38,39 @@ A_THOUSAND = 1000  # tests, of which one may pass only alone
 MAX_AGAIN = 5  # more faults are no accident; all tests of a file that a fixture failed count as one
 AGAIN_WITHIN_S = 4500.0  # after the start: CI gives the suite no more than some minutes beyond
 
-CLUSTER = (
-    (*PYTEST, "tests/cluster", "-m", "before_the_cluster"),
-    (*PYTEST, "tests/cluster", "-m", "not before_the_cluster", "-n", "3"),
-)
 # In the order of collection; a file's tests share their gangs, so they stay together.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # What the tests of a file share is made once where they stay together, but for files at the seams.
 SPLIT = ("-n", "auto", "--dist", "worksteal")
-WAIT = (*CLUSTER, (*PYTEST, "tests/gang", "-m", "not computes", "-n", "2", *BY_FILE))
-COMPUTE = (
-    (*LOW_PRIORITY, *PYTEST, *SPLIT, "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang"),
-    (*LOW_PRIORITY, *PYTEST, "tests/gang", "-m", "computes", "-n", "3", *BY_FILE),
-)
-PARTS = {"cluster": CLUSTER, "wait": WAIT, "compute": COMPUTE}
+
+
+def lane_parts(is_extended: bool) -> dict[str, tuple[Command, ...]]:
+    """Return the pytest commands of each part of a lane, in the order in which they run."""
+    lane = "extended" if is_extended else "not extended"
+    cluster = (
+        (*PYTEST, "tests/cluster", "-m", f"before_the_cluster and {lane}"),
+        (*PYTEST, "tests/cluster", "-m", f"not before_the_cluster and {lane}", "-n", "3"),
+    )
+    wait = (*cluster, (*PYTEST, "tests/gang", "-m", f"not computes and {lane}", "-n", "2", *BY_FILE))
+    units = (*PYTEST, *SPLIT, "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang", "-m", lane)
+    gangs = (*PYTEST, "tests/gang", "-m", f"computes and {lane}", "-n", "3", *BY_FILE)
+    return {"cluster": cluster, "wait": wait, "compute": ((*LOW_PRIORITY, *units), (*LOW_PRIORITY, *gangs))}
 
 
 def main() -> int:
-    """Returns 0 when every part of the suite passed, else the greatest exit code of a pytest; of one part for the
-    argument `cluster`, `wait` or `compute`."""
+    """Run a lane and return 0 if all of it passed, else the greatest exit code of a pytest.
+
+    The arguments are `--extended` for the lane of `make test-all`, and the name of a part to run it alone.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it starts in the background ignore it
-    if sys.argv[1:]:
-        return worst([in_turn(command) for command in PARTS[sys.argv[1]]])
-    return run((sys.executable, "-m", "tests.suite", "wait"), COMPUTE)
+    names = [name for name in sys.argv[1:] if name != "--extended"]
+    is_extended = len(names) < len(sys.argv) - 1
+    parts = lane_parts(is_extended)
+    if names:
+        return worst([in_turn(command) for command in parts[names[0]]])
+    background = (sys.executable, "-m", "tests.suite", *(["--extended"] if is_extended else []), "wait")
+    return run(background, parts["compute"])
 
 
 def run(waits: Command, compute: Sequence[Command]) -> int:

@@ -1,5 +1,9 @@
+import pytest
+
 from benchmarks import compiled
 from jaxlaunch.launcher.job import load
+
+pytestmark = pytest.mark.extended
 
 
 def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:

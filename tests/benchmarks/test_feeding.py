@@ -10,6 +10,8 @@ from absl import flags
 
 from benchmarks import feeding, feeding_side
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:

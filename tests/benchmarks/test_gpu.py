@@ -3,8 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import table
 from tests.compiled import QUICK_COMPILES
+
+pytestmark = pytest.mark.extended
 
 
 def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:

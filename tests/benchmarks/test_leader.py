@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import leader
 from jaxlaunch.launcher.agent.io.link import BEAT_S
+
+pytestmark = pytest.mark.extended
 
 HOSTS, RANKS = 200, 4
 SLACK = 3  # an issue's bounds, times this

@@ -14,6 +14,8 @@ from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.spec import TrainSpec
 from tests.compiled import QUICK_COMPILES
 
+pytestmark = pytest.mark.extended
+
 SIZES = reading.Sizes(length=64, width=16, batch=4)
 
 

@@ -11,6 +11,8 @@ pytest.importorskip("sklearn")
 
 from benchmarks import recipes
 
+pytestmark = pytest.mark.extended
+
 
 def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(tmp_path: Path) -> None:
     for name, made, classes in (("digits", recipes.digits(), 10), ("shapes", recipes.shapes(400), 4)):

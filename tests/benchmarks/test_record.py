@@ -6,6 +6,8 @@ import pytest
 import benchmarks.__main__ as bench
 from benchmarks.table import Row
 
+pytestmark = pytest.mark.extended
+
 
 def test_recording_leaves_the_sections_of_other_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "RESULTS.md"

@@ -21,6 +21,8 @@ from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import CHART, Helm, Refused
 from tests.helm.test_chart import EVERYTHING
 
+pytestmark = pytest.mark.extended
+
 OPERATOR = Path(__file__).parents[1] / "fixtures" / "operator-crds.yaml"
 OPERATED = "monitoring.coreos.com"
 FIVE_LINES = """\

@@ -16,6 +16,8 @@ from tests.cluster.releases import Release, values
 from tests.cluster.waiting import until
 from tests.helm.charts import Helm
 
+pytestmark = pytest.mark.extended
+
 SERVES = ["python", "-m", "http.server", "9000"]
 # Says which of the addresses in its arguments it reached within 20 s.
 CONNECTS = """

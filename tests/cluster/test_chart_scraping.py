@@ -23,6 +23,8 @@ from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until
 from tests.helm.charts import Helm, Object, one
 
+pytestmark = pytest.mark.extended
+
 META = "__meta_kubernetes_"
 PROGRAM = "import time; time.sleep(600)"
 Series = list[dict[str, str]]

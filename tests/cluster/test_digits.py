@@ -12,8 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.access import Access
 from tests.compiled import QUICK_COMPILES
+
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
 

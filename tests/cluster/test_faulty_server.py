@@ -150,6 +150,7 @@ def test_an_answer_that_hangs_after_the_commit_is_not_waited_for(place: Place) -
     place.assert_whole()
 
 
+@pytest.mark.extended
 def test_a_server_that_hangs_for_ever_is_given_up(place: Place) -> None:
     for method in ("GET", "POST"):
         place.proxy.on(method, "", *[hang] * 50)
@@ -159,6 +160,7 @@ def test_a_server_that_hangs_for_ever_is_given_up(place: Place) -> None:
     assert place.there(JOBSETS) == []
 
 
+@pytest.mark.extended
 def test_a_server_that_fails_for_ever_is_given_up(place: Place) -> None:
     place.proxy.on("POST", "jobsets", *[refuse(500)] * 200)
     code, out, err = place.submit()

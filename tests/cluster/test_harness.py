@@ -10,6 +10,8 @@ from tests.cluster.harness import kwok
 from tests.cluster.harness.api import Refused
 from tests.cluster.waiting import until
 
+pytestmark = pytest.mark.extended
+
 RESTRICTED = {
     "runAsNonRoot": True,
     "runAsUser": 1000,

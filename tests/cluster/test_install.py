@@ -13,6 +13,8 @@ from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.preparations import make_user
 
+pytestmark = pytest.mark.extended
+
 INSTALL = Path(__file__).parents[2] / "k8s" / "install.yaml"
 PROGRAM = "import time; print('running', flush=True); time.sleep(600)"
 

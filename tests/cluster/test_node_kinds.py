@@ -28,6 +28,8 @@ from tests.cluster.node_kinds.kind import EFFECT, Kind, Platform, unknown
 from tests.cluster.waiting import until
 from tests.launcher.manifests import test_jobset
 
+pytestmark = pytest.mark.extended
+
 Object = dict[str, Any]
 PLATFORMS = {"gke": GKE, "eks": EKS, "eks of managed groups": MANAGED_GROUPS, "generic": GENERIC}
 OWNER, KIND, TURN = "jaxlaunch.test/owner", "jaxlaunch.test/kind", "jaxlaunch.test/turn"

@@ -16,6 +16,8 @@ from tests.cluster.gangs import Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
 from tests.trainer.text import corpora
 
+pytestmark = pytest.mark.extended
+
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS = 60
 # The image has no tokenizers: a byte is a token.

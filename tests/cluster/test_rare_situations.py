@@ -17,6 +17,8 @@ from tests.cluster.command import launcher, project
 from tests.cluster.rare_situations import RARE, RARELY_PREPARED, nodes, released
 from tests.cluster.stage import Stage, staged
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def stage(cluster: Access, base_image: str) -> Iterator[Stage]:

@@ -25,6 +25,8 @@ from tests.cluster.releases import Release, values
 from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import Helm
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 
 

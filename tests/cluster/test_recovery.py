@@ -20,6 +20,8 @@ from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
+pytestmark = pytest.mark.extended
+
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 120, 10
 TRAIN = digits(

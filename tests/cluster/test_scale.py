@@ -13,6 +13,8 @@ from tests.cluster.access import Access
 from tests.cluster.fleet import Fleet, Place
 from tests.cluster.waiting import until
 
+pytestmark = pytest.mark.extended
+
 HOSTS = 1000
 WRITES, CALLS, MEMORY_MIB = 4, 8, 200
 PATIENCE_S = 1200.0  # until as many pods are made, on a machine that is shared

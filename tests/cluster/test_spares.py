@@ -23,6 +23,8 @@ from tests.cluster.test_recovery import SAVED, await_checkpoint, ended, losses, 
 from tests.compiled import QUICK_COMPILES
 from tests.found import shows
 
+pytestmark = pytest.mark.extended
+
 SEAT = "jaxlaunch.test/seat-of-a-host"  # a resource of the node: without a free one a pod waits
 SEATS, FEW = 4, 2
 STEPS = 300

@@ -119,6 +119,7 @@ def test_a_store_on_another_base_is_removed_though_a_failed_build_left_its_conta
         mounts.remove(tmp_path)
 
 
+@pytest.mark.extended
 def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
     before = state()
     harness("up")
@@ -130,6 +131,7 @@ def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
     assert added(before) == {}
 
 
+@pytest.mark.extended
 def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> None:
     before = state()
     with subprocess.Popen([*HARNESS, "up"], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
@@ -143,6 +145,7 @@ def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> Non
     assert added(before) == {}
 
 
+@pytest.mark.extended
 def test_a_cluster_that_lost_a_program_is_started_anew() -> None:
     before = state()
     harness("up")

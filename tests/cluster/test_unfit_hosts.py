@@ -22,6 +22,8 @@ from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Object, Place, verdicts
 from tests.found import shows
 
+pytestmark = pytest.mark.extended
+
 ASKS = """
 import json, os, resource
 print("found", json.dumps({

@@ -25,6 +25,8 @@ from tests.cluster.waiting import has, until
 from tests.helm.charts import Helm
 from tests.launcher.report.test_page import data_of
 
+pytestmark = pytest.mark.extended
+
 WITHIN = "rbac.authorization.k8s.io/v1"
 ODD = ("a\r\nX-Remote-User: system:admin", "a\0b", "t\u00f6ken", "\u202e", "x" * 1024 * 1024, "eyJ" * 5000)
 

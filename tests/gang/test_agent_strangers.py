@@ -12,10 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import versions
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from tests.gang.agents import PATIENCE_S, Gang, job, program
+
+pytestmark = pytest.mark.extended
 
 SEEDS = {"gathering": range(10), "running": range(10, 20)}
 MESSAGES = 1_000  # of each seed

@@ -18,7 +18,7 @@ from tests.bucket_server import Bucket
 from tests.compiled import QUICK_COMPILES
 from tests.gang.agents import Gang, children, is_alive, job, launch
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 STEPS = 14
 POD = {contract.POD_UID: "pod", contract.NODE: "node"}

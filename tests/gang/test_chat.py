@@ -16,7 +16,7 @@ from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits, job, launch
 from tests.trainer.text import chat_corpora
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 LETTERS = "abcd"
 DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "hidden": 64, "length": 63, "vocab": 512}

@@ -24,6 +24,8 @@ from tests.collisions import (
     without_us,
 )
 
+pytestmark = pytest.mark.extended
+
 # Read in processes of their own, which import the user's `utils` too.
 DATA = """
 import utils

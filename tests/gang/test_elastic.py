@@ -17,7 +17,7 @@ from tests.compiled import SITE, quick_starts
 from tests.gang.agents import ROOT, Gang, job
 from tests.gang.runs import HERE, Result, digits
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 HOSTS = 4
 BATCH = 24  # divides over 4, 3 and 2 hosts

@@ -13,7 +13,7 @@ import yaml
 from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, launch
 from tests.trainer.text import corpora
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NO_STANDBY = "restarts.in_place=0"  # processes that would take over where one fails

@@ -11,7 +11,7 @@ from tests import needs
 from tests.gang import families
 from tests.trainer.references import FIXTURES
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

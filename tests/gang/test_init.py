@@ -13,7 +13,7 @@ import pytest
 from tests.compiled import quick_starts
 from tests.gang.runs import PATIENCE_S
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 # The files of a kind, and what makes its run short.
 KINDS: dict[str, tuple[list[str], list[str]]] = {

@@ -10,6 +10,8 @@ from tests.gang.kills import Kill, draw, once
 from tests.gang.runs import launch
 from tests.kills import Event, Series, compared, document
 
+pytestmark = pytest.mark.extended
+
 # One of each: a rank of two hosts, an agent, host 0's, all of them, and all with the launcher.
 SEEDS = ("0:2", "0:30", "0:7", "0:14", "0:13")
 

@@ -41,6 +41,7 @@ jaxlaunch.run(step, lambda: {"n": 0}, data, steps=int(os.environ.get("STEPS", "1
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("example", "moments"),
     [("gan", [(30, "rank"), (110, "rank")]), ("reinforce", [(70, "all")])],

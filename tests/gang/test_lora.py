@@ -15,7 +15,7 @@ import yaml
 from tests.gang.runs import launch, succeed
 from tests.trainer import references
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora.yaml"
 

@@ -49,8 +49,8 @@ MODELS = {
 Losses = dict[int, float]
 STEPS, FEW = 20, 6  # compared; few where it is costly: a step of two processes takes ten times one on one device
 
-# What runs in each place: of two processes each model, and one model on each mesh. All models on all meshes of one
-# process are in tests/trainer/step/test_train_step.py.
+# What runs in each place of several processes. All models on all meshes of one process are in
+# tests/trainer/step/test_train_step.py.
 IN_EVERY_PLACE = [("mlp", "dp8"), ("decoder", "fsdp8"), ("decoder", "dp2-fsdp2-mp2")]
 MLP_IN_TWO = ["dp2-fsdp2-mp2"]
 TRANSFORMERS_IN_TWO = [
@@ -70,7 +70,6 @@ MESHES: dict[str, dict[str, Any]] = {
     "dp2-of-slices": {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}},
 }
 PLACES: dict[str, dict[str, Any]] = {
-    "1-process": {"hosts": 1, "per_host": 8},
     "2-processes": {"hosts": 2, "per_host": 4},
     "4-processes": {"hosts": 4, "per_host": 2},
     "2-hosts-of-2-processes": {"hosts": 2, "per_host": 4, "processes_per_host": 2},
@@ -138,7 +137,10 @@ def test_the_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: st
     assert losses[20] <= 0.8 * losses[1]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(place, marks=[] if place == "2-processes" else pytest.mark.extended) for place in PLACES],
+)
 @pytest.mark.parametrize("mesh", [mesh for _, mesh in IN_EVERY_PLACE])
 def test_every_mesh_gives_the_losses_of_one_device(
     losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str, place: str
@@ -162,6 +164,7 @@ def test_a_transformer_in_two_processes_gives_the_losses_of_one_device(
     assert_equal_losses(losses("2-processes", name, mesh), on_one_device[name], steps("2-processes", name, mesh))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", OVER_SLICES)
 def test_a_mesh_over_two_slices_gives_the_losses_of_one_device(
     losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str
@@ -176,6 +179,7 @@ def optimized_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Losses:
     return succeed(launch(folder, job(DECODER | {"steps": FEW}, per_host=1), env=USUAL_COMPILES)).losses
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")])
 def test_a_train_block_with_all_optimizations_gives_the_losses_of_one_device(
     tmp_path: Path, optimized_on_one_device: Losses, place: str, mesh: str

@@ -17,7 +17,7 @@ from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 WEIGHTS = {"code": 0.3, "web": 0.7}
 BATCH, EVERY = 20, 5

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gang.runs import Result, digits, job, launch, succeed
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 OPTIMIZER: dict[str, Any] = {
     "name": "mine:momentum",

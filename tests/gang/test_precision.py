@@ -8,7 +8,7 @@ import pytest
 
 from tests.gang.runs import each, job, launch, succeed
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 DIGITS = {
     "task": "classify",

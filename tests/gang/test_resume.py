@@ -31,6 +31,7 @@ def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(t
     assert sorted(resumed.losses) == list(range(1, 61))
 
 
+@pytest.mark.extended
 def test_other_process_counts_see_the_same_examples(tmp_path: Path) -> None:
     train = digits(steps=30, data=TRACED, checkpoint={"every": 10})
     whole = succeed(launch(tmp_path / "whole", job(train, hosts=2, per_host=2)))

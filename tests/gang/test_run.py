@@ -160,6 +160,7 @@ def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
     assert sum(result.summary["goodput"]["seconds"].values()) >= 6
 
 
+@pytest.mark.extended
 def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and_goes_on(tmp_path: Path) -> None:
     """Launcher and agents at once: while a start is made, before the first step, and in the steps."""
     document = job(digits(steps=100_000, checkpoint={"every": 5}))
@@ -201,6 +202,7 @@ def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said
     assert (result.folder / "job.yaml").exists()
 
 
+@pytest.mark.extended
 def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Path) -> None:
     command = program(tmp_path, "say(phase='step', step=ATTEMPT)\nmark(f'up{ATTEMPT}')\ntime.sleep(3600)")
     with Running(tmp_path, job(command=list(command)), env={"MARKS": str(tmp_path)}) as running:

@@ -10,7 +10,7 @@ import pytest
 from tests.gang.runs import USUAL_COMPILES, Result, digits, job, launch, succeed
 from tests.gang.test_meshes import MODELS
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 GPT2 = MODELS["gpt2"]
 DROPPING = GPT2 | {"model": GPT2["model"] | {"layers": 1, "dropout": 0.2}, "steps": 11, "log_every": 1}

@@ -47,6 +47,7 @@ def test_the_table_of_the_page_has_every_case() -> None:
     assert all(len(codes) == len(MOMENTS) for codes in table().values())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", COVERING, ids=str)
 def test_storage_that_fails_ends_a_run_as_the_page_says(case: Case, results: Mapping[Case, Result]) -> None:
     if case not in results:

@@ -82,6 +82,7 @@ def states(folder: Path) -> dict[str, str]:
     return {row["run"]: row["state"] for row in rows if "run" in row}
 
 
+@pytest.mark.extended
 def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
     tmp_path: Path, say: Callable[..., Left]
 ) -> None:

@@ -19,6 +19,7 @@ from tests.gang.runs import Result, digits, job, launch, succeed
 pytestmark = pytest.mark.computes
 
 
+@pytest.mark.extended
 def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for number in range(5):
@@ -85,6 +86,7 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
     assert metrics["eval_accuracy_of_3"] == (1.0 if held_out > 3 else None)  # of none there is no share
 
 
+@pytest.mark.extended
 def test_linen_haiku_and_hugging_face_models_agree_on_1_2_and_4_processes_and_resume_to_the_bit(tmp_path: Path) -> None:
     # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a normalization.
     optimizer = {"name": "sgd", "lr": 0.1, "ema": 0.5, "schedule": {"name": "constant"}}

@@ -12,7 +12,7 @@ from jaxlaunch.trainer.data import records
 from tests import environments, needs
 from tests.gang.runs import job, launch, succeed
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 LENGTH, STEPS = 12, 5
 VIT = {"kind": "vit", "layers": 1, "width": 32, "heads": 2, "image": [224, 224], "patch": 56, "classes": 1000}

@@ -14,7 +14,7 @@ from tests import tutorials
 from tests.compiled import quick_starts
 from tests.gang.runs import PATIENCE_S, launch, succeed
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS.parent / "examples"

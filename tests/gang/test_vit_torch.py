@@ -13,7 +13,7 @@ from jaxlaunch.launcher.job import load as jobs
 from tests import environments, needs
 from tests.gang.runs import Result, launch, succeed
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "vit_torch"

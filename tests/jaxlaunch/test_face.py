@@ -64,7 +64,7 @@ for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlau
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_user_s_typed_code_needs_every_name_and_passes_mypy_strict(tmp_path: Path) -> None:
     nodes = list(ast.walk(ast.parse(CONSUMER.read_text())))
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -146,7 +146,7 @@ def jobs() -> Iterator[tuple[str, str]]:
                 yield f"{name(page)}, yaml {number}", block
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("command", ["validate", "plan"])
 def test_the_first_cluster_job_on_tpus_fits_as_its_page_says(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -163,6 +163,7 @@ def test_every_job_on_a_page_is_valid(job: str) -> None:
     assert load.parse(job).name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [pytest.param(text, id=where) for where, text in jobs()])
 def test_every_job_on_a_page_can_be_planned(
     job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

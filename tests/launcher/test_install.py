@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 SCRIPT = Path(__file__).parents[2] / "requirements" / "install.py"
 LISTING = r"""
 global.cert='/etc/ca.pem'

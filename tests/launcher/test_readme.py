@@ -77,7 +77,7 @@ def printed(checkout: Path) -> dict[str, str]:
     return dict(zip(once, re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("page", [README, QUICKSTART], ids=["README", "quickstart"])
 def test_every_command_of_a_page_prints_what_the_page_shows(page: str, printed: dict[str, str]) -> None:
     shown = [step for step in tutorials.steps(page) if step.output]
@@ -87,7 +87,7 @@ def test_every_command_of_a_page_prints_what_the_page_shows(page: str, printed: 
         assert list(tutorials.missing(step.output, output)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_make_run_trains_to_the_accuracy_that_it_prints(checkout: Path, printed: dict[str, str]) -> None:
     said = re.findall(r"eval .* accuracy (\S+)  examples 360$", printed["make run"], re.MULTILINE)
     assert said and float(said[-1]) >= 0.97  # of every held-out digit, once

@@ -72,10 +72,14 @@ finally:
     assert process.returncode != 0
 
 
-def test_every_folder_of_tests_is_in_one_run() -> None:
-    ran = [part for command in (*suite.WAIT, *suite.COMPUTE) for part in command]
-    assert {"tests", "tests/cluster", "tests/gang", "computes", "not computes"} <= set(ran)
-    assert {"before_the_cluster", "not before_the_cluster"} <= set(ran)
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_every_folder_of_tests_is_in_one_run_of_each_lane(is_extended: bool) -> None:
+    lane = "extended" if is_extended else "not extended"
+    parts = suite.lane_parts(is_extended)
+    runs = [part for command in (*parts["wait"], *parts["compute"]) for part in command]
+    assert {"tests", "tests/cluster", "tests/gang", lane} <= set(runs)
+    kinds = ("computes", "not computes", "before_the_cluster", "not before_the_cluster")
+    assert {f"{kind} and {lane}" for kind in kinds} <= set(runs)
 
 
 def test_the_names_of_failed_tests_stand_at_the_end(tmp_path: Path) -> None:

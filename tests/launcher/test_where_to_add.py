@@ -71,7 +71,7 @@ def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
     assert touched and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     for name in TOP:
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2

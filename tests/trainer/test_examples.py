@@ -71,6 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", JOBS)
 def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Path]) -> None:
     lines = [json.loads(line) for line in (trained(name) / "metrics.jsonl").read_text().splitlines()]
@@ -129,6 +130,7 @@ def test_every_example_says_why_in_a_paragraph() -> None:
         assert len(why.split()) >= 100, name
 
 
+@pytest.mark.extended
 def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
@@ -144,6 +146,7 @@ def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkey
     np.testing.assert_allclose(images[:, 0, 0], (jnp.arange(3) / 5.0) * 127.5, atol=1)
 
 
+@pytest.mark.extended
 def test_samples_are_judged_by_the_classifier_of_another_run(
     trained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

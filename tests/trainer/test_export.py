@@ -79,6 +79,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hf")
 
 
+@pytest.mark.extended
 def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Path) -> None:
     try:
         environments.python("torch")
@@ -99,6 +100,7 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
         np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
 
 
+@pytest.mark.extended
 def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path: Path) -> None:
     try:
         environments.python("torch")

@@ -127,6 +127,7 @@ TRAIN: dict[str, Any] = {
 CHIPS = json.dumps({"type": "cpu", "hosts": 1, "per_host": 8})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
     found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxlaunch import contract, programs
 from jaxlaunch.launcher.job import load
 from jaxlaunch.trainer.evaluation import predict
@@ -20,6 +22,8 @@ from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references
 from tests.trainer.sources.images import made_images
+
+pytestmark = pytest.mark.extended
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,7 +14,7 @@ from tests import pages
 from tests.launcher.report import browser
 from tests.website import pieces
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browser.is_here(), reason="there is no chromium")]
+pytestmark = [pytest.mark.skipif(not browser.is_here(), reason="there is no chromium"), pytest.mark.extended]
 
 QUESTIONS = Path(__file__).parents[1] / "site" / "questions.txt"
 TALLEST = 15_000  # px, on a screen of 400 px

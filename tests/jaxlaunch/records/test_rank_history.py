@@ -25,6 +25,7 @@ def test_a_look_is_read_back_as_it_was_kept() -> None:
     assert rank_history.lags_of(read.columns[0]) == [0, 0, 1, 8, 0, 0]
 
 
+@pytest.mark.extended
 def test_a_thousand_ranks_that_never_agree_for_a_month_are_a_file_of_a_megabyte() -> None:
     drawn, history, now = random.Random(0), RankHistory(), 0.0
     worst = 123_456

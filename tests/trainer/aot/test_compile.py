@@ -15,6 +15,8 @@ from tests import needs
 from tests.trainer.aot import cases
 from tests.trainer.references import FIXTURES
 
+pytestmark = pytest.mark.extended
+
 RECORDED = FIXTURES / "collectives.json"  # as the libtpu of tests/requirements/libtpu.txt compiles them
 ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 

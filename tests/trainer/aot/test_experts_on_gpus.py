@@ -11,6 +11,8 @@ import pytest
 from tests import needs
 from tests.trainer.aot import experts_on_gpus as layer
 
+pytestmark = pytest.mark.extended
+
 ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 ROWS = 2 * layer.LENGTH  # that a device's experts get in the mean: each token goes to two
 

@@ -505,7 +505,7 @@ def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp
         assert [store.taken(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp_path):
     """Four kills; each next process checks what it restores before it goes on, and takes over at once."""
     chance, committed = random.Random(time.time_ns()), -1

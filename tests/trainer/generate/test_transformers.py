@@ -16,6 +16,8 @@ from tests import environments, needs
 from tests.trainer.generate.generators import one_device
 from tests.trainer.references import folder, step, tensors, train_spec
 
+pytestmark = pytest.mark.extended
+
 FAMILIES = (
     "llama_tiny",
     "qwen2_tiny",

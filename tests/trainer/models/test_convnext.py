@@ -5,10 +5,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from jaxlaunch.trainer.huggingface import save
 from tests.trainer.models.resnets import batch, folder, step, tensors
+
+pytestmark = pytest.mark.extended
 
 CASE = "convnext_tiny"
 

@@ -209,6 +209,7 @@ def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     return {each["step"]: each for each in found}
 
 
+@pytest.mark.extended
 def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path) -> None:
     given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     given["data"]["path"] = str(EXAMPLES / given["data"]["path"])

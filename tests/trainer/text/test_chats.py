@@ -40,6 +40,7 @@ def of_transformers(folder: Path, found: list[Any], tools: list[Any], tokenizers
     return [tuple(json.loads(line)) for line in answers]
 
 
+@pytest.mark.extended
 def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     found = chat_corpora.chats(450)
     assert sum(map(len, found)) > 2000

@@ -29,6 +29,8 @@ from tests import environments, needs
 from tests.trainer import references
 from tests.trainer.text import chat_corpora, corpora
 
+pytestmark = pytest.mark.extended
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CASE, STEPS = "qwen2_tiny", 24
 TEXT = "the lazy fox jumps over a quick dog"

@@ -59,6 +59,7 @@ def notes(of: Gang) -> list[int]:
     return [of.send(3, "note", text="a note")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("messages", [beats, echoes, stacks, ends, notes], ids=lambda one: one.__name__)
 def test_what_a_message_costs_does_not_depend_on_how_many_hosts_there_are(
     gang: Callable[..., Gang], messages: Callable[[Gang], list[int]]
@@ -68,11 +69,13 @@ def test_what_a_message_costs_does_not_depend_on_how_many_hosts_there_are(
     assert all(large <= 1.5 * small for small, large in zip(few, many, strict=True)), (few, many)
 
 
+@pytest.mark.extended
 def test_what_a_hello_costs_does_not_depend_on_how_many_have_joined(gang: Callable[..., Gang]) -> None:
     few, many = gang(400, joined=2), gang(400, joined=300)
     assert many.join(300) <= 1.5 * few.join(2)
 
 
+@pytest.mark.extended
 def test_what_a_message_and_a_loss_cost_while_hosts_are_missing_does_not_depend_on_how_many_are_there(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:

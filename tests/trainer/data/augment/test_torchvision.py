@@ -12,6 +12,8 @@ from jaxlaunch.trainer.data.augment.transform import Transform
 from jaxlaunch.trainer.spec.vision.augment import Augment
 from tests import environments, needs
 
+pytestmark = pytest.mark.extended
+
 PROGRAM = Path(__file__).with_name("torchvision_says.py")
 SHAPE = 60, 80
 SPACES = {"rand": (colors.BINS, 9, 150 / 331, 8), "mix": (colors.AUGMIX_BINS, 2, 1 / 3, 4)}
