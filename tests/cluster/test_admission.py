@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxlaunch.launcher.errors import ApiError
-from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import (
     COMPUTE_DOMAINS,
@@ -86,7 +86,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(cluster: Access) -> Iterator[Server]:
-    namespaces = {level: preparations.make_namespace(cluster, level) for level in pod_security.LEVELS}
+    namespaces = {level: preparations.make_namespace(cluster, level) for level in pod_rules.LEVELS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
         found = Server(Cluster.connect(), namespaces)
@@ -142,9 +142,9 @@ def test_what_we_render_is_taken_as_it_is(server: Server, name: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(server: Server, name: str) -> None:
     pod = pod_of(GOOD[name][0])
-    met = pod_security.level(pod)
+    met = pod_rules.strictest_level(pod)
     server.take(PODS, pod, met)
-    if (stricter := pod_security.stricter(met)) is not None:
+    if (stricter := pod_rules.stricter_level(met)) is not None:
         with pytest.raises(ApiError, match=f'violates PodSecurity "{stricter}:latest"'):
             server.take(PODS, pod, stricter)
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.merge import merge
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
@@ -79,9 +79,9 @@ def reasons(text: str) -> set[str]:
 
 @pytest.mark.parametrize("namespace", ["baseline", "restricted"], indirect=True)
 def test_our_reasons_are_those_of_the_server(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> None:
-    enforced: pod_security.Level = request.node.callspec.params["namespace"]
+    enforced: pod_rules.Level = request.node.callspec.params["namespace"]
     pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
-    ours = {name: {each.reason for each in pod_security.violations(pod, enforced)} for name, pod in pods.items()}
+    ours = {name: {each.reason for each in pod_rules.find_violations(pod, enforced)} for name, pod in pods.items()}
     assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
-    admitted = {name for name, pod in pods.items() if pod_security.admits(enforced, pod_security.level(pod))}
+    admitted = {name for name, pod in pods.items() if pod_rules.admits(enforced, pod_rules.strictest_level(pod))}
     assert admitted == {name for name, broken in ours.items() if not broken}

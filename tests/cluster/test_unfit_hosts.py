@@ -15,7 +15,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access
@@ -82,7 +82,7 @@ def pinning(kib: int) -> Callable[[Object], None]:
 
     def change(jobset: Object) -> None:
         anywhere(jobset)
-        main = template(jobset)["spec"]["containers"][0]
+        main = pod_template(jobset)["spec"]["containers"][0]
         main["command"] = ["sh", "-c", f'ulimit -l {kib} && exec "$@"', "sh", *main["command"]]
 
     return change

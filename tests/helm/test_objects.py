@@ -15,10 +15,10 @@ import yaml
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.diagnose.doctor import controllers, namespace
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.platforms import gke, table
@@ -200,7 +200,7 @@ def tcpxo_pod(**more: Any) -> dict[str, Any]:
         "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
     )
     known = defaults.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
-    return dict(template(jobset.render(resolve(fast, known))[0]))
+    return dict(pod_template(jobset.render(resolve(fast, known))[0]))
 
 
 def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
 def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm: Helm) -> None:
     made = helm.render(EVERYTHING)
     pod = one(made, "Pod")
-    assert pod_security.level(pod) == "restricted"
+    assert pod_rules.strictest_level(pod) == "restricted"
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "512Mi"}
     for account in (each for each in made if each["kind"] == "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
@@ -362,7 +362,7 @@ def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restr
     assert not [each for each in helm.render({"defaults": {"image": "i"}}) if each["kind"] in ("Deployment", "Service")]
     made = helm.render(EVERYTHING)
     template = one(made, "Deployment", "team-web")["spec"]["template"]
-    assert pod_security.level(template) == "restricted"
+    assert pod_rules.strictest_level(template) == "restricted"
     spec, (container,) = template["spec"], template["spec"]["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] and container["resources"]["limits"]
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("team-web", False)
@@ -397,7 +397,7 @@ def test_a_dashboard_without_an_image_is_refused_with_the_values_to_set(helm: He
 
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
-    assert made["metadata"]["labels"][pod_security.ENFORCE] == "restricted"
+    assert made["metadata"]["labels"][pod_rules.ENFORCE] == "restricted"
 
 
 RDMA = {"profile": "rdma", "resource": "rdma/ib"}
@@ -425,10 +425,10 @@ def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_def
     spec = load.parse(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
     values = {"platform": "gke"} | given
     cluster = defaults.ClusterDefaults(defaults.Defaults.model_validate(values))
-    assert pod_security.level(template(jobset.render(resolve(spec, cluster))[0])) == expected
+    assert pod_rules.strictest_level(pod_template(jobset.render(resolve(spec, cluster))[0])) == expected
     rendered = {"namespaces": ["scratch"], "defaults": values}
     made = one(helm.render(rendered), "Namespace", "scratch")
-    assert made["metadata"]["labels"][pod_security.ENFORCE] == expected
+    assert made["metadata"]["labels"][pod_rules.ENFORCE] == expected
     assert f"pod-security.kubernetes.io/enforce={expected}\n" in helm.files(rendered)["NOTES.txt"]
 
 
@@ -439,7 +439,7 @@ def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_th
     helm: Helm, given: dict[str, Any]
 ) -> None:
     made = one(helm.render({"namespaces": ["scratch"], "defaults": given}), "Namespace", "scratch")
-    assert made["metadata"]["labels"][pod_security.ENFORCE] == "privileged"
+    assert made["metadata"]["labels"][pod_rules.ENFORCE] == "privileged"
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
@@ -565,7 +565,7 @@ def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm)
 
 def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:
     monitor = one(helm.render(EVERYTHING), "PodMonitor")["spec"]
-    pod = template(manifests(EXAMPLES / "generic-gpu.yaml")[0])
+    pod = pod_template(manifests(EXAMPLES / "generic-gpu.yaml")[0])
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     (endpoint,) = monitor["podMetricsEndpoints"]

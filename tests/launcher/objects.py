@@ -11,7 +11,7 @@ from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes import kept_fields
+from jaxlaunch.launcher.kubernetes import objects
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.records import log_lines
@@ -113,7 +113,7 @@ def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part
             **parts,
         },
     }
-    return kept_fields.pod(full)
+    return objects.trim_pod(full)
 
 
 def pending(host: int = 0, message: str = "", reason: str = "Unschedulable") -> Object:
@@ -228,6 +228,6 @@ def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float 
 def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
     found = jobset(max(1, len(pods))) if of is None else of
-    folded = kept_fields.folded(collect.about(map(kept_fields.event, events), "lm", found))
+    folded = objects.fold_events(collect.about(map(objects.trim_event, events), "lm", found))
     given = {"jobs": (job_object(),), **more}
     return Snapshot("team", "lm", NOW, jobset=found, pods=pods, events=tuple(folded), **given)

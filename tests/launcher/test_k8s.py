@@ -12,7 +12,7 @@ import yaml
 from jaxlaunch.launcher.diagnose.doctor import namespace
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.jobs import cluster_defaults
-from jaxlaunch.launcher.kubernetes.rights import Right
+from jaxlaunch.launcher.kubernetes.kinds import Right
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"

@@ -96,7 +96,7 @@ def _for_viewers(
         raise UserError(f"--in-cluster and {what} are both given.", "it shows jobs of its own cluster alone.")
     if not namespaces:
         raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
-    kubeconfig.server_of_pod()
+    kubeconfig.pod_server_url()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which process 1 of a pod would not hear of otherwise
 
     server = Server(_rows_of_viewer, list(dict.fromkeys(namespaces)), hosts, port)

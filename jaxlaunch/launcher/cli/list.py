@@ -16,7 +16,7 @@ from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.objects import age
+from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import Table
 
@@ -95,7 +95,7 @@ def _cluster_jobs(
     except ClusterError as error:
         if is_required:
             raise
-        return ([], "", error) if kubeconfig.is_named() else ([], str(error), None)
+        return ([], "", error) if kubeconfig.has_kubeconfig() else ([], str(error), None)
     place = None if all_namespaces else namespace or cluster.namespace
     try:
         seen = collect.snapshots(cluster, place)
@@ -150,7 +150,7 @@ def _row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
     step = "-" if all(job.step is None for job in jobs) else f"{sum(job.step or 0 for job in jobs)}{steps}"
     restarts = str(sum(job.restarts.total for job in jobs))
     shown = jobs[0].state.value if len(jobs) == 1 else state
-    return [name, shown, hosts, step, restarts, age(max(job.age_s for job in jobs))]
+    return [name, shown, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]
 
 
 def _more(job: JobStatus) -> list[str]:

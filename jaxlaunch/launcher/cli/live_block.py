@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from jaxlaunch.launcher.cli import output
-from jaxlaunch.launcher.kubernetes.objects import age
+from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.report.rows import Curve, Rows
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.records import rank_history
@@ -106,7 +106,7 @@ class Block:
         if not total:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
-        left = f", {age((now - since) / (step - first) * max(0.0, total - step))} left" if step > first else ""
+        left = f", {format_age((now - since) / (step - first) * max(0.0, total - step))} left" if step > first else ""
         return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{left}"
 
 

@@ -11,7 +11,7 @@ from jaxlaunch.launcher.cli.job_view import ClusterView, JobView
 from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts
 from jaxlaunch.launcher.diagnose.text import Renderer, Text
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
-from jaxlaunch.launcher.kubernetes.objects import age
+from jaxlaunch.launcher.kubernetes.objects import format_age
 
 
 @click.command("status")
@@ -75,7 +75,9 @@ def _seconds(by_cause: Mapping[str, float]) -> str:
 
 
 def _age(status: JobStatus) -> str:
-    return age(status.age_s) + ("" if status.lasted_s is None else f", ended after {age(status.lasted_s)}")
+    return format_age(status.age_s) + (
+        "" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"
+    )
 
 
 def _hosts(status: JobStatus) -> str:
@@ -90,7 +92,7 @@ def _phase(status: JobStatus) -> str:
     at = "" if status.step is None else f"step {status.step}{of}"
     if status.phase in (None, "step"):
         return at
-    spent = "" if status.phase_s is None else f" for {age(status.phase_s)}"
+    spent = "" if status.phase_s is None else f" for {format_age(status.phase_s)}"
     return f"{status.phase}{spent}" + (f", at {at}" if at else "")
 
 
@@ -99,5 +101,5 @@ def _checkpoint(status: JobStatus) -> str:
         return ""
     if status.as_of is not None or status.folder is not None:
         return f"step {status.committed}"
-    since = "before these pods" if status.committed_age_s is None else f"{age(status.committed_age_s)} ago"
+    since = "before these pods" if status.committed_age_s is None else f"{format_age(status.committed_age_s)} ago"
     return f"step {status.committed}, {since}"

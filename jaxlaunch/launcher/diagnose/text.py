@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.kubernetes.objects import Obj, age
+from jaxlaunch.launcher.kubernetes.objects import Obj, format_age
 from jaxlaunch.launcher.wording import count
 
 MAX_MESSAGE = 600  # characters of an event, a condition or a log line
@@ -198,7 +198,7 @@ class Renderer(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a field as text; the docstring of the module lists the formats."""
         if format_spec == "age":
-            return age(value)
+            return format_age(value)
         if "|" in format_spec:
             one, many = format_spec.split("|")
             return one if (value if isinstance(value, int) else len(value)) == 1 else many

@@ -20,7 +20,7 @@ from jaxlaunch.launcher.job.mesh_checks import divisors
 from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec, Network
 from jaxlaunch.launcher.job.volumes import Bucket
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import HOME_OF_NETWORK
 from jaxlaunch.launcher.wording import count, cut, either
 from jaxlaunch.trainer.spec import TASKS
@@ -199,7 +199,7 @@ def _resources(job: JobSpec) -> Iterator[Fault]:
         if given is not None and given[-1] in "mun":
             hint = f"write {given[:-1]}Mi for 1024s, or {given[:-1]}M for 1000s." if given[-1] == "m" else None
             yield Fault(("resources", key), f"resources.{key} = {given} is less than a byte: m is a thousandth.", hint)
-    if shm is not None and memory is not None and amount(shm) > amount(memory):
+    if shm is not None and memory is not None and parse_quantity(shm) > parse_quantity(memory):
         message = f"resources.shm = {shm} is more than resources.memory = {memory}, against which it counts."
         yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
 

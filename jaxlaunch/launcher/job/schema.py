@@ -21,7 +21,7 @@ from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.names import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.job.units import Duration, Quantity
 from jaxlaunch.launcher.job.volumes import Volume
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive, TrainSpec, at_most, mesh_on, on_devices
 
@@ -616,7 +616,7 @@ class JobSpec(Block):
             search_paths=search_paths or {},
             accelerator=self.accelerator.type,
             pinning=pinning,
-            ephemeral_bytes=None if scratch is None or limit is None else int(amount(limit)),
+            ephemeral_bytes=None if scratch is None or limit is None else int(parse_quantity(limit)),
             scratch=scratch or {},
-            log_bytes=int(amount(self.logs.kept)),
+            log_bytes=int(parse_quantity(self.logs.kept)),
         )

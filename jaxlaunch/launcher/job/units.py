@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from jaxlaunch.launcher.job.introspection import Words
-from jaxlaunch.launcher.kubernetes.quantity import SUFFIXED, amount
+from jaxlaunch.launcher.kubernetes.resources import SUFFIXED, parse_quantity
 from jaxlaunch.launcher.wording import duration
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -56,7 +56,7 @@ Duration = Annotated[
 
 def _written(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not SUFFIXED.fullmatch(text) or amount(text) == 0:
+    if not isinstance(text, str) or not SUFFIXED.fullmatch(text) or parse_quantity(text) == 0:
         raise PydanticCustomError("quantity", "not a quantity")
     return text
 

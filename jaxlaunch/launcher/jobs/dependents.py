@@ -17,7 +17,7 @@ from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, Kind
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 
 GIVE_UP_S = 30.0  # on a server that answers with errors
 PAUSE_S = 0.5
@@ -191,7 +191,7 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
 def _owned(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     metadata, lines = jobset["metadata"], []
     candidates = [(NETWORK_POLICIES, metadata["name"])]
-    for volume in template(jobset)["spec"].get("volumes") or ():
+    for volume in pod_template(jobset)["spec"].get("volumes") or ():
         if "configMap" in volume:
             candidates.append((CONFIGMAPS, volume["configMap"]["name"]))
     for kind, name in candidates:

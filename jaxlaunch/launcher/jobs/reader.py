@@ -29,7 +29,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     REPLICATED_JOB,
     RESERVED_DOMAINS,
 )
-from jaxlaunch.launcher.kubernetes.objects import Obj, template
+from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template
 from jaxlaunch.launcher.manifests.security import RESTRICTED
 
 START_S = 120.0  # until its pod starts
@@ -123,13 +123,13 @@ def _annotations(jobset: Obj) -> dict[str, Any]:
     Others are for the gang alone: Kueue refuses the size of a slice on a JobSet of one pod, and multi-networking would
     keep the pod from other nodes.
     """
-    given = template(jobset).get("metadata", {}).get("annotations") or {}
+    given = pod_template(jobset).get("metadata", {}).get("annotations") or {}
     kept = {key: value for key, value in given.items() if key.partition("/")[0] not in _OF_THE_GANG}
     return {"annotations": kept} if kept else {}
 
 
 def _pod(jobset: Obj, asked: dict[str, Any]) -> dict[str, Any]:
-    where, spec = folder(jobset), template(jobset)["spec"]
+    where, spec = folder(jobset), pod_template(jobset)["spec"]
     main = hosts.main_container(spec)
     mount = _mount(jobset, where, main)
     security, own = _not_root(main.get("securityContext") or {}, spec.get("securityContext") or {})

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxlaunch.launcher.kubernetes import kept_fields, labels
+from jaxlaunch.launcher.kubernetes import labels, objects
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
-from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, template
+from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, pod_template
 
 _KUEUE_S = 10.0  # until Kueue has made a Workload
 _LOOK_AGAIN_S = 10.0  # a pod may be deleted between a list and a watch
@@ -25,7 +25,7 @@ class Stopped(NamedTuple):
 
 def grace_s(jobset: Obj) -> float:
     """Seconds that its pods have to save and end; Kubernetes' own default where it sets none."""
-    return float(template(jobset)["spec"].get("terminationGracePeriodSeconds", 30))
+    return float(pod_template(jobset)["spec"].get("terminationGracePeriodSeconds", 30))
 
 
 def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
@@ -89,7 +89,7 @@ class Leaving:
         return Stopped(not self._left, tuple(self._pods.values()))
 
     def _look(self) -> tuple[set[str], str]:
-        pods, since = self._cluster.listed(PODS, self._namespace, self._labels, keep=kept_fields.pod)
+        pods, since = self._cluster.listed(PODS, self._namespace, self._labels, keep=objects.trim_pod)
         self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
         return _living(pods), since
 
@@ -97,7 +97,7 @@ class Leaving:
         watched = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
         for event, pod in watched:
             if "status" in pod:  # else it was deleted while the watch was interrupted: only its name is known
-                self._pods[pod["metadata"]["uid"]] = kept_fields.pod(pod)
+                self._pods[pod["metadata"]["uid"]] = objects.trim_pod(pod)
             if event == "DELETED" or not _living([pod]):
                 self._left.discard(pod["metadata"]["uid"])
             if not self._left:

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
-from jaxlaunch.launcher.kubernetes.outage import Outage
+from jaxlaunch.launcher.kubernetes.watch import Outage
 
 _LOOK_AGAIN_S = 30.0  # for what no event of the JobSet reports
 _SETTLES_S = 2.0  # while pods end

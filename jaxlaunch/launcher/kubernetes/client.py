@@ -6,6 +6,7 @@ waits for ever, its POST is never repeated, and its watch hides how it ended.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
 import json
@@ -21,14 +22,28 @@ from jaxlaunch.records.lines import Lines
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Transport
 
-__all__ = ["ApiError", "Cluster", "Unreachable"]
+__all__ = ["ApiError", "Cluster", "Unreachable", "ignore_forbidden"]
 
-MANAGER = "jaxlaunch"  # owns the fields that we set
-_LOG_SILENCE_S = 300.0  # a program may write nothing for long; so does a dead connection
-_LONGEST_LINE = 1024 * 1024  # bytes of a log that are kept in memory; an agent's lines are far shorter
+# The owner of the fields that we set.
+MANAGER = "jaxlaunch"
+# A program may write nothing for long; so does a dead connection.
+_LOG_SILENCE_S = 300.0
+# Bytes of a log that are kept in memory; an agent's lines are far shorter.
+_LONGEST_LINE = 1024 * 1024
 
 Object = dict[str, Any]
-Objects = list[Object]  # a method below is called `list`
+# A method below is called `list`.
+Objects = list[Object]
+
+
+@contextlib.contextmanager
+def ignore_forbidden() -> Iterator[None]:
+    """Suppress the error of the API server about what the user has no permission for."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 403:
+            raise
 
 
 class Cluster:
@@ -37,35 +52,26 @@ class Cluster:
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
         self.namespace = namespace  # the context's own
+        self.context, self.server = transport.name, transport.server
 
     @classmethod
     def connect(cls, context: str | None = None, say: Callable[[str], None] | None = None) -> Cluster:
-        """The cluster of a context, by default the current one; in a pod without a kubeconfig the pod's own.
+        """Return the cluster of a context, by default the current one; in a pod without a kubeconfig the pod's own.
 
         `say` gets what is waited for when the server does not answer at once. Sends no request yet. Raises ClusterError
         when the kubeconfig has no such context or cannot be used.
         """
         from jaxlaunch.launcher.kubernetes.transport import Transport  # with the client it takes a quarter of a second
 
-        name, namespace = kubeconfig.context(context)
-        return cls(Transport(lambda: kubeconfig.access(context), name, say), namespace)
+        name, namespace = kubeconfig.read_context(context)
+        return cls(Transport(lambda: kubeconfig.open_access(context), name, say), namespace)
 
     @classmethod
     def of_viewer(cls, token: str, namespace: str) -> Cluster:
-        """The cluster that this pod is in, in the name of the token's user. Raises ClusterError outside a pod."""
+        """Return the cluster of this pod, used as the token's user. Raises ClusterError outside a pod."""
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
-        return cls(Transport(lambda: kubeconfig.viewer_access(token), "in-cluster"), namespace)
-
-    @property
-    def context(self) -> str:
-        """The context's name."""
-        return self._transport.name
-
-    @property
-    def server(self) -> str:
-        """The server's URL."""
-        return self._transport.server
+        return cls(Transport(lambda: kubeconfig.open_viewer_access(token), "in-cluster"), namespace)
 
     @property
     def silent_s(self) -> float:
@@ -73,14 +79,14 @@ class Cluster:
         return self._transport.silent_s
 
     def hurry(self, total_s: float = 5.0) -> None:
-        """Limits every later call to this time: somebody pressed Ctrl-C and waits."""
+        """Limit every later call to this time: somebody pressed Ctrl-C and waits."""
         self._transport.total_s = total_s
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-        """The object, or None when there is none of that name."""
-        return self._found("GET", kind.path(namespace or self.namespace, name))
+        """Return the object, or None when there is none of that name."""
+        return self._find("GET", kind.path(namespace or self.namespace, name))
 
     def list(
         self,
@@ -91,9 +97,9 @@ class Cluster:
         fields: str = "",
         limit: int = 500,
         pages: int | None = None,
-        keep: Callable[[Object], Object] = lambda one: one,
+        keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
-        """The objects of a namespace, or of all: at most `pages` of `limit`, each as `keep` returns it."""
+        """Return the objects of a namespace, or of all: at most `pages` of `limit`, each as `keep` returns it."""
         return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def listed(
@@ -104,68 +110,62 @@ class Cluster:
         fields: str = "",
         limit: int = 500,
         pages: int | None = None,
-        keep: Callable[[Object], Object] = lambda one: one,
+        keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> tuple[Objects, str]:
-        """As list(), and the version from which a watch misses nothing.
+        """Return what `list` does, and the version from which a watch misses nothing.
 
         Their managedFields, which are half of their bytes, are left out.
         """
         path, first = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
-        found: Objects = []
+        objects: Objects = []
         query = dict(first)
-        read = 0  # pages
+        pages_read = 0
         while True:
             try:
-                page = self._json("GET", path, query)
+                page = self._send_json("GET", path, query)
             except ApiError as error:
                 if error.status != 410 or "continue" not in query:
                     raise
-                found, query = [], dict(first)  # the server no longer has the rest of the list
+                # The server no longer has the rest of the list.
+                objects, query = [], dict(first)
                 continue
-            for one in page.get("items") or []:
-                one["metadata"].pop("managedFields", None)
-                found.append(keep(one))
-            read += 1
-            if not (more := page["metadata"].get("continue")) or read == pages:
-                return found, page["metadata"].get("resourceVersion", "")
+            for obj in page.get("items") or []:
+                obj["metadata"].pop("managedFields", None)
+                objects.append(keep(obj))
+            pages_read += 1
+            if not (more := page["metadata"].get("continue")) or pages_read == pages:
+                return objects, page["metadata"].get("resourceVersion", "")
             query = {**first, "continue": more}
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
-        """Creates the object and returns it as the server stores it; a field that it does not know is refused.
+        """Create the object and return it as the server stores it; a field that it does not know is refused.
 
         Retried only when the server did not carry it out. After any other error the object may exist or not.
         """
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self._json(
-            "POST", kind.path(obj["metadata"].get("namespace") or self.namespace), query, obj, repeat=dry_run
-        )
+        path = kind.path(obj["metadata"].get("namespace") or self.namespace)
+        return self._send_json("POST", path, query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
-        """Server-side apply of the fields of `obj`; a field that another manager owns is refused."""
+        """Apply the fields of `obj` on the server; a field that another manager owns is refused."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        metadata = obj["metadata"]
-        path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
-        return self._json("PATCH", path, query, obj, content="application/apply-patch+yaml")
+        path = kind.path(obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"])
+        return self._send_json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
     def merge(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
-        """The object after a JSON merge patch."""
+        """Return the object after a JSON merge patch."""
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
-        return self._json("PATCH", kind.path(namespace, name), query, patch, content="application/merge-patch+json")
+        path = kind.path(namespace, name)
+        return self._send_json("PATCH", path, query, patch, content="application/merge-patch+json")
 
     def delete(
-        self,
-        kind: Kind,
-        name: str,
-        namespace: str,
-        *,
-        uid: str | None = None,
-        propagation: str = "Background",
+        self, kind: Kind, name: str, namespace: str, *, uid: str | None = None, propagation: str = "Background"
     ) -> bool:
-        """Starts to delete the object, with `uid` only if it has that uid; False when there is none."""
+        """Start to delete the object, with `uid` only if it has that uid. Return False when there is none."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        return self._found("DELETE", kind.path(namespace, name), options) is not None
+        return self._find("DELETE", kind.path(namespace, name), options) is not None
 
     def watch(
         self,
@@ -177,7 +177,7 @@ class Cluster:
         since: str = "",
         limit_s: float | None = None,
     ) -> Iterator[Event]:
-        """ADDED, MODIFIED and DELETED, each change once; without a version in `since`, first all that exists.
+        """Yield ADDED, MODIFIED and DELETED, each change once; without a version in `since`, first all that exists.
 
         Survives closed and silent connections and expired versions, until `limit_s` seconds are over.
         """
@@ -203,7 +203,7 @@ class Cluster:
         timestamps: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[str]:
-        """The lines of a container's log, of one over 1 MiB its pieces; `since` is a time in RFC 3339.
+        """Yield the lines of a container's log, of one over 1 MiB its pieces; `since` is a time in RFC 3339.
 
         Raises Unreachable when a followed log sends nothing for five minutes: start again from the last line. With
         `patience_s` it is raised when the node does not answer for that long.
@@ -217,23 +217,25 @@ class Cluster:
             "limitBytes": limit_bytes,
             "timestamps": timestamps,
         }
-        given = {key: value for key, value in options.items() if value is not None and value is not False}
-        query = {key: "true" if value is True else str(value) for key, value in given.items()}
-        query["container"] = container
+        query = {
+            key: "true" if value is True else str(value)
+            for key, value in options.items()
+            if value is not None and value is not False
+        }
         lines = Lines(_LONGEST_LINE)
         path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S
         for data in self._transport.stream(path, query, silence_s, patience_s):
-            yield from map(_text, lines.feed(data))
-        yield from map(_text, lines.end())
+            yield from (line.decode(errors="replace") for line in lines.feed(data))
+        yield from (line.decode(errors="replace") for line in lines.end())
 
     def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """The whole answer of a port of a pod to a request, which reaches the pod from its own loopback."""
+        """Return the whole answer of a port of a pod to a request, which reaches the pod from its own loopback."""
         return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
-        """Whether the user of this context is allowed to do that."""
+        """Return whether the user of this context is allowed to do that."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
         if kind.namespaced and namespace is not None:
             attributes["namespace"] = namespace
@@ -242,27 +244,27 @@ class Cluster:
             "kind": ACCESS_REVIEWS.kind,
             "spec": {"resourceAttributes": attributes},
         }
-        return bool(self._json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
+        return bool(self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
 
     def served(self, group: str) -> Sequence[str]:
-        """The versions that the server serves of an API group, the preferred one first; none of an unknown group."""
-        found = self._found("GET", f"/apis/{group}")
-        return [] if found is None else [version["version"] for version in found["versions"]]
+        """Return the served versions of an API group, the preferred one first; none of an unknown group."""
+        answer = self._find("GET", f"/apis/{group}")
+        return [] if answer is None else [version["version"] for version in answer["versions"]]
 
     def server_version(self) -> str:
-        """`v1.35.4`."""
-        return str(self._json("GET", "/version")["gitVersion"])
+        """Return `v1.35.4`."""
+        return str(self._send_json("GET", "/version")["gitVersion"])
 
     def server_time(self) -> datetime.datetime:
-        """The server's clock, to the second."""
+        """Return the server's clock, to the second."""
         return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
 
     def now(self) -> datetime.datetime:
-        """The time, which is the server's where this machine's clock is far from it: what happened has its times."""
+        """Return the time: the server's where this machine's clock is far from it, since objects have its times."""
         return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.ahead_s)
 
     def ready(self) -> bool:
-        """Whether the server reports that it is ready."""
+        """Return whether the server reports that it is ready."""
         try:
             self._transport.send("GET", "/readyz")
         except ApiError as error:
@@ -271,18 +273,16 @@ class Cluster:
             return False
         return True
 
-    # --- within -------------------------------------------------------------------------------------------------------
-
-    def _found(self, method: str, path: str, body: Object | None = None) -> Object | None:
-        """The answer, or None where the path names nothing."""
+    def _find(self, method: str, path: str, body: Object | None = None) -> Object | None:
+        """Return the answer, or None where the path names nothing."""
         try:
-            return self._json(method, path, None, body)
+            return self._send_json(method, path, None, body)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
 
-    def _json(
+    def _send_json(
         self,
         method: str,
         path: str,
@@ -292,21 +292,15 @@ class Cluster:
         content: str = "application/json",
         repeat: bool = True,
     ) -> Object:
-        answer = self._transport.send(method, path, query, body, content=content, repeat=repeat)
-        try:
-            found = json.loads(answer.body)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ClusterError(
-                f"{self.server}{path}: the answer is not from a Kubernetes API server.",
-                "check the server's address in the kubeconfig.",
-            )
-        return found
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace")
+        response = self._transport.send(method, path, query, body, content=content, repeat=repeat)
+        with contextlib.suppress(ValueError):
+            answer = json.loads(response.body)
+            if isinstance(answer, dict):
+                return answer
+        raise ClusterError(
+            f"{self.server}{path}: the answer is not from a Kubernetes API server.",
+            "check the server's address in the kubeconfig.",
+        )
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The kinds of object that we read or write, and their paths on the API server. Pure."""
+"""The kinds of object that we read or write, their paths on the API server, and rights on them. Pure."""
 
 from __future__ import annotations
 
@@ -16,24 +16,35 @@ class Kind(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """As in `apiVersion`: `v1`, `batch/v1`."""
+        """The `apiVersion`: `v1`, `batch/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def resource(self) -> str:
-        """As `kubectl get` takes it: `pods`, `jobsets.jobset.x-k8s.io`."""
+        """The name for `kubectl get`: `pods`, `jobsets.jobset.x-k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def titled(self, name: str) -> str:
-        """One object, as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
+        """Return the name of one object as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Its path on the server; without a namespace that of all namespaces, without a name that of all objects."""
+        """Return its path; without a namespace that of all namespaces, without a name that of all objects."""
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]
         return "/" + "/".join([*parts, self.plural, *filter(None, (name, subresource))])
+
+
+class Right(NamedTuple):
+    """A permission (RBAC): a verb on a kind of object, or on a subresource of it."""
+
+    verb: str
+    kind: Kind
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.kind.resource}" + (f"/{self.subresource}" if self.subresource else "")
 
 
 _JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
@@ -79,11 +90,9 @@ ACCESS_REVIEWS = Kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
 )
 
-
 # By dynamic resource allocation: who serves each.
 ALLOCATED = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",
 }
-_OF_A_JOB = (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATED)
-KINDS = {kind.kind: kind for kind in _OF_A_JOB}
+KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATED)}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.errors import ClusterError
-from jaxlaunch.launcher.kubernetes import exec_plugin
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Access
@@ -19,69 +22,73 @@ _LOCAL = (
     "`launcher logs NAME` show those runs, from the folder runs/."
 )
 _REPAIR = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL}"
-_HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what a pod has
-AUTHORITY = _HERE / "ca.crt"  # every namespace has it: kube-root-ca.crt
+# What a pod has. Every namespace has the authority: kube-root-ca.crt.
+_HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+AUTHORITY = _HERE / "ca.crt"
 
 
-def is_named() -> bool:
-    """Whether there is a kubeconfig, or KUBECONFIG names one: an error in it is no lack of a cluster."""
+def has_kubeconfig() -> bool:
+    """Return whether there is a kubeconfig, or KUBECONFIG names one: an error in it is no lack of a cluster."""
     return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
-def _files() -> str | None:
-    """The kubeconfig files, as KUBECONFIG lists them; None in a pod that has none."""
-    paths = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        return paths
+def _find_files() -> str | None:
+    """Return the kubeconfig files, as KUBECONFIG lists them; None in a pod that has none."""
+    setting = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    paths = [Path(path).expanduser() for path in setting.split(os.pathsep) if path]
+    if any(path.is_file() for path in paths):
+        return setting
     if "KUBERNETES_SERVICE_HOST" in os.environ and (_HERE / "token").is_file():
         return None
-    is_there = any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path)
-    what = "is not a file" if is_there else "does not exist"
+    what = "is not a file" if any(path.exists() for path in paths) else "does not exist"
     raise ClusterError(
-        f"There is no kubeconfig: {paths} {what}, and this is not a pod of a cluster.",
+        f"There is no kubeconfig: {setting} {what}, and this is not a pod of a cluster.",
         f"to use a cluster, set KUBECONFIG=FILE. {_LOCAL}",
     )
 
 
-def context(wanted: str | None) -> tuple[str, str]:
-    """The name and namespace of a context, by default of the current one. Raises ClusterError when there is none."""
-    paths = _files()
+def read_context(wanted: str | None) -> tuple[str, str]:
+    """Return the name and namespace of a context, by default of the current one.
+
+    Raises ClusterError when there is none.
+    """
+    paths = _find_files()
     if paths is None:
         return "in-cluster", (_HERE / "namespace").read_text().strip()
-    name, block = _named(_merged(paths), wanted)
-    return name, str(block.get("namespace") or "default")
+    name, context = _find_context(_merge_files(paths), wanted)
+    return name, str(context.get("namespace") or "default")
 
 
-def _merged(paths: str) -> Any:
-    """All files of the kubeconfig as one. Raises ClusterError when one cannot be read."""
+def _merge_files(paths: str) -> Any:
+    """Return all files of the kubeconfig as one. Raises ClusterError when one cannot be read."""
     import yaml
     from kubernetes.config import ConfigException
     from kubernetes.config.kube_config import KubeConfigMerger
 
     try:
-        found = KubeConfigMerger(paths).config
+        merged = KubeConfigMerger(paths).config
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
         why = " ".join(str(error).split())
         raise ClusterError(f"{paths} is not a kubeconfig: {why}.", _REPAIR) from None
-    if found is None:
+    if merged is None:
         raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR)
-    return found
+    return merged
 
 
-def _named(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
-    """A context by its name, or the current one."""
-    contexts = {one["name"]: one.value["context"] for one in merged.value.get("contexts") or []}
+def _find_context(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Return a context by its name, or the current one."""
+    contexts = {entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []}
     name = wanted or merged.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
-    known = f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL}" if contexts else f"it has no contexts. {_LOCAL}"
+    hint = f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL}" if contexts else f"it has no contexts. {_LOCAL}"
     if name:
-        raise ClusterError(f"The kubeconfig has no context {name}.", known)
-    raise ClusterError("The kubeconfig has no current-context, and --context names none.", known)
+        raise ClusterError(f"The kubeconfig has no context {name}.", hint)
+    raise ClusterError("The kubeconfig has no current-context, and --context names none.", hint)
 
 
-def access(wanted: str | None) -> Access:
-    """Connections to the server of a context, with the credentials that its kubeconfig has now.
+def open_access(wanted: str | None) -> Access:
+    """Return connections to the server of a context, with the credentials that its kubeconfig has now.
 
     Raises ClusterError when the kubeconfig cannot be used or its credential plugin fails.
     """
@@ -93,16 +100,17 @@ def access(wanted: str | None) -> Access:
 
     configuration = kubernetes.client.Configuration()
     configuration.connection_pool_maxsize = 64  # many logs are followed at once
-    own: dict[str, str] = {}
-    paths = _files()
+    impersonation: dict[str, str] = {}
+    paths = _find_files()
     try:
         if paths is None:
             load_incluster_config(configuration)
         else:
-            merged = _merged(paths)
-            name, block = _named(merged, wanted)
-            cluster = _cluster(merged, block)
-            own = _settle_user(merged, block, cluster)
+            merged = _merge_files(paths)
+            name, context = _find_context(merged, wanted)
+            clusters = (entry for entry in merged.value["clusters"] if entry["name"] == context.get("cluster"))
+            cluster = next((entry.value.get("cluster") or {} for entry in clusters), {})
+            impersonation = _settle_user(merged, context, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
                 configuration.proxy = cluster["proxy-url"]  # some versions of the client ignore it
@@ -112,41 +120,99 @@ def access(wanted: str | None) -> Access:
 
     def headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
-        return {str(one["key"]): str(one["value"]) for one in settings if one["value"]} | own
+        return {str(one["key"]): str(one["value"]) for one in settings if one["value"]} | impersonation
 
     return Access(pool, configuration.host.rstrip("/"), headers)
 
 
-def _cluster(merged: Any, block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The `cluster` block of a context."""
-    found = (one.value.get("cluster") or {} for one in merged.value["clusters"] if one["name"] == block.get("cluster"))
-    return next(found, {})
-
-
-def _settle_user(merged: Any, block: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
-    """Puts a credential plugin's answer into the kubeconfig, and returns the headers for impersonation (`as:`).
+def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Put a credential plugin's answer into the kubeconfig, and return the headers for impersonation (`as:`).
 
     The official loader runs a plugin without a time limit, logs its failure and goes on without credentials; it
     ignores `as:`.
     """
-    found = next((one for one in merged.value["users"] if one["name"] == block.get("user")), None)
-    if found is None or not isinstance(user := found.value.get("user"), dict):
+    entry = next((entry for entry in merged.value["users"] if entry["name"] == context.get("user")), None)
+    if entry is None or not isinstance(user := entry.value.get("user"), dict):
         return {}
     if isinstance(plugin := user.pop("exec", None), dict) and not {"token", "tokenFile"} & user.keys():
-        user.update(exec_plugin.credentials(plugin, cluster, Path(found.path).absolute().parent))
+        user.update(plugin_credentials(plugin, cluster, Path(entry.path).absolute().parent))
     if user.get("as-groups") or user.get("as-user-extra"):
         raise ClusterError(
             "The kubeconfig's as-groups and as-user-extra are not supported.", "use credentials of that user's own."
         )
-    given = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
-    return {key: str(value) for key, value in given.items() if value}
+    headers = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
+    return {key: str(value) for key, value in headers.items() if value}
+
+
+# --- credential plugins (`users[].user.exec`) -------------------------------------------------------------------------
+#
+# https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
+
+# A plugin that needs no login answers within a second.
+PLUGIN_LIMIT_S = 15.0
+# Characters of its stderr when it fails.
+_SHOWN = 300
+_CLUSTER_INFO = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+
+
+def plugin_credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a credential plugin and return its answer as a `user` block: a token, or a certificate and its key.
+
+    `plugin` is the `exec` block, `folder` the kubeconfig's. Raises ClusterError when the plugin is missing, fails,
+    takes longer than PLUGIN_LIMIT_S or gives no credentials. No message shows the answer.
+    """
+    command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
+
+    def fault(what: str, hint: str) -> ClusterError:
+        return ClusterError(f"The kubeconfig's credential plugin {command[0]} {what}.", hint)
+
+    try:
+        done = subprocess.run(
+            command,
+            env=_plugin_environment(plugin, cluster),
+            cwd=folder,
+            timeout=PLUGIN_LIMIT_S,
+            stdin=None if sys.stdin.isatty() else subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        hint = "run it in a terminal: it may wait for a login."
+        raise fault(f"gave no answer within {PLUGIN_LIMIT_S:.0f} s", hint) from None
+    except OSError as error:
+        hint = plugin.get("installHint") or f"install {command[0]}, or put it on PATH."
+        raise fault(f"cannot be run: {error.strerror}", str(hint).strip()) from None
+    if done.returncode:
+        stderr = done.stderr.decode(errors="replace").strip()[-_SHOWN:]
+        raise fault(f"ended with exit code {done.returncode}: {stderr}", "log in again.")
+    try:
+        status = json.loads(done.stdout)["status"]
+        if token := status.get("token"):
+            return {"token": str(token)}
+        pair = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+        return {key: base64.b64encode(status[name].encode()).decode() for key, name in pair.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        hint = "check its apiVersion in the kubeconfig."
+        raise fault("answered without a token or a certificate", hint) from None
+
+
+def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
+    spec: dict[str, Any] = {"interactive": sys.stdin.isatty()}
+    if plugin.get("provideClusterInfo"):
+        spec["cluster"] = {key: cluster[key] for key in _CLUSTER_INFO if key in cluster}
+        for extension in cluster.get("extensions") or ():
+            if extension.get("name") == "client.authentication.k8s.io/exec":
+                spec["cluster"]["config"] = extension.get("extension")
+    info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
+    variables = {str(variable["name"]): str(variable["value"]) for variable in plugin.get("env") or ()}
+    return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
 
 # --- in a pod, for the token that somebody else brings: never with a token of the pod's own ---------------------------
 
 
-def server_of_pod() -> str:
-    """The server's URL. Raises ClusterError where this is not a pod, or has not the server's certificate authority."""
+def pod_server_url() -> str:
+    """Return the server's URL. Raises ClusterError where this is no pod, or has not the server's authority."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not (host and port and AUTHORITY.is_file()):
         raise ClusterError(
@@ -157,16 +223,16 @@ def server_of_pod() -> str:
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def viewer_access(token: str) -> Access:
-    """Connections to the server that carry this token and no other credentials. Raises ClusterError."""
+def open_viewer_access(token: str) -> Access:
+    """Return connections to the server that carry this token and no other credentials. Raises ClusterError."""
     from jaxlaunch.launcher.kubernetes.transport import Access
 
-    return Access(_pool(), server_of_pod(), lambda: {"Authorization": f"Bearer {token}"})
+    return Access(_shared_pool(), pod_server_url(), lambda: {"Authorization": f"Bearer {token}"})
 
 
 @functools.cache
-def _pool() -> Any:
-    """Connections, which know nobody: each request says whose it is."""
+def _shared_pool() -> Any:
+    """Return connections that know nobody: each request says whose it is."""
     import urllib3  # the launcher's commands are quicker without it
 
     return urllib3.PoolManager(maxsize=32, ca_certs=str(AUTHORITY))

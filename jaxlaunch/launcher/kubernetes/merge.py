@@ -12,7 +12,10 @@ _WHOLE = ("env", "volumes")
 
 
 def merge(base: Any, patch: Any, key: str = "") -> Any:
-    """`base` with `patch` over it; neither is changed. Items of lists are merged by name or added; scalars replaced."""
+    """Return `base` with `patch` over it; neither is changed.
+
+    Items of lists are merged by name or added; scalars are replaced.
+    """
     if isinstance(patch, dict):
         base = base if isinstance(base, dict) else {}
         merged = {name: copy.deepcopy(value) for name, value in base.items() if patch.get(name, value) is not None}
@@ -20,23 +23,19 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
             if value is not None:
                 merged[name] = merge(base.get(name), value, name)
         return merged
-    if isinstance(patch, list) and _are_blocks(patch) and (patch or _are_blocks(base)):
-        return _lists(base if _are_blocks(base) else [], patch, key)
-    return copy.deepcopy(patch)
-
-
-def _are_blocks(items: Any) -> bool:
-    return isinstance(items, list) and all(isinstance(item, dict) for item in items)
-
-
-def _lists(base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Short lists: they are searched, because a name in a patch may be of any type."""
+    if not _are_mappings(patch) or not (patch or _are_mappings(base)):
+        return copy.deepcopy(patch)
+    # The lists are short, and searched because a name in a patch may be of any type.
     name = _KEYS.get(key, "name")
-    merged = [copy.deepcopy(item) for item in base]
+    items = copy.deepcopy(base) if _are_mappings(base) else []
     for item in patch:
-        same = [place for place, one in enumerate(merged) if name in item and one.get(name) == item[name]]
-        if same:
-            merged[same[0]] = merge({} if key in _WHOLE else merged[same[0]], item)
-        elif item not in merged:
-            merged.append(merge({}, item))
-    return merged
+        places = [place for place, other in enumerate(items) if name in item and other.get(name) == item[name]]
+        if places:
+            items[places[0]] = merge({} if key in _WHOLE else items[places[0]], item)
+        elif item not in items:
+            items.append(merge({}, item))
+    return items
+
+
+def _are_mappings(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, dict) for item in items)

@@ -32,16 +32,22 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kubernetes.objects import SKEW_S, ahead_s
 
 CONNECT_S = 5.0
-READ_S = 15.0  # between two bytes of an answer
-TOTAL_S = 60.0  # of one call, all tries and pauses
+# Between two bytes of an answer.
+READ_S = 15.0
+# Of one call, with all tries and pauses.
+TOTAL_S = 60.0
 TRIES = 6
-TELL_AFTER_S = 2.0  # of silence: who waits for longer wants to know for what
+# Who waits for longer wants to know for what.
+TELL_AFTER_S = 2.0
 _TELL_AGAIN_S = 60.0
-_SLOW_CALL_S = 0.5  # of a call: the server answers most within a few hundredths
-_jitter = random.Random()  # not the global generator: a user's program may have seeded that
+# The server answers most calls within a few hundredths of a second.
+_SLOW_CALL_S = 0.5
+# Not the global generator: a user's program may have seeded that.
+_jitter = random.Random()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _CHUNK = 64 * 1024
-_PASSING = {500, 502, 503, 504}  # statuses of a server that may recover
+# Statuses of a server that may recover.
+_PASSING = {500, 502, 503, 504}
 
 T = TypeVar("T")
 
@@ -95,7 +101,7 @@ class Transport:
         content: str = "application/json",
         repeat: bool = True,
     ) -> Answer:
-        """The server's answer. Without `repeat` nothing is sent again that the server may have carried out.
+        """Return the server's answer. Without `repeat` nothing is sent again that the server may have carried out.
 
         Raises ApiError when the server refuses, Unreachable when it does not answer within `total_s`.
         """
@@ -104,22 +110,26 @@ class Transport:
         def attempt(end: float) -> Answer:
             headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
             response = self._open(method, path, query, headers, data, min(READ_S, self.total_s))
-            return Answer(response.headers, _whole(response, end))
+            return Answer(response.headers, _read_whole(response, end))
 
-        with self._told_if_slow(f"an answer of the API server {self.server}"):
-            return self._retried(f"{method} {path}", attempt, repeat)
+        with self._tell_if_slow(f"an answer of the API server {self.server}"):
+            return self._retry(f"{method} {path}", attempt, repeat)
 
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
-        """The bytes of a streamed answer, as they come. Raises Unreachable when none come for `silence_s`.
+        """Yield the bytes of a streamed answer. Raises Unreachable when none come for `silence_s`.
 
         With `total_s` it must begin within that time, and a refusal is not retried.
         """
         what = f"GET {path}"
-        is_followed = "follow" in query  # its first line may come at any time
-        with contextlib.nullcontext() if is_followed else self._told_if_slow(self._streamed(path)):
-            response = self._retried(
+        *_, pod, last = path.split("/")
+        # A log comes from the kubelet of the pod's node. The first line of one that is followed may come at any time.
+        awaited = (
+            f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
+        )
+        with contextlib.nullcontext() if "follow" in query else self._tell_if_slow(awaited):
+            response = self._retry(
                 what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
             )
         try:
@@ -131,19 +141,12 @@ class Transport:
         finally:
             response.close()
 
-    def _streamed(self, path: str) -> str:
-        """What a stream of this path waits for: a log comes from the kubelet of the pod's node."""
-        *_, pod, last = path.split("/")
-        return f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
-
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
-        """What a port of a pod answers; `path` is of the pod's subresource `portforward`."""
-        from jaxlaunch.launcher.kubernetes import port_forward  # few commands need it
-
+        """Return what a port of a pod answers; `path` is of the pod's subresource `portforward`."""
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
-        with self._told_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
-            return port_forward.exchange(pool, url, headers(), request, min(READ_S, self.total_s))
+        with self._tell_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
+            return exchange(pool, url, headers(), request, min(READ_S, self.total_s))
 
     def _open(
         self,
@@ -154,36 +157,31 @@ class Transport:
         data: bytes | None,
         read_s: float,
     ) -> Any:
-        """The response, its body not read yet. Raises ApiError for a status of 300 or more."""
-        url = f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else "")
-        sent = {"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()}
+        """Return the response, its body not read yet. Raises ApiError for a status of 300 or more."""
         before = datetime.datetime.now(datetime.UTC)
         response = self._access.pool.request(
             method,
-            url,
+            f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             body=data,
-            headers=sent,
+            headers={"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()},
             timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
             retries=False,
             redirect=False,
             preload_content=False,
         )
-        self._compare_clocks(before, response.headers.get("Date"))
+        # An answer may have no date, or another's.
+        with contextlib.suppress(ValueError, TypeError):
+            there = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
+            skew_s = ahead_s(before, there, datetime.datetime.now(datetime.UTC))
+            self.ahead_s = skew_s if abs(skew_s) > SKEW_S else 0.0
         if response.status < 500 and response.status != 429:
             self._answered_at = time.monotonic()
         if response.status < 300:
             return response
         raise self._refused(f"{method} {path}", response)
 
-    def _compare_clocks(self, before: datetime.datetime, date: str | None) -> None:
-        """Notes how far this machine's clock is ahead of the server's, by the time in an answer."""
-        with contextlib.suppress(ValueError, TypeError):  # there is none, or another's
-            there = email.utils.parsedate_to_datetime(date or "")
-            skew_s = ahead_s(before, there, datetime.datetime.now(datetime.UTC))
-            self.ahead_s = skew_s if abs(skew_s) > SKEW_S else 0.0
-
-    def _retried(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
-        """The answer to a request, which is sent again while that may help."""
+    def _retry(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
+        """Return the answer to a request, which is sent again while that may help."""
         end = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, TRIES + 1):
@@ -209,16 +207,16 @@ class Transport:
         raise AssertionError("the last try raises")
 
     @contextlib.contextmanager
-    def _told_if_slow(self, what: str) -> Iterator[None]:
-        """Says what is waited for, at most once a minute: after TELL_AFTER_S of one call, or of slow ones in a row."""
+    def _tell_if_slow(self, what: str) -> Iterator[None]:
+        """Say what is waited for, at most once a minute: after TELL_AFTER_S of one call, or of slow ones in a row."""
         began = time.monotonic()
 
-        def _tell() -> None:
+        def tell() -> None:
             if self._say is not None and time.monotonic() - self._told_at >= _TELL_AGAIN_S:
                 self._told_at = time.monotonic()
                 self._say(f"waiting for {what}")
 
-        timer = threading.Timer(max(0.0, TELL_AFTER_S - self._slow_s), _tell)
+        timer = threading.Timer(max(0.0, TELL_AFTER_S - self._slow_s), tell)
         timer.daemon = True
         timer.start()
         try:
@@ -229,45 +227,47 @@ class Transport:
             self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
 
     def _refused(self, what: str, response: Any) -> ApiError:
-        """The error with the message of the server's Status, or the first line of another body: a proxy's."""
-        try:
-            body = _whole(response, time.monotonic() + READ_S)
-        except HTTPError:
-            body = b""
+        """Return the error with the message of the server's Status, or the first line of another body: a proxy's."""
+        body, reason, details = b"", "", {}
+        with contextlib.suppress(HTTPError):
+            body = _read_whole(response, time.monotonic() + READ_S)
         try:
             status = json.loads(body)
             message, reason, details = status["message"], status.get("reason", ""), status.get("details")
         except (ValueError, LookupError, TypeError):
             first = body.decode(errors="replace").strip().partition("\n")[0][:200]
-            message, reason, details = (
-                f"{response.status} {response.reason or ''}".strip() + f": {first}" * bool(first),
-                "",
-                {},
-            )
+            message = f"{response.status} {response.reason or ''}".strip() + f": {first}" * bool(first)
         if response.status == 401:
             message = f"The server {self.server} does not accept the credentials of context {self.name}: {message}"
-            return ApiError(
-                message, "log in again; `kubectl auth whoami` checks the same credentials.", 401, reason, details
-            )
-        pause = _retry_after(response.headers)
-        return ApiError(f"{message} ({what})", None, response.status, reason, details, pause)
+            hint = "log in again; `kubectl auth whoami` checks the same credentials."
+            return ApiError(message, hint, 401, reason, details)
+        # The server may write the time to wait as seconds or as a date.
+        after, pause_s = response.headers.get("Retry-After", ""), None
+        if after.isdecimal():
+            pause_s = float(after)
+        else:
+            with contextlib.suppress(ValueError):
+                wait = email.utils.parsedate_to_datetime(after) - datetime.datetime.now(datetime.UTC)
+                pause_s = max(0.0, wait.total_seconds())
+        return ApiError(f"{message} ({what})", None, response.status, reason, details, pause_s)
 
     def _unreachable(self, what: str, error: HTTPError) -> Unreachable:
-        where = f"The API server {self.server} of context {self.name}"
+        where, inner = f"The API server {self.server} of context {self.name}", _innermost(error)
+        # The outer causes have addresses of Python objects in their messages.
+        text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            text = inner.verify_message
+        reason = text or type(inner).__name__
         if _is_untrusted(error):
-            return Unreachable(
-                f"{where} is not trusted: {_reason(error)}", "check certificate-authority in the kubeconfig."
-            )
+            return Unreachable(f"{where} is not trusted: {reason}", "check certificate-authority in the kubeconfig.")
         if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
-            return Unreachable(
-                f"{where} cannot be reached: {_reason(error)}", "check its address and your network or VPN."
-            )
+            return Unreachable(f"{where} cannot be reached: {reason}", "check its address and your network or VPN.")
         kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
         return Unreachable(f"{where} {kind} ({what}).", sent=True)
 
 
-def _whole(response: Any, end: float) -> bytes:
-    """The rest of a body, until `end`: the timeout between two bytes never ends one that comes slowly."""
+def _read_whole(response: Any, end: float) -> bytes:
+    """Return the rest of a body, until `end`: the timeout between two bytes never ends one that comes slowly."""
     parts = []
     for part in response.stream(_CHUNK, decode_content=True):
         parts.append(part)
@@ -278,33 +278,100 @@ def _whole(response: Any, end: float) -> bytes:
     return b"".join(parts)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server wants us to wait, which it may write as a date."""
-    text = headers.get("Retry-After", "")
-    if text.isdecimal():
-        return float(text)
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())
-
-
 def _is_untrusted(error: HTTPError) -> bool:
-    """Whether it is about certificates; a handshake that breaks off is a server that starts or ends."""
+    """Return whether it is about certificates; a handshake that breaks off is a server that starts or ends."""
     return isinstance(error, SSLError) and not isinstance(_innermost(error), ssl.SSLEOFError | ConnectionError)
 
 
 def _innermost(error: BaseException) -> BaseException:
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     return error
 
 
-def _reason(error: HTTPError) -> str:
-    """The message of the innermost cause; the outer ones have addresses of Python objects in them."""
-    inner = _innermost(error)
-    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
-    if isinstance(inner, ssl.SSLCertVerificationError):
-        text = inner.verify_message
-    return text or type(inner).__name__
+# --- port-forwards ----------------------------------------------------------------------------------------------------
+
+PROTOCOL = "v4.channel.k8s.io"
+MAX_ANSWER = 4 * 1024 * 1024  # bytes
+_BYTES, _ERROR = 0, 1
+_TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", "server_hostname": "server_hostname"}
+
+
+def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
+    """Return all that a port of a pod answers to a request until it closes, like `kubectl port-forward`.
+
+    The pod sees it come from 127.0.0.1. Over WebSocket every message begins with the number of its channel, 0 for the
+    bytes and 1 for an error; the first message on each only repeats the port (`v4.channel.k8s.io`).
+
+    `pool` is urllib3's, with the server's certificates; `url` is of the pod's subresource `portforward`. Raises
+    ApiError when the server refuses, Unreachable when it does not answer or nothing listens on the port.
+    """
+    import websocket  # with its imports it takes a twentieth of a second
+
+    end = time.monotonic() + limit_s
+    what = f"GET {url}"
+    try:
+        tunnel = websocket.create_connection(
+            url.replace("http", "ws", 1),
+            timeout=limit_s,
+            header=[f"{name}: {value}" for name, value in headers.items()],
+            subprotocols=[PROTOCOL],
+            suppress_origin=True,
+            redirect_limit=0,  # the credentials are for this server alone
+            sslopt=_tls_options(pool),
+            **_proxy_options(pool),
+        )
+    except websocket.WebSocketBadStatusException as error:
+        try:
+            message = str(json.loads(error.resp_body)["message"])
+        except (ValueError, LookupError, TypeError):
+            message = str(error)
+        hint = "you need the right to get and create pods/portforward." if error.status_code == 403 else None
+        raise ApiError(f"{message} ({what})", hint, error.status_code) from None
+    except (OSError, websocket.WebSocketException) as error:
+        raise Unreachable(f"The API server did not open a port-forward to the pod: {error} ({what}).") from None
+    try:
+        tunnel.send_binary(bytes([_BYTES]) + request)
+        return _receive(tunnel, end, what)
+    except (OSError, websocket.WebSocketException) as error:
+        raise Unreachable(f"The port-forward to the pod broke off: {error} ({what}).", sent=True) from None
+    finally:
+        tunnel.shutdown()  # its close() leaves the socket open where the other side closed first
+
+
+def _receive(tunnel: Any, end: float, what: str) -> bytes:
+    """Return the bytes until the pod's side closes."""
+    import websocket
+
+    opened: set[int] = set()
+    answer = bytearray()
+    while time.monotonic() < end and len(answer) < MAX_ANSWER:
+        opcode, data = tunnel.recv_data()
+        if opcode == websocket.ABNF.OPCODE_CLOSE:
+            return bytes(answer)
+        channel = data[0] if data else _BYTES
+        if channel not in opened:
+            opened.add(channel)
+        elif channel == _ERROR:
+            fault = data[1:].decode(errors="replace").strip()
+            raise Unreachable(f"The pod did not answer: {fault} ({what}).")
+        else:
+            answer += data[1:]
+    raise Unreachable(f"The pod's answer did not end ({what}).", sent=True)
+
+
+def _tls_options(pool: Any) -> dict[str, Any]:
+    """Return the pool's certificates under the names of the WebSocket library."""
+    settings = pool.connection_pool_kw
+    options = {theirs: settings[ours] for ours, theirs in _TLS.items() if settings.get(ours)}
+    if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
+        return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
+    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": settings.get("assert_hostname") is not False}
+
+
+def _proxy_options(pool: Any) -> Mapping[str, Any]:
+    """Return the pool's proxy, or none: the WebSocket library would take one from the environment."""
+    if (proxy := pool.proxy) is None:
+        return {"http_no_proxy": ["*"]}
+    auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None
+    return {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port, "http_proxy_auth": auth, "proxy_type": "http"}

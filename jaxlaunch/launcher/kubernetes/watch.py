@@ -1,4 +1,4 @@
-"""A watch that survives closed and silent connections, errors of the server, and expired resource versions."""
+"""Watches and calls that survive closed and silent connections, errors of the server and expired versions."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable
 from jaxlaunch.records.lines import Lines
 
-LASTS_S = 20  # the server ends a watch after this; one that is silent for longer is dead
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.kubernetes.client import Cluster
+
+# The server ends a watch after this; one that is silent for longer is dead.
+LASTS_S = 20
 SILENCE_S = LASTS_S + 5.0
-PATIENCE_S = 900.0  # of errors in a row: a control plane that is upgraded is away for five minutes and more
-_jitter = random.Random()  # not the global generator: a user's program may have seeded that
+# Errors in a row are borne for this long: a control plane that is upgraded is away for five minutes and more.
+PATIENCE_S = 900.0
+# Not the global generator: a user's program may have seeded that.
+_jitter = random.Random()
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15, 30)
 _GONE = 410
 _LONGEST_EVENT = 64 * 1024 * 1024
 
 Event = tuple[str, dict[str, Any]]
+T = TypeVar("T")
 
 
 def may_pass(error: ApiError | Unreachable) -> bool:
-    """Whether the same request may succeed later: no answer, or one of a server that is unwell or busy."""
+    """Return whether a later request may succeed: no answer, or one of a server that is unwell or busy."""
     return isinstance(error, Unreachable) or error.status >= 500 or error.status == 429
 
 
@@ -47,76 +54,70 @@ class Watch:
         self._seen: dict[str, dict[str, Any]] = {}  # uid -> its metadata in the last event
 
     def events(self) -> Iterator[Event]:
-        """ADDED, MODIFIED and DELETED, each change once, until `limit_s` is over.
+        """Yield ADDED, MODIFIED and DELETED, each change once, until `limit_s` is over.
 
         Raises ApiError when the server refuses, and the last error when all requests failed for PATIENCE_S.
         """
-        failures, well = 0, time.monotonic()
-        while not self._is_over():
+        failures, well_at = 0, time.monotonic()
+        while self._end is None or time.monotonic() < self._end:
             began = time.monotonic()
             try:
                 if not self._version:
                     yield from self._relist()
                 for event in self._stream():
-                    failures, well = 0, time.monotonic()
+                    failures, well_at = 0, time.monotonic()
                     yield event
-                if time.monotonic() - began > 1:  # a watch that the server ends after a while is not a failure
-                    failures, well = 0, time.monotonic()
+                # A watch that the server ends after a while is not a failure.
+                if time.monotonic() - began > 1:
+                    failures, well_at = 0, time.monotonic()
                     continue
             except (ApiError, Unreachable) as error:
-                if not may_pass(error) or time.monotonic() - well > PATIENCE_S:
-                    error.hint = None if isinstance(error, Unreachable) else error.hint  # the network was fine before
-                    raise
+                if not may_pass(error) or time.monotonic() - well_at > PATIENCE_S:
+                    raise without_network_hint(error) from None
             failures += 1
-            self._pause(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1))
-
-    def _is_over(self) -> bool:
-        return self._end is not None and time.monotonic() >= self._end
-
-    def _pause(self, seconds: float) -> None:
-        time.sleep(seconds if self._end is None else max(0.0, min(seconds, self._end - time.monotonic())))
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1)
+            time.sleep(pause_s if self._end is None else max(0.0, min(pause_s, self._end - time.monotonic())))
 
     def _relist(self) -> Iterator[Event]:
-        """What was added, changed and deleted since the last event."""
+        """Yield what was added, changed and deleted since the last event."""
         objects, self._version = self._listed()
-        gone = self._seen
-        self._seen = {}
-        for one in objects:
-            known = gone.pop(one["metadata"]["uid"], None)
-            self._seen[one["metadata"]["uid"]] = one["metadata"]
-            if known is None:
-                yield "ADDED", one
-            elif known["resourceVersion"] != one["metadata"]["resourceVersion"]:
-                yield "MODIFIED", one
+        gone, self._seen = self._seen, {}
+        for obj in objects:
+            metadata = obj["metadata"]
+            earlier = gone.pop(metadata["uid"], None)
+            self._seen[metadata["uid"]] = metadata
+            if earlier is None:
+                yield "ADDED", obj
+            elif earlier["resourceVersion"] != metadata["resourceVersion"]:
+                yield "MODIFIED", obj
         for metadata in gone.values():
             yield "DELETED", {"metadata": metadata}
 
     def _stream(self) -> Iterator[Event]:
-        """The events of one request, up to its end."""
-        lasts = LASTS_S if self._end is None else max(1, min(LASTS_S, round(self._end - time.monotonic())))
+        """Yield the events of one request, up to its end."""
+        lasts_s = LASTS_S if self._end is None else max(1, min(LASTS_S, round(self._end - time.monotonic())))
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            "timeoutSeconds": str(lasts),
+            "timeoutSeconds": str(lasts_s),
         }
         lines = Lines(_LONGEST_EVENT)
         try:
-            for data in self._streamed(query, lasts + SILENCE_S - LASTS_S):
+            for data in self._streamed(query, lasts_s + SILENCE_S - LASTS_S):
                 for line in lines.feed(data):
-                    yield from self._event(json.loads(line))
-        except (ApiError, _Expired) as error:
-            if isinstance(error, ApiError) and error.status != _GONE:
+                    yield from self._take(json.loads(line))
+        except ApiError as error:
+            if error.status != _GONE:
                 raise
+            # The server no longer has the version to continue from.
             self._version = ""
 
-    def _event(self, event: Mapping[str, Any]) -> Iterator[Event]:
-        kind, one = event["type"], event["object"]
+    def _take(self, event: Mapping[str, Any]) -> Iterator[Event]:
+        kind, obj = event["type"], event["object"]
         if kind == "ERROR":
-            if one.get("code") == _GONE:
-                raise _Expired
-            raise ApiError(one.get("message", "the watch failed"), None, one.get("code", 500), one.get("reason", ""))
-        metadata = one["metadata"]
+            raise ApiError(obj.get("message", "the watch failed"), None, obj.get("code", 500), obj.get("reason", ""))
+        metadata = obj["metadata"]
         self._version = metadata["resourceVersion"]
         if kind == "BOOKMARK":
             return
@@ -125,8 +126,59 @@ class Watch:
             self._seen.pop(metadata["uid"], None)
         else:
             self._seen[metadata["uid"]] = metadata
-        yield kind, one
+        yield kind, obj
 
 
-class _Expired(Exception):
-    """The server no longer has the resource version to continue from."""
+def without_network_hint(error: ApiError | Unreachable) -> ApiError | Unreachable:
+    """Return the error without the hint to check the network, which was fine before."""
+    error.hint = None if isinstance(error, Unreachable) else error.hint
+    return error
+
+
+# --- a server that does not answer for minutes: one that is upgraded, or behind a network that is away ----------------
+
+# A quiet watch starts over every 20 s, so a server that is well is never silent for longer.
+TELL_AFTER_S = 40.0
+_TELL_AGAIN_S = 60.0
+_PAUSE_S = 2.0
+
+
+class Outage:
+    """Asks again until the server answers, and says meanwhile for how long it has not."""
+
+    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._cluster, self._say = cluster, say
+        self._told_at: float | None = None
+
+    def tell(self) -> None:
+        """Say that the server does not answer, once a minute, and then that it answers again."""
+        silent_s, now = self._cluster.silent_s, time.monotonic()
+        if silent_s < TELL_AFTER_S:
+            if self._told_at is not None:
+                self._say("the server answers again")
+            self._told_at = None
+        elif self._told_at is None or now - self._told_at >= _TELL_AGAIN_S:
+            self._say(f"the server has not answered for {silent_s:.0f} s; trying again")
+            self._told_at = now
+
+    def ride(self, call: Callable[[], T], end: float | None = None) -> T:
+        """Return what `call` returns once the server answers. It may be called many times.
+
+        Raises the error of a server that refuses, the last one when the server has not answered for PATIENCE_S, and
+        TimeoutError at `end` (of time.monotonic()).
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                answer = call()
+            except (ApiError, Unreachable) as error:
+                now = time.monotonic()
+                if end is not None and now >= end and may_pass(error):
+                    raise TimeoutError from None
+                if not may_pass(error) or now - began > PATIENCE_S:
+                    raise without_network_hint(error) from None
+                self.tell()
+                time.sleep(_PAUSE_S if end is None else max(0.0, min(_PAUSE_S, end - now)))
+            else:
+                self.tell()
+                return answer

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.kubernetes import objects, pod_validation
+from jaxlaunch.launcher.kubernetes import objects, pod_rules
 from jaxlaunch.launcher.manifests import code, jobset, security
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
 from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE
@@ -41,7 +41,7 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     if found := list(job.faults()):
         raise _located(found, job.filled, file, defaults)
     manifests = jobset.render(job, code.bundle(job.code, file.folder))
-    if found := list(pod_validation.faults(objects.template(manifests[0]))):
+    if found := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
         raise _located(found, job.filled, file, defaults)
     if namespace is not None:  # after rendering: the same job has one hash, whoever names its namespace
         for manifest in manifests:

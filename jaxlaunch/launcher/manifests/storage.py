@@ -12,7 +12,7 @@ from jaxlaunch.launcher.job.defaults import CheckpointUrl, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.runtime import SHM_PLATFORMS
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.trainer.spec import AUTO, Mixture, Text, TrainSpec
@@ -188,7 +188,9 @@ def mounts(storage: JobStorage) -> list[dict[str, Any]]:
 def on_disk(storage: JobStorage) -> dict[str, int | None]:
     """The folders of a pod that its node's disk holds, and the limit of each in bytes, where it has one."""
     found: dict[str, int | None] = {} if storage.has_own_scratch else {SCRATCH: None}
-    return found | {one.path: int(amount(one.ephemeral)) for one in storage.volumes if isinstance(one, Ephemeral)}
+    return found | {
+        one.path: int(parse_quantity(one.ephemeral)) for one in storage.volumes if isinstance(one, Ephemeral)
+    }
 
 
 def trained(storage: JobStorage, train: TrainSpec) -> TrainSpec:

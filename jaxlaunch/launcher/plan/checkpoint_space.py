@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from jaxlaunch.launcher.job.volumes import Bucket, Claim, Ephemeral, Volume
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 
@@ -32,7 +32,7 @@ def of(job: ResolvedJob, base: Path) -> Room:
         case Claim(claim=name):
             return Room(job.storage.checkpoints, None, f"on claim {name}, whose size `launcher doctor` compares")
         case Ephemeral(ephemeral=quantity):
-            return Room(job.storage.checkpoints, int(amount(quantity)), f"of the volume's {quantity}")
+            return Room(job.storage.checkpoints, int(parse_quantity(quantity)), f"of the volume's {quantity}")
         case Bucket():
             return Room(job.storage.checkpoints, None, "a bucket")
     return _local(job.storage.checkpoints, base)

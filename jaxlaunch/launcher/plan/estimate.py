@@ -12,10 +12,10 @@ from typing import Any
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kubernetes import pod_security
-from jaxlaunch.launcher.kubernetes import requests as demand
-from jaxlaunch.launcher.kubernetes.objects import template
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes import pod_rules
+from jaxlaunch.launcher.kubernetes import resources as demand
+from jaxlaunch.launcher.kubernetes.objects import pod_template
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.manifests.resolve import ResolvedJob
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.facts import GPU_PRODUCT
@@ -51,10 +51,10 @@ def memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | N
         if job.resources.memory is None:
             return None
         devices, given = job.accelerator.devices_per_host, job.resources.memory
-        return Memory((float(amount(given)) / devices,), f"a host's {given} / {devices}, with the program")
+        return Memory((float(parse_quantity(given)) / devices,), f"a host's {given} / {devices}, with the program")
     share = _share(job) if known.platform == "cuda" else 1.0
     told = job.accelerator.memory
-    makes = _makes(known.memory_gib, node_labels) if told is None else [float(amount(told)) / GIB]
+    makes = _makes(known.memory_gib, node_labels) if told is None else [float(parse_quantity(told)) / GIB]
     if not makes:
         return None
     sizes = " or ".join(f"{size:g} GiB" for size in makes)
@@ -141,21 +141,23 @@ def _cure(train: TrainSpec, devices: int, shapes: Shapes, room: float) -> str:
 
 def asked(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
     """What will be requested of the cluster."""
-    each, all_pods = demand.of_pod(template(jobset)["spec"]), demand.together(jobset)
+    each, all_pods = demand.pod_requests(pod_template(jobset)["spec"]), demand.job_requests(jobset)
     return {
         "platform": job.nodes.platform,
         "queue": job.nodes.queue,
-        "pods": demand.pods(jobset),
-        "per_pod": {name: demand.written(name, much) for name, much in each.items()},
-        "together": {name: demand.written(name, much) for name, much in all_pods.items()},
+        "pods": demand.count_pods(jobset),
+        "per_pod": {name: demand.format_quantity(name, much) for name, much in each.items()},
+        "together": {name: demand.format_quantity(name, much) for name, much in all_pods.items()},
     }
 
 
 def security(jobset: Mapping[str, Any]) -> dict[str, Any]:
     """The Pod Security level that a namespace may enforce, and what keeps the pods from a stricter one."""
-    met = pod_security.level(template(jobset))
-    above = pod_security.stricter(met)
-    because = [] if above is None else [str(broken) for broken in pod_security.violations(template(jobset), above)]
+    met = pod_rules.strictest_level(pod_template(jobset))
+    above = pod_rules.stricter_level(met)
+    because = (
+        [] if above is None else [str(broken) for broken in pod_rules.find_violations(pod_template(jobset), above)]
+    )
     return {"level": met, "because": because}
 
 

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.jobs import reader
-from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.manifests.jobset import render
@@ -178,7 +178,7 @@ def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
     made["metadata"]["uid"] = "1234"
     pod = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     assert pod["spec"]["securityContext"]["runAsUser"] == pod["spec"]["securityContext"]["runAsGroup"] == DEFAULT_USER
-    assert pod_security.level(pod) == "restricted"
+    assert pod_rules.strictest_level(pod) == "restricted"
 
 
 @pytest.mark.parametrize(

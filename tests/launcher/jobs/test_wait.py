@@ -35,7 +35,7 @@ FIRST, LAST = (
 )
 
 SCALE = 40  # the launcher's minutes are so much shorter
-WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "kubernetes.outage", "jobs.wait", "jobs.logs.follow")
+WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "jobs.wait", "jobs.logs.follow")
 
 Submit = Callable[..., Left]
 
@@ -159,7 +159,7 @@ def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, sub
 def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.outage.PATIENCE_S", 60.0)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.PATIENCE_S", 60.0)
     away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3

@@ -332,7 +332,7 @@ def test_a_credential_plugin_that_gives_nothing_is_said(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, command: str, said: str
 ) -> None:
     if "sleep" in text:  # the others may take their time to start, on a busy machine
-        monkeypatch.setattr("jaxlaunch.launcher.kubernetes.exec_plugin.LIMIT_S", 1.0)
+        monkeypatch.setattr("jaxlaunch.launcher.kubernetes.kubeconfig.PLUGIN_LIMIT_S", 1.0)
     monkeypatch.setenv("KUBECONFIG", str(plugin(tmp_path, server, text, command, installHint="get it there")))
     with pytest.raises(ClusterError, match=said) as failed:
         Cluster.connect()

@@ -8,9 +8,9 @@ import pytest
 
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.kubernetes import pod_security
+from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.merge import merge
-from jaxlaunch.launcher.kubernetes.pod_security import level, violations
+from jaxlaunch.launcher.kubernetes.pod_rules import find_violations, strictest_level
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 
@@ -59,12 +59,12 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_job_meets_the_level_that_its_network_and_pod_leave_it(
-    more: str, cluster: str, met: pod_security.Level, reasons: set[str]
+    more: str, cluster: str, met: pod_rules.Level, reasons: set[str]
 ) -> None:
     found = template(more, cluster)
-    assert level(found) == met
-    refusing = pod_security.stricter(met) or "restricted"
-    assert {violation.reason for violation in violations(found, refusing)} == reasons
+    assert strictest_level(found) == met
+    refusing = pod_rules.stricter_level(met) or "restricted"
+    assert {violation.reason for violation in find_violations(found, refusing)} == reasons
 
 
 MAIN = {"name": "main", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
@@ -101,20 +101,20 @@ def container(**security: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_each_rule_of_what_render_makes_names_what_breaks_it(
-    patch: dict[str, Any], met: pod_security.Level, said: str
+    patch: dict[str, Any], met: pod_rules.Level, said: str
 ) -> None:
     found = merge(CLEAN, patch)
-    assert level(found) == met
-    enforced = pod_security.stricter(met)
-    told = [str(violation) for violation in violations(found, enforced)] if enforced else []
+    assert strictest_level(found) == met
+    enforced = pod_rules.stricter_level(met)
+    told = [str(violation) for violation in find_violations(found, enforced)] if enforced else []
     assert len(told) == bool(enforced) and said in "".join(told)
 
 
 def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
     found = merge(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
-    assert [violation.reason for violation in violations(found, "restricted")] == ["restricted volume types"]
+    assert [violation.reason for violation in find_violations(found, "restricted")] == ["restricted volume types"]
 
 
 def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
-    assert pod_security.admits("baseline", "restricted") and pod_security.admits("privileged", "privileged")
-    assert not pod_security.admits("restricted", "baseline")
+    assert pod_rules.admits("baseline", "restricted") and pod_rules.admits("privileged", "privileged")
+    assert not pod_rules.admits("restricted", "baseline")

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from jaxlaunch.launcher.kubernetes.quantity import amount
     ],
 )
 def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) -> None:
-    assert amount(written) == number
+    assert parse_quantity(written) == number
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) ->
 )
 def test_what_is_no_quantity_is_refused(written: str) -> None:
     with pytest.raises(ValueError):
-        amount(written)
+        parse_quantity(written)

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.kubernetes.queues import Inactive, Quota, cluster_queue_of, covered, inactive, quotas
+from jaxlaunch.launcher.kubernetes.objects import (
+    InactiveQueue,
+    Quota,
+    cluster_queue_name,
+    covered_resources,
+    inactive_state,
+    queue_quotas,
+)
 from tests.launcher.objects import cluster_queue, condition, local_queue
 
 
@@ -15,29 +22,34 @@ from tests.launcher.objects import cluster_queue, condition, local_queue
     [
         (local_queue(), None),
         ({"spec": {}}, None),
-        (local_queue(stopPolicy="Hold"), Inactive("Hold", "", "")),  # Kueue has not seen it yet: Active is still True
-        (cluster_queue(active=False, message="m", stopPolicy="Hold"), Inactive("Hold", "FlavorNotFound", "m")),
-        (local_queue(active=False, reason="Broken"), Inactive(None, "Broken", "")),
-        (cluster_queue(active=False, message="no flavor"), Inactive(None, "FlavorNotFound", "no flavor")),
-        ({"status": {"conditions": [condition("Active", "False")]}}, Inactive(None, "", "")),
+        (
+            local_queue(stopPolicy="Hold"),
+            InactiveQueue("Hold", "", ""),
+        ),  # Active is still True
+        (cluster_queue(active=False, message="m", stopPolicy="Hold"), InactiveQueue("Hold", "FlavorNotFound", "m")),
+        (local_queue(active=False, reason="Broken"), InactiveQueue(None, "Broken", "")),
+        (cluster_queue(active=False, message="no flavor"), InactiveQueue(None, "FlavorNotFound", "no flavor")),
+        ({"status": {"conditions": [condition("Active", "False")]}}, InactiveQueue(None, "", "")),
     ],
 )
-def test_a_queue_is_inactive_when_it_is_stopped_or_says_so(queue: dict[str, Any], expected: Inactive | None) -> None:
-    assert inactive(queue) == expected
+def test_a_queue_is_inactive_when_it_is_stopped_or_says_so(
+    queue: dict[str, Any], expected: InactiveQueue | None
+) -> None:
+    assert inactive_state(queue) == expected
 
 
 def test_a_local_queue_names_its_cluster_queue() -> None:
-    assert cluster_queue_of(local_queue()) == "shared"
-    assert cluster_queue_of({}) is None and cluster_queue_of(None) is None
+    assert cluster_queue_name(local_queue()) == "shared"
+    assert cluster_queue_name({}) is None and cluster_queue_name(None) is None
 
 
 def test_quota_is_read_by_flavor_with_what_is_reserved_of_it() -> None:
-    assert list(quotas(cluster_queue("8", "6"))) == [Quota("h100", "cpu", "8", "6")]
+    assert list(queue_quotas(cluster_queue("8", "6"))) == [Quota("h100", "cpu", "8", "6")]
     unused = cluster_queue("8") | {"status": {}}
-    assert list(quotas(unused)) == [Quota("h100", "cpu", "8", "0")]
-    assert list(quotas({})) == []
+    assert list(queue_quotas(unused)) == [Quota("h100", "cpu", "8", "0")]
+    assert list(queue_quotas({})) == []
 
 
 def test_a_covered_resource_without_quota_is_covered() -> None:
     queue = {"spec": {"resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": []}]}}
-    assert covered(queue) == ["cpu", "memory"]
+    assert covered_resources(queue) == ["cpu", "memory"]

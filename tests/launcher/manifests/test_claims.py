@@ -12,7 +12,7 @@ from jaxlaunch.launcher.diagnose.doctor.target import Target
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests.prepare import prepare
 
 P5 = "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
@@ -46,7 +46,7 @@ def test_a_pod_claims_the_adapters_of_its_network(
     (request,) = claimed["spec"]["spec"]["devices"]["requests"]
     many = {"allocationMode": "All"} if number is None else {"allocationMode": "ExactCount", "count": number}
     assert request["exactly"] == {"deviceClassName": device_class, **many}
-    pod = template(found["JobSet"])["spec"]
+    pod = pod_template(found["JobSet"])["spec"]
     assert pod["resourceClaims"] == [{"name": "adapters", "resourceClaimTemplateName": "x-adapters"}]
     resources = pod["containers"][0]["resources"]
     assert resources["claims"] == [{"name": "adapters"}] and list(resources["limits"]) == ["nvidia.com/gpu"]
@@ -58,7 +58,7 @@ def test_hosts_that_nvlink_joins_share_a_compute_domain() -> None:
     domain = found["ComputeDomain"]
     assert domain["apiVersion"] == "resource.nvidia.com/v1beta1" and domain["metadata"]["name"] == "x"
     assert domain["spec"] == {"numNodes": 2, "channel": {"resourceClaimTemplate": {"name": "x-nvlink"}}}
-    pod = template(found["JobSet"])["spec"]
+    pod = pod_template(found["JobSet"])["spec"]
     assert [one["resourceClaimTemplateName"] for one in pod["resourceClaims"]] == ["x-adapters", "x-nvlink"]
     assert pod["containers"][0]["resources"]["claims"] == [{"name": "adapters"}, {"name": "nvlink"}]
     environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
@@ -94,7 +94,7 @@ def test_a_claim_that_nothing_serves_is_refused(kind: str, more: str, cluster: s
 def test_a_reservation_on_eks_keeps_its_id_whoever_adds_the_nodes(cluster: str, labels: dict[str, str]) -> None:
     """An on-demand reservation and a Capacity Block alike: `capacityType: CAPACITY_BLOCK` is of the latter alone."""
     found = made("b200", "capacity: {reservation: cr-1}\n", cluster)["JobSet"]
-    selector = template(found)["spec"]["nodeSelector"]
+    selector = pod_template(found)["spec"]["nodeSelector"]
     assert selector == labels | {"node.kubernetes.io/instance-type": "p6-b200.48xlarge"}
 
 

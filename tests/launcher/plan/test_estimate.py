@@ -17,7 +17,7 @@ from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kubernetes import requests
+from jaxlaunch.launcher.kubernetes import resources
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from jaxlaunch.launcher.plan import estimate, shapes
@@ -218,7 +218,7 @@ def test_a_level_below_restricted_says_why() -> None:
     ],
 )
 def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: str) -> None:
-    assert requests.written(name, Decimal(number)) == text
+    assert resources.format_quantity(name, Decimal(number)) == text
 
 
 @pytest.mark.parametrize(

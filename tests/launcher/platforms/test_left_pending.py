@@ -13,7 +13,7 @@ import pytest
 from jaxlaunch.launcher.diagnose.doctor import nodes
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests.prepare import Prepared, prepare
 from jaxlaunch.launcher.plan.notes import notes
 from tests.launcher.objects import node
@@ -112,7 +112,7 @@ def said(broken: Broken) -> tuple[str, str]:
 
 def of_doctor(ready: Prepared) -> str:
     """What doctor says of the drivers of the nodes that the job asks for."""
-    spec = template(ready.manifests[0])["spec"]
+    spec = pod_template(ready.manifests[0])["spec"]
     labels = spec.get("nodeSelector", {}) | {"nvidia.com/cuda.driver.major": "550"}
     for term in nodes._terms(spec):
         labels[term["key"]] = term["values"][0]

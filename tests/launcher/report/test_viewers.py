@@ -309,7 +309,7 @@ def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(monkeypatch: pytest.
     (tmp_path / "ca.crt").write_text("")
     for host, server in {"fd00::1": "https://[fd00::1]:443", "10.96.0.1": "https://10.96.0.1:443"}.items():
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-        assert kubeconfig.server_of_pod() == server
+        assert kubeconfig.pod_server_url() == server
 
 
 def test_the_command_says_what_the_dashboard_of_a_cluster_needs(

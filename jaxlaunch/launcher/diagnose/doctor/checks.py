@@ -24,14 +24,12 @@ from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_a
 from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
-from jaxlaunch.launcher.kubernetes import kept_fields, kinds
+from jaxlaunch.launcher.kubernetes import kinds, objects
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.kinds import Kind
+from jaxlaunch.launcher.kubernetes.kinds import Kind, Right
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL, OWN_LABEL
-from jaxlaunch.launcher.kubernetes.objects import template
-from jaxlaunch.launcher.kubernetes.queues import cluster_queue_of
-from jaxlaunch.launcher.kubernetes.requests import of_pod, together
-from jaxlaunch.launcher.kubernetes.rights import Right
+from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template
+from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
 # The check that comes before all others.
 SERVER = "server"
@@ -190,7 +188,7 @@ def _queue(target: Target) -> Findings:
     yield namespace.local_queue(target.queue, target.namespace, found, others)
     if found is None:
         return
-    name = cluster_queue_of(found) or ""
+    name = cluster_queue_name(found) or ""
     try:
         cluster_queue = target.cluster.get(kinds.CLUSTER_QUEUES, name)
     except ApiError as error:
@@ -198,7 +196,7 @@ def _queue(target: Target) -> Findings:
             raise
         yield namespace.quota_not_visible(name)
         return
-    yield from namespace.cluster_queue(name, cluster_queue, target.labels, together(target.admitted), target.pods)
+    yield from namespace.cluster_queue(name, cluster_queue, target.labels, job_requests(target.admitted), target.pods)
 
 
 def _priority(target: Target) -> Findings:
@@ -239,12 +237,12 @@ def _pod(target: Target) -> Obj:
 
 
 def _nodes(target: Target) -> Findings:
-    listed = target.cluster.list(kinds.NODES, keep=kept_fields.node)
+    listed = target.cluster.list(kinds.NODES, keep=objects.trim_node)
     yield nodes.accelerators(listed)
     if missing := target.unrequested:
         yield nodes.unrequested(missing, is_known=target.defaulted is not None)
-    spec = template(target.admitted)["spec"]
-    if of_pod(spec):
+    spec = pod_template(target.admitted)["spec"]
+    if pod_requests(spec):
         yield nodes.place(listed, spec, target.pods, grows=_grows(target))
         yield from nodes.drivers(listed, spec)
     yield from nodes.access(spec)

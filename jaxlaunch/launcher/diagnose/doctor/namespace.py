@@ -13,13 +13,12 @@ from jaxlaunch.launcher.diagnose.doctor.controllers import matches
 from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job
-from jaxlaunch.launcher.kubernetes import kinds, queues, requests
-from jaxlaunch.launcher.kubernetes import pod_security as podsecurity
-from jaxlaunch.launcher.kubernetes.kinds import WORKLOAD_PRIORITY_CLASSES, Kind
+from jaxlaunch.launcher.kubernetes import kinds, objects, resources
+from jaxlaunch.launcher.kubernetes import pod_rules as podsecurity
+from jaxlaunch.launcher.kubernetes.kinds import WORKLOAD_PRIORITY_CLASSES, Kind, Right
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.pod_security import ENFORCE, LEVELS
-from jaxlaunch.launcher.kubernetes.quantity import amount
-from jaxlaunch.launcher.kubernetes.rights import Right
+from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE, LEVELS
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
 from jaxlaunch.launcher.wording import either
 
@@ -37,7 +36,7 @@ def exists(name: str, found: Obj | None) -> Finding:
 
 def pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
     """Whether the namespace admits the pods; where it does not, the JobSet is accepted all the same, and waits."""
-    enforced, met = labels.get(ENFORCE), podsecurity.level(template)
+    enforced, met = labels.get(ENFORCE), podsecurity.strictest_level(template)
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
         why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
@@ -46,7 +45,7 @@ def pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding
     if level is None:
         what = "namespace {name} enforces Pod Security level {enforced}"
         return unknown(what, "Kubernetes has no such level.", **fields)
-    if broken := podsecurity.violations(template, level):
+    if broken := podsecurity.find_violations(template, level):
         what = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
         why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
         return fail(what, why, "{fix}", fix=_looser(template, met, level), broken=list(map(str, broken)), **fields)
@@ -80,11 +79,14 @@ def quotas(found: Sequence[Obj], jobset: Obj) -> Findings:
     for quota in found:
         used, hard = quota.get("status", {}).get("used") or {}, quota.get("spec", {}).get("hard") or {}
         for resource, limit in hard.items():
-            need, most = requested.get(resource, Decimal(0)), amount(str(limit))
-            free = most - amount(str(used.get(resource, "0")))
+            need, most = requested.get(resource, Decimal(0)), parse_quantity(str(limit))
+            free = most - parse_quantity(str(used.get(resource, "0")))
             plain = resource.removeprefix("requests.").removeprefix("limits.")
             fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
-            fields |= {"need": requests.written(plain, need), "left": requests.written(plain, max(free, Decimal(0)))}
+            fields |= {
+                "need": resources.format_quantity(plain, need),
+                "left": resources.format_quantity(plain, max(free, Decimal(0))),
+            }
             what = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
                 is_tight = True
@@ -105,11 +107,11 @@ def quotas(found: Sequence[Obj], jobset: Obj) -> Findings:
 
 def _counted(jobset: Obj) -> dict[str, Decimal]:
     """What a job requests, under the names that ResourceQuotas have."""
-    together = requests.together(jobset)
+    together = resources.job_requests(jobset)
     plain = {name: much for name, much in together.items() if name in ("cpu", "memory", "ephemeral-storage")}
     requested = {f"requests.{name}": much for name, much in together.items()} | plain
     limits = {f"limits.{name}": much for name, much in together.items() if name != "cpu"}
-    pods = Decimal(requests.pods(jobset))
+    pods = Decimal(resources.count_pods(jobset))
     slices = Decimal(sum(int(part.get("replicas", 1)) for part in jobset["spec"]["replicatedJobs"]))
     objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
     one = ("services", "count/services", f"count/{kinds.JOBSETS.resource}")  # the Service is for the hosts' names
@@ -188,14 +190,14 @@ def local_queue(name: str, namespace: str, found: Obj | None, others: Sequence[s
             namespace=namespace,
             others=either(others) if others else "",
         )
-    behind = queues.cluster_queue_of(found)
+    behind = objects.cluster_queue_name(found)
     return _inactive(f"LocalQueue {name}", found) or ok(
         "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=behind
     )
 
 
 def _inactive(name: str, queue: Obj) -> Finding | None:
-    found = queues.inactive(queue)
+    found = objects.inactive_state(queue)
     if found is None:
         return None
     if found.stop_policy is not None:
@@ -225,7 +227,7 @@ def cluster_queue(
         what = "ClusterQueue {name} does not accept this namespace"
         why = "its namespaceSelector does not match, so Kueue admits nothing from here."
         yield fail_admin(what, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
-    covered = queues.covered(found)
+    covered = objects.covered_resources(found)
     missing = [resource for resource in requested if resource not in covered]
     for resource in missing:
         yield fail_admin(
@@ -234,7 +236,7 @@ def cluster_queue(
             ASK_ADMIN + " add it to coveredResources ({covered}).",
             name=name,
             resource=resource,
-            requested=requests.written(resource, requested[resource]),
+            requested=resources.format_quantity(resource, requested[resource]),
             covered=list(covered) or Text("none"),
         )
     if not missing:
@@ -246,15 +248,15 @@ def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Fi
     largest = largest_quota(found)
     over = {resource: most for resource, most in largest.items() if requested.get(resource, 0) > most}
     if not over:
-        covered = list(queues.covered(found)) or Text("nothing")
+        covered = list(objects.covered_resources(found)) or Text("nothing")
         what = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requested else "")
         return ok(what, name=name, covered=covered)
     lacking = [
         Text(
             "{requested} of {resource} (quota {quota})",
-            requested=requests.written(resource, requested[resource]),
+            requested=resources.format_quantity(resource, requested[resource]),
             resource=resource,
-            quota=requests.written(resource, most),
+            quota=resources.format_quantity(resource, most),
         )
         for resource, most in over.items()
     ]
@@ -267,9 +269,9 @@ def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Fi
 
 def largest_quota(found: Obj) -> dict[str, Decimal]:
     """Resource → the largest nominal quota that one flavor of a ClusterQueue has; 0 for a covered one without any."""
-    most = dict.fromkeys(queues.covered(found), Decimal(0))
-    for quota in queues.quotas(found):
-        most[quota.resource] = max(most[quota.resource], amount(quota.nominal))
+    most = dict.fromkeys(objects.covered_resources(found), Decimal(0))
+    for quota in objects.queue_quotas(found):
+        most[quota.resource] = max(most[quota.resource], parse_quantity(quota.nominal))
     return most
 
 

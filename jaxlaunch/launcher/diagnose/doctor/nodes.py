@@ -11,9 +11,9 @@ from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job, main_container
-from jaxlaunch.launcher.kubernetes import node_fit, requests
+from jaxlaunch.launcher.kubernetes import resources
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms import gke
 from jaxlaunch.launcher.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.platforms.generic import DRIVER_LABEL
@@ -40,7 +40,7 @@ _KINDS = (
 def place(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:
     """Whether nodes with the labels, taints and size that the pods need exist; `grows`: an autoscaler may add more."""
     affine = [node for node in nodes if _in_affinity(spec, node)]
-    found = node_fit.fit(spec, affine)
+    found = resources.fit_nodes(spec, affine)
     if found.large:
         return _enough(affine, spec, found, pods, grows)
     what, fields = "none of {nodes:node} fits a pod of the job: {unmet}", {"nodes": len(nodes)}
@@ -53,9 +53,11 @@ def place(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding
     return fail(what, why, fix, **fields, unmet=unmet)
 
 
-def _enough(nodes: Sequence[Obj], spec: Obj, found: node_fit.Fit, pods: int, grows: bool) -> Finding:
+def _enough(nodes: Sequence[Obj], spec: Obj, found: resources.NodeFit, pods: int, grows: bool) -> Finding:
     """Whether all pods fit at once, if nothing else ran."""
-    room = sum(_pods_that_fit(node, requests.of_pod(spec)) for node in nodes if node_fit.fit(spec, [node]).large)
+    room = sum(
+        _pods_that_fit(node, resources.pod_requests(spec)) for node in nodes if resources.fit_nodes(spec, [node]).large
+    )
     fields = {"room": room, "pods": pods, "nodes": found.large}
     if room >= pods:
         return ok("room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields)
@@ -69,11 +71,11 @@ def drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 
     One that is too old is a warning alone: an image may bring CUDA's forward compatibility package.
     """
-    if RESOURCE["cuda"].value not in requests.of_pod(spec):
+    if RESOURCE["cuda"].value not in resources.pod_requests(spec):
         return
     label = DRIVER_LABEL.value
     labelled = [node for node in nodes if label in (node["metadata"].get("labels") or {})]
-    fitting = [node for node in labelled if _in_affinity(spec, node) and node_fit.fit(spec, [node]).large]
+    fitting = [node for node in labelled if _in_affinity(spec, node) and resources.fit_nodes(spec, [node]).large]
     counted = Counter(int(node["metadata"]["labels"][label]) for node in fitting)
     if not counted:
         return
@@ -162,12 +164,12 @@ def nccl(spec: Obj) -> Findings:
 def _pods_that_fit(node: Obj, requested: Mapping[str, Decimal]) -> int:
     """Pods that an empty node has room for."""
     has = node.get("status", {}).get("allocatable") or {}
-    rooms = [amount(str(has.get("pods", "110")))]
-    rooms += [amount(str(has.get(name, "0"))) // much for name, much in requested.items() if much]
+    rooms = [parse_quantity(str(has.get("pods", "110")))]
+    rooms += [parse_quantity(str(has.get(name, "0"))) // much for name, much in requested.items() if much]
     return int(min(rooms))
 
 
-def _unmet(found: node_fit.Fit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
+def _unmet(found: resources.NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
     """Return the first requirement that no node meets."""
     if nodes and not affine:
         return Text("no node has {terms: or }", terms=[_requirement(term) for term in _terms(spec)])
@@ -225,7 +227,7 @@ def accelerators(nodes: Sequence[Obj]) -> Finding:
     for node in nodes:
         labels, has = node["metadata"].get("labels") or {}, node.get("status", {}).get("allocatable") or {}
         for resource in (known.value for known in RESOURCE.values()):
-            if much := amount(str(has.get(resource, "0"))):
+            if much := parse_quantity(str(has.get(resource, "0"))):
                 kind = next((labels[key] for key in _KINDS if key in labels), "of a type that no label names")
                 counted[f"{resource} {kind}"] = counted.get(f"{resource} {kind}", Decimal(0)) + much
     listed = [f"{much:f} {kind}" for kind, much in sorted(counted.items())] or Text("no accelerators")

@@ -15,8 +15,7 @@ from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes import kinds
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, NAMESPACES, PODS
-from jaxlaunch.launcher.kubernetes.rights import Right
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, NAMESPACES, PODS, Right
 
 
 def check(cluster: Cluster, manifests: Sequence[Obj], *, replace: bool, watch: bool, force: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail, 
 from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.wording import size
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
@@ -106,7 +106,7 @@ def room(needed: Checkpoints, found: Obj | None) -> Findings:
         return
     takes = Text("{size} of checkpoints, {kept} kept and one being written", size=size(needed.bytes), kept=needed.kept)
     fields = {"claim": needed.claim, "has": has, "takes": takes}
-    if needed.bytes <= amount(has):
+    if needed.bytes <= parse_quantity(has):
         yield ok("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
         return
     # EFS, NFS and hostPath enforce no size.

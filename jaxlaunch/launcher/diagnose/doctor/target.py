@@ -19,8 +19,8 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOAD_PRIORITY_CLASSES,
     Kind,
 )
-from jaxlaunch.launcher.kubernetes.objects import template
-from jaxlaunch.launcher.kubernetes.requests import of_pod, pods
+from jaxlaunch.launcher.kubernetes.objects import pod_template
+from jaxlaunch.launcher.kubernetes.resources import count_pods, pod_requests
 
 Obj = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Target:
     @cached_property
     def template(self) -> Mapping[str, Any]:
         """The pod template of the job."""
-        return template(self.jobset)
+        return pod_template(self.jobset)
 
     @cached_property
     def admitted(self) -> Obj:
@@ -67,7 +67,7 @@ class Target:
         if found is None:
             return self.jobset
         made = copy.deepcopy(self.jobset)
-        spec, scheduling = template(made)["spec"], found.get("scheduling") or {}
+        spec, scheduling = pod_template(made)["spec"], found.get("scheduling") or {}
         spec["overhead"] = (found.get("overhead") or {}).get("podFixed") or {}
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **(scheduling.get("nodeSelector") or {})}
         spec["tolerations"] = [*(spec.get("tolerations") or ()), *(scheduling.get("tolerations") or ())]
@@ -76,7 +76,7 @@ class Target:
     @cached_property
     def pods(self) -> int:
         """How many pods the job has."""
-        return pods(self.jobset)
+        return count_pods(self.jobset)
 
     @property
     def queue(self) -> str | None:
@@ -95,7 +95,7 @@ class Target:
     @property
     def unrequested(self) -> list[str]:
         """Of cpu and memory, what neither the pods request nor a LimitRange that may be read gives them."""
-        missing = [name for name in ("cpu", "memory") if name not in of_pod(template(self.admitted)["spec"])]
+        missing = [name for name in ("cpu", "memory") if name not in pod_requests(pod_template(self.admitted)["spec"])]
         return [name for name in missing if not self.is_example and name not in (self.defaulted or ())]
 
     @cached_property

@@ -31,8 +31,8 @@ from jaxlaunch.launcher.diagnose.text import (
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Container, Host
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import Obj, seconds_since, template
-from jaxlaunch.launcher.kubernetes.quantity import amount
+from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
 _OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
 # runc with what it starts needs 6 to 12 MiB of the container's own limit.
-_LEAST_MEMORY = amount("16Mi")
+_LEAST_MEMORY = parse_quantity("16Mi")
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 
@@ -246,7 +246,7 @@ def _create(snapshot: Snapshot, kind: str, name: str) -> NextStep:
 def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
     """Return the Secret or ConfigMap of the volume that a message names, or None where the volume has several."""
     match = _OF_VOLUME.search(message)
-    volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
+    volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
     volume: Obj = next((volume for volume in volumes if match is not None and volume.get("name") == match["name"]), {})
     source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
     name: str | None = (volume.get(source) or {}).get(key)
@@ -273,7 +273,7 @@ def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     if _OF_COMMAND.search(message):
         return _bad_command(" ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence)
     # The container runtime itself failed, before it came to the command: most often for lack of memory.
-    if host.memory_limit is not None and amount(host.memory_limit) < _LEAST_MEMORY:
+    if host.memory_limit is not None and parse_quantity(host.memory_limit) < _LEAST_MEMORY:
         template = (
             "cannot start on {hosts}: its memory limit of {limit} is too low for the container runtime to start it"
         )
@@ -398,7 +398,7 @@ def _image(snapshot: Snapshot) -> str:
 
 
 def _main_container(snapshot: Snapshot) -> Obj:
-    return hosts.main_container(template(snapshot.jobset).get("spec", {}))
+    return hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
 
 
 # --- containers next to the program, as `pod:` or somebody's webhook adds them ----------------------------------------

@@ -11,7 +11,7 @@ from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, NextStep, Text, ask,
 from jaxlaunch.launcher.jobs.status.job_status import State, is_stopped_in_queue, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, Snapshot
 from jaxlaunch.launcher.kubernetes.labels import TRACKED
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, moment, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import Obj, condition, parse_time, seconds_since
 
 # Controllers remove their own finalizers within seconds.
 _STUCK_S = 30.0
@@ -220,7 +220,7 @@ def describe_deletion(node: DeletedNode, now: datetime) -> Text:
 
 
 def _when(preposition: str, timestamp: str | None, now: datetime) -> Text:
-    at = moment(timestamp)
+    at = parse_time(timestamp)
     if at is None:
         return NOTHING
     return Text(

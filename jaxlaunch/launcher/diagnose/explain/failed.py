@@ -28,7 +28,7 @@ from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import State, state_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import condition, template
+from jaxlaunch.launcher.kubernetes.objects import condition, pod_template
 from jaxlaunch.records.failure import FailureKind
 from jaxlaunch.records.verdict import Verdict
 
@@ -269,7 +269,7 @@ def describe_oom(snapshot: Snapshot) -> Text:
 
 
 def _memory_limit(snapshot: Snapshot) -> str | None:
-    main = hosts.main_container(template(snapshot.jobset).get("spec", {}))
+    main = hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
     limit = ((main.get("resources") or {}).get("limits") or {}).get("memory")
     return None if limit is None else str(limit)
 
@@ -281,7 +281,7 @@ def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
     """
     if verdict.code != _BUS_ERROR:
         return None
-    volumes = template(snapshot.jobset).get("spec", {}).get("volumes") or ()
+    volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
     volume = next((volume.get("emptyDir") or {} for volume in volumes if volume.get("name") == "shm"), None)
     size = Text("64 MiB, as none is set") if volume is None else Text("as large as the pod's memory")
     if volume and "sizeLimit" in volume:

@@ -49,7 +49,7 @@ from jaxlaunch.launcher.jobs.status import hosts, lost_hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import seconds_since, template
+from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
 from jaxlaunch.records.messages import names
 
 # So many charged restarts without a committed step make a crash loop.
@@ -247,7 +247,7 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
     tolerated_s = min(
         (
             toleration["tolerationSeconds"]
-            for toleration in template(snapshot.jobset)["spec"].get("tolerations", ())
+            for toleration in pod_template(snapshot.jobset)["spec"].get("tolerations", ())
             if toleration.get("key") in (None, _UNREACHABLE) and toleration.get("effect") in (None, "NoExecute")
             if "tolerationSeconds" in toleration
         ),

@@ -10,8 +10,8 @@ from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.diagnose.text import NOTHING, NextStep, Text, ask, change, describe_event, kubectl, wait
 from jaxlaunch.launcher.jobs.status.job_status import is_stopped_in_queue
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes import queues
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, moment, seconds_since
+from jaxlaunch.launcher.kubernetes import objects
+from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, parse_time, seconds_since
 
 _UNUSED = re.compile(
     r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) more needed"
@@ -68,14 +68,14 @@ def _inactive(snapshot: Snapshot, message: str) -> Answer | None:
         headline = Text("waits: {kind} {queue} does not exist", kind=match[1], queue=match[2])
         return Answer("queue-missing", headline, _conditions(snapshot), step)
     for queue, kind in ((snapshot.cluster_queue, "ClusterQueue"), (snapshot.local_queue, "LocalQueue")):
-        if queue is not None and (state := queues.inactive(queue)) is not None:
+        if queue is not None and (state := objects.inactive_state(queue)) is not None:
             return _not_active(snapshot, f"{kind} {queue['metadata']['name']}", state)
     if re.search(r"is (inactive|stopped)$", message):
         return Answer("queue-stopped", Text("waits: {message}", message=message), _conditions(snapshot), _RESUME)
     return None
 
 
-def _not_active(snapshot: Snapshot, queue: str, state: queues.Inactive) -> Answer:
+def _not_active(snapshot: Snapshot, queue: str, state: objects.InactiveQueue) -> Answer:
     states: list[Text] = []
     if state.stop_policy is not None:
         headline = Text("{queue} is stopped (stopPolicy: {policy})", queue=queue, policy=state.stop_policy)
@@ -102,7 +102,7 @@ def _still_saving(snapshot: Snapshot) -> Answer | None:
 def _backing_off(snapshot: Snapshot) -> Answer | None:
     """Explain a job whose pods were not ready, and which Kueue puts back into the queue after a while."""
     requeue = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
-    at = moment(requeue.get("requeueAt"))
+    at = parse_time(requeue.get("requeueAt"))
     if at is None or at <= snapshot.now or not is_true(snapshot.workload or {}, "Evicted"):
         return None
     headline = _evicted(snapshot)
@@ -135,7 +135,7 @@ def _admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
 def _no_quota(snapshot: Snapshot, message: str) -> Answer:
     """Explain a job that the quota does not allow now, or never will."""
     lead, evidence = _lead(snapshot), (*_conditions(snapshot), *_amounts(snapshot))
-    behind = queues.cluster_queue_of(snapshot.local_queue)
+    behind = objects.cluster_queue_name(snapshot.local_queue)
     queue = Text(
         "queue {queue} (ClusterQueue {behind})" if behind else "queue {queue}", queue=snapshot.queue, behind=behind
     )
@@ -244,7 +244,7 @@ def _amounts(snapshot: Snapshot) -> Evidence:
     if snapshot.cluster_queue is None:
         return ()
     template = "quota of {resource} in flavor {flavor}: {reserved} used of {nominal}"
-    lines = [Text(template, **quota._asdict()) for quota in queues.quotas(snapshot.cluster_queue)]
+    lines = [Text(template, **quota._asdict()) for quota in objects.queue_quotas(snapshot.cluster_queue)]
     if (pending := snapshot.cluster_queue.get("status", {}).get("pendingWorkloads")) is not None:
         name = snapshot.cluster_queue["metadata"]["name"]
         lines.append(Text("ClusterQueue {name}: {jobs:job} pending in it", name=name, jobs=pending))
@@ -253,6 +253,6 @@ def _amounts(snapshot: Snapshot) -> Evidence:
 
 def _usage(snapshot: Snapshot, flavor: str, resource: str) -> Text:
     """Return "; 900m of 1 is used", where the ClusterQueue could be read."""
-    quotas = () if snapshot.cluster_queue is None else queues.quotas(snapshot.cluster_queue)
+    quotas = () if snapshot.cluster_queue is None else objects.queue_quotas(snapshot.cluster_queue)
     quota = next((quota for quota in quotas if (quota.flavor, quota.resource) == (flavor, resource)), None)
     return NOTHING if quota is None else Text("; {reserved} of {nominal} is used", **quota._asdict())

@@ -9,8 +9,8 @@ from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waits
 from jaxlaunch.launcher.diagnose.text import HostGroup, Text, change, describe_event, kubectl, wait
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.node_fit import Fit, fit
-from jaxlaunch.launcher.kubernetes.objects import Obj, seconds_since, template
+from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
+from jaxlaunch.launcher.kubernetes.resources import NodeFit, fit_nodes
 from jaxlaunch.launcher.wording import cut
 
 _CLAIM = re.compile(
@@ -61,7 +61,7 @@ def _ignored_by_scheduler(snapshot: Snapshot) -> Answer | None:
     if (warning := snapshot.warning) is not None and warning["kind"] == "Pod":
         headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group})
         return waits("unschedulable", headline, describe_event(warning), change("fix what the message names."))
-    name = template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
+    name = pod_template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
     headline = Text(
         "scheduler {name} has not looked at {hosts} in {waited:age}", name=name, hosts=group, waited=waited_s
     )
@@ -145,10 +145,10 @@ def _no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evide
     pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
     waiting = next(pods[host.pod]["spec"] for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
     # As admission made it, where that is known.
-    spec = {**template(snapshot.jobset).get("spec", {}), **waiting}
+    spec = {**pod_template(snapshot.jobset).get("spec", {}), **waiting}
     if snapshot.nodes is None:
         return _by_message(message, group, evidence)
-    nodes = fit(spec, snapshot.nodes)
+    nodes = fit_nodes(spec, snapshot.nodes)
     counts = Text(
         "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an untolerated taint, "
         "{large} of these large enough when empty",
@@ -174,7 +174,7 @@ def _no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evide
     return _full(nodes, message, group, lines)
 
 
-def _missing_label(nodes: Fit, spec: Obj) -> Text:
+def _missing_label(nodes: NodeFit, spec: Obj) -> Text:
     for key, value in nodes.absent.items():
         template = "no node has label {key}={value}; no node has a label {key}"
         if offered := [cut(label) for label in nodes.offered[key][:5]]:
@@ -184,7 +184,7 @@ def _missing_label(nodes: Fit, spec: Obj) -> Text:
     return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _tainted(fitting: Fit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
+def _tainted(fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
     taint, number = max(fitting.taints.items(), key=lambda item: item[1])
     template = "untolerated taint {taint} on {number} of {nodes:node}"
     if len(fitting.taints) > 1:
@@ -223,7 +223,7 @@ def _unwell(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
                 yield node["metadata"]["name"], state.get("message") or state.get("reason") or ""
 
 
-def _full(nodes: Fit, message: str, group: HostGroup, lines: Evidence) -> Answer:
+def _full(nodes: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
     """Explain that nodes which would fit exist, but other pods use them."""
     short = list(dict.fromkeys(name for _, name in _RESOURCE.findall(message)))
     fitting = Text("; {nodes:node} would fit a host when empty", nodes=nodes.large)

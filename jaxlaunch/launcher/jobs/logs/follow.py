@@ -19,8 +19,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
-from jaxlaunch.launcher.kubernetes.outage import Outage
-from jaxlaunch.launcher.kubernetes.watch import may_pass
+from jaxlaunch.launcher.kubernetes.watch import Outage, may_pass
 
 TICK_S = 1.0
 REATTACH_S = 1.0  # after a stream broke

@@ -18,7 +18,7 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.jobs.status import agent_report, hosts, leader_log
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
-from jaxlaunch.launcher.kubernetes import kept_fields, queues
+from jaxlaunch.launcher.kubernetes import objects
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import (
     CLUSTER_QUEUES,
@@ -33,7 +33,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     Kind,
 )
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_suspended, is_true, replicated, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_suspended, is_true, replicated_jobs, seconds_since
 from jaxlaunch.records.log_lines import Line
 
 MAX_PAGES_OF_EVENTS = 10
@@ -72,7 +72,7 @@ class _Reader:
         events = self._events(jobset)
         if jobset is None:
             return self._none(now, events)
-        pods = self._list(PODS, f"{NAME_LABEL}={self._name}", keep=kept_fields.pod)
+        pods = self._list(PODS, f"{NAME_LABEL}={self._name}", keep=objects.trim_pod)
         newest = hosts.newest(jobset, pods)
         workload = self._workload(jobset)
         is_held = is_suspended(jobset) and workload is not None and not is_true(workload, "Admitted")
@@ -126,7 +126,7 @@ class _Reader:
     def _none(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
         """There is no job of that name; its pods and Jobs may be left."""
         names, labels = self._names(), f"{NAME_LABEL}={self._name}"
-        left = [("pod", one) for one in self._list(PODS, labels, keep=kept_fields.pod)]
+        left = [("pod", one) for one in self._list(PODS, labels, keep=objects.trim_pod)]
         left += [("Job", one) for one in self._list(JOBS, labels)]
         ending = self._ending_namespace()
         unread = tuple(self._unread)
@@ -142,15 +142,15 @@ class _Reader:
 
     def _events(self, jobset: Obj | None) -> list[Obj]:
         """Events about this job and what is made of it, since it was created."""
-        fields = ",".join(f"reason!={reason}" for reason in kept_fields.QUIET)
+        fields = ",".join(f"reason!={reason}" for reason in objects.QUIET_EVENTS)
         try:
             found = self._cluster.list(
-                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=kept_fields.event
+                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=objects.trim_event
             )
         except ApiError as error:
             self._add_unread("events", error, "events")
             return []
-        return kept_fields.folded(about(found, self._name, jobset))
+        return objects.fold_events(about(found, self._name, jobset))
 
     # --- what is read only sometimes ----------------------------------------------------------------------------------
 
@@ -182,12 +182,12 @@ class _Reader:
     def _queues(self, jobset: Obj) -> tuple[Obj | None, Obj | None]:
         """The LocalQueue and its ClusterQueue; the latter only an administrator may be allowed to read."""
         local = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
-        named = queues.cluster_queue_of(local)
+        named = objects.cluster_queue_name(local)
         return local, None if named is None else self._get(CLUSTER_QUEUES, named)
 
     def _nodes(self) -> tuple[Obj, ...] | None:
         try:
-            return tuple(self._cluster.list(NODES, keep=kept_fields.node))
+            return tuple(self._cluster.list(NODES, keep=objects.trim_node))
         except ApiError as error:
             self._add_unread("nodes", error, "nodes")
             return None
@@ -214,7 +214,7 @@ class _Reader:
         """When the node's object was deleted, by the event of its controller; few users may read that."""
         fields = f"involvedObject.kind=Node,involvedObject.name={node},reason=RemovingNode"
         try:
-            found = self._cluster.list(EVENTS, "default", fields=fields, keep=kept_fields.event)
+            found = self._cluster.list(EVENTS, "default", fields=fields, keep=objects.trim_event)
         except ClusterError:
             return None
         return max((one["last"] for one in found), default=None)
@@ -261,7 +261,7 @@ def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) ->
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claims(jobset)
-    parts_of = "|".join(re.escape(one["name"]) for one in replicated(jobset or {})) or REPLICATED_JOB
+    parts_of = "|".join(re.escape(one["name"]) for one in replicated_jobs(jobset or {})) or REPLICATED_JOB
     job = rf"{re.escape(name)}-(?:{parts_of})-\d+"
     parts = {
         "JobSet": re.escape(name),
@@ -346,7 +346,7 @@ def _jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
 
 def _pods(cluster: Cluster, namespace: str | None) -> dict[_Place, list[Obj]]:
     found: dict[_Place, list[Obj]] = defaultdict(list)
-    for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=kept_fields.pod):
+    for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=objects.trim_pod):
         found[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
     return found
 

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     REPLICATED_LABEL,
     SLICE_LABEL,
 )
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, replicated, template
+from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, pod_template, replicated_jobs
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.agent_job import read_agent_job
 from jaxlaunch.records.log_lines import Termination
@@ -116,7 +116,7 @@ def _hosts_per_job(one: Obj) -> int:
 
 def expected(jobset: Obj) -> int:
     """How many hosts the JobSet asks for."""
-    return sum(int(one.get("replicas", 1)) * _hosts_per_job(one) for one in replicated(jobset))
+    return sum(int(one.get("replicas", 1)) * _hosts_per_job(one) for one in replicated_jobs(jobset))
 
 
 def main_container(spec: Obj) -> Obj:
@@ -151,7 +151,7 @@ def are_replaced(jobset: Obj) -> bool:
 def _of_agents(jobset: Obj) -> AgentJob:
     """What its agents read of the job; that of a nameless job of one process each, where there is none."""
     try:
-        found = agent_job(template(jobset).get("spec", {}))
+        found = agent_job(pod_template(jobset).get("spec", {}))
     except ValueError:
         found = None
     return found or AgentJob("")
@@ -159,19 +159,19 @@ def _of_agents(jobset: Obj) -> AgentJob:
 
 def metrics_port(jobset: Obj) -> int | None:
     """The port of its agents' HTTP server; None of a JobSet of another tool."""
-    ports = main_container(template(jobset).get("spec", {})).get("ports") or ()
+    ports = main_container(pod_template(jobset).get("spec", {})).get("ports") or ()
     return next((int(one["containerPort"]) for one in ports if one.get("name") == METRICS_PORT), None)
 
 
 def claims(jobset: Obj) -> list[str]:
     """The volume claims that its pods mount."""
-    volumes = template(jobset).get("spec", {}).get("volumes") or ()
+    volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
     return [one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one]
 
 
 def environment(jobset: Obj) -> dict[str, str]:
     """The environment variables of the main container whose values are in the JobSet itself."""
-    found = main_container(template(jobset).get("spec", {})).get("env") or ()
+    found = main_container(pod_template(jobset).get("spec", {})).get("env") or ()
     return {one["name"]: one.get("value", "") for one in found if "valueFrom" not in one}
 
 
@@ -189,10 +189,10 @@ def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     A pod whose labels are no numbers was not made by JobSet, and is left out: anyone may give one the job's label.
     """
     offsets, total = {}, 0
-    for one in replicated(jobset):
+    for one in replicated_jobs(jobset):
         offsets[one["name"]] = total, _hosts_per_job(one)
         total += int(one.get("replicas", 1)) * _hosts_per_job(one)
-    main = main_container(template(jobset).get("spec", {})).get("name", MAIN_CONTAINER)
+    main = main_container(pod_template(jobset).get("spec", {})).get("name", MAIN_CONTAINER)
     hosts = [_host(pod, offsets, main) for pod in pods if _has_a_place(pod)]
     last = max((host.generation for host in hosts), default=0)
     newest_of = {host.number: host for host in sorted(hosts, key=lambda host: host.created) if host.generation == last}

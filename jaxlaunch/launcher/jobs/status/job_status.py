@@ -12,7 +12,14 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status import hosts, lost_hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import age, condition, is_true, moment, seconds_since, terminal_state
+from jaxlaunch.launcher.kubernetes.objects import (
+    condition,
+    format_age,
+    is_true,
+    parse_time,
+    seconds_since,
+    terminal_state,
+)
 from jaxlaunch.records import checked
 from jaxlaunch.records.log_lines import Beat
 from jaxlaunch.records.progress_annotation import WHEN
@@ -232,7 +239,7 @@ def as_of_line(status: JobStatus, now: datetime) -> str:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
     day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
-    return f"{day}{at:%H:%M:%S} UTC ({age(_age(at, now) or 0.0)} ago), {status.as_of['when']}"
+    return f"{day}{at:%H:%M:%S} UTC ({format_age(_age(at, now) or 0.0)} ago), {status.as_of['when']}"
 
 
 def _utc(at: float | None) -> datetime | None:
@@ -296,6 +303,6 @@ def _lasted(snapshot: Snapshot, state: State) -> float | None:
     kind = {State.DONE: "Completed", State.FAILED: "Failed"}.get(state)
     if kind is None or not is_true(snapshot.jobset, kind):
         return None
-    ended = moment(condition(snapshot.jobset, kind).get("lastTransitionTime"))
-    began = moment(snapshot.created)
+    ended = parse_time(condition(snapshot.jobset, kind).get("lastTransitionTime"))
+    began = parse_time(snapshot.created)
     return None if ended is None or began is None else max(0.0, (ended - began).total_seconds())

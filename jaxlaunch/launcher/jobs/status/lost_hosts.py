@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import moment
+from jaxlaunch.launcher.kubernetes.objects import parse_time
 
 
 def has_begun(snapshot: Snapshot) -> bool:
@@ -94,7 +94,9 @@ def mute(snapshot: Snapshot) -> list[Host]:
         return []
     ended = datetime.fromtimestamp(last.at, UTC)
     there = [host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended]
-    return [host for host in there if (began := moment(host.running.get("startedAt"))) is not None and began < ended]
+    return [
+        host for host in there if (began := parse_time(host.running.get("startedAt"))) is not None and began < ended
+    ]
 
 
 def spares(snapshot: Snapshot) -> list[int]:

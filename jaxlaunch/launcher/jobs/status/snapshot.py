@@ -12,9 +12,8 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AgentReport
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.kubernetes.kept_fields import MAX_NAMED
 from jaxlaunch.launcher.kubernetes.labels import QUEUE
-from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.kubernetes.objects import MAX_NAMED, Obj, is_suspended, terminal_state
 from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line
 from jaxlaunch.records.members import Members

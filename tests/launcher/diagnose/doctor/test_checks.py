@@ -22,7 +22,7 @@ from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.kubernetes import kinds
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.launcher.diagnose.words import other_words
@@ -470,7 +470,7 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
 def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
     spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
     made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
-    return dict(template(made)["spec"])
+    return dict(pod_template(made)["spec"])
 
 
 V5E = "accelerator: {type: v5e, topology: 2x4}"

@@ -16,8 +16,8 @@ from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, NETWORK_POLICIES
-from jaxlaunch.launcher.kubernetes.objects import template
-from jaxlaunch.launcher.kubernetes.requests import together
+from jaxlaunch.launcher.kubernetes.objects import pod_template
+from jaxlaunch.launcher.kubernetes.resources import job_requests
 from jaxlaunch.launcher.manifests.jobset import render
 from jaxlaunch.launcher.manifests.resolve import resolve
 from tests.launcher import apiserver
@@ -109,8 +109,8 @@ def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
     pod = {"spec": {"runtimeClassName": "kata"}}
     read = load.parse(json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}}))
     target = Target(Cluster.connect(), "team", render(resolve(read, ClusterDefaults())))
-    assert {name: str(each) for name, each in together(target.admitted).items()} == {
+    assert {name: str(each) for name, each in job_requests(target.admitted).items()} == {
         "cpu": "2.500",
         "memory": str(64 * 1024**3),
     }
-    assert template(target.admitted)["spec"]["nodeSelector"] == {"kata": "yes"}
+    assert pod_template(target.admitted)["spec"]["nodeSelector"] == {"kata": "yes"}

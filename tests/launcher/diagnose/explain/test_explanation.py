@@ -16,7 +16,7 @@ from jaxlaunch.launcher.diagnose.explain import situations
 from jaxlaunch.launcher.diagnose.explain.explanation import MAX_EVIDENCE, diagnose, explain
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
-from jaxlaunch.launcher.kubernetes import kept_fields
+from jaxlaunch.launcher.kubernetes.objects import fold_events, trim_event, trim_node
 from jaxlaunch.launcher.manifests import nodes
 from jaxlaunch.records.failure import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts
 from jaxlaunch.records.log_lines import Past
@@ -171,7 +171,7 @@ def unwell(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
     others = [condition(one, "False", message="is as it should be") for one in ("PIDPressure", "MemoryPressure")]
     found = node(taints=(f"{taint}:NoSchedule",))
     found["status"]["conditions"] = [*others, condition(kind, status, message=message)]
-    return kept_fields.node(found)
+    return trim_node(found)
 
 
 NO_NETWORK = (  # as a kubelet with containerd says it
@@ -1794,9 +1794,7 @@ def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
 
 
 def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
-    done = kept_fields.folded(
-        [kept_fields.event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))]
-    )
+    done = fold_events([trim_event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))])
     assert explain(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
         f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted since "
         "(by its ttl, or by hand)"

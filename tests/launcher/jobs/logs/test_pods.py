@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.hosts import main_container
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
-from jaxlaunch.launcher.kubernetes.objects import template
+from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.lines import CONTINUED
 from tests.launcher import apiserver, objects
@@ -94,7 +94,7 @@ def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server:
     assert "that its kubelet still has; job lm has no run folder on a volume\n" in left.err
     assert logs("--grep", "x").err == ""
     job = objects.jobset()
-    main_container(template(job)["spec"])["env"].append({"name": contract.RUN_DIR, "value": "/checkpoints/lm"})
+    main_container(pod_template(job)["spec"])["env"].append({"name": contract.RUN_DIR, "value": "/checkpoints/lm"})
     server.put(JOBSETS.path("team", "lm"), job)
     assert "`launcher logs -n team lm --from-volume` reads older ones" in logs().err
 

@@ -15,9 +15,9 @@ from jaxlaunch.launcher.cli.status import screen
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.job_status import State, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.node_fit import fit
-from jaxlaunch.launcher.kubernetes.objects import age
 from jaxlaunch.launcher.kubernetes.objects import condition as read_condition
+from jaxlaunch.launcher.kubernetes.objects import format_age
+from jaxlaunch.launcher.kubernetes.resources import fit_nodes
 from tests.launcher import objects
 from tests.launcher.objects import (
     beat,
@@ -354,7 +354,7 @@ def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
     ],
 )
 def test_ages_are_written_as_kubectl_does(seconds: float, text: str) -> None:
-    assert age(seconds) == text
+    assert format_age(seconds) == text
 
 
 def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
@@ -365,7 +365,7 @@ def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
         "initContainers": [{"resources": {"requests": {"cpu": "6"}}}],
     }
     labels = {"pool": "a"}
-    found = fit(
+    found = fit_nodes(
         spec,
         [
             node("other", labels={"pool": "b"}),

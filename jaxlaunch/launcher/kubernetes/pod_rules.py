@@ -1,0 +1,192 @@
+"""For what the API server refuses pods: mistakes in a template, and the Pod Security level of a namespace. Pure.
+
+`launcher doctor` has the server judge a pod, and `launcher explain` says what it refused: the rest is theirs. The
+reasons have the server's names, so that both read the same.
+Source: ValidatePodTemplateSpec and the Pod Security Standards of Kubernetes 1.35, for Linux pods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any, Literal
+
+from jaxlaunch.launcher.errors import Fault, KeyPath
+from jaxlaunch.launcher.kubernetes.resources import parse_quantity
+from jaxlaunch.launcher.wording import cut
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"
+
+# List of containers in a template -> the key of the job that it comes from.
+_CONTAINERS: Mapping[str, KeyPath] = {"initContainers": ("init",), "containers": ("pod", "spec", "containers")}
+
+
+def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield names that are none, containers without an image, mounts of no volume, and requests above their limits.
+
+    JobSet accepts any template: the server then refuses the Job that is made of it, again and again, while the JobSet
+    waits for ever.
+    """
+    spec = template["spec"]
+    volumes = [str(volume.get("name")) for volume in _mappings(spec, "volumes")]
+    for name in volumes:
+        if not _NAME.fullmatch(name):
+            message = f"volume {cut(name)}: its name is not {_A_NAME}."
+            yield Fault(("pod", "spec", "volumes"), message, "choose another name.")
+    for key, path in _CONTAINERS.items():
+        for container in _mappings(spec, key):
+            for message, hint in _container_faults(container, volumes):
+                yield Fault(path, f"container {cut(str(container.get('name')))}: {message}", hint)
+
+
+def _mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the mappings in a list; anything else the schema refuses."""
+    items = holder.get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _container_faults(container: Mapping[str, Any], volumes: Collection[str]) -> Iterator[tuple[str, str]]:
+    if not _NAME.fullmatch(str(container.get("name"))):
+        yield f"its name is not {_A_NAME}.", "choose another name."
+    if not container.get("image"):
+        yield "it has no image.", "image: registry.example/tool:1"
+    for mount in _mappings(container, "volumeMounts"):
+        if (name := str(mount.get("name"))) not in volumes:
+            hint = f"its volumes are {', '.join(sorted(volumes))}."
+            yield f"it mounts {cut(name)}, and no volume has that name.", hint
+    resources: Any = container.get("resources")
+    if not isinstance(resources, dict):
+        return
+    requests, limits = _valid_quantities(resources.get("requests")), _valid_quantities(resources.get("limits"))
+    for name in requests.keys() & limits.keys():
+        if requests[name] > limits[name]:
+            texts = f"{resources['requests'][name]} of {name}, and its limit is {resources['limits'][name]}"
+            yield f"it requests {texts}.", "raise the limit."
+
+
+def _valid_quantities(texts: Any) -> dict[str, Decimal]:
+    quantities = {}
+    for name, text in texts.items() if isinstance(texts, dict) else ():
+        with suppress(ValueError):
+            quantities[str(name)] = parse_quantity(str(text))
+    return quantities
+
+
+# --- Pod Security, by what `render` and the cluster defaults can make -------------------------------------------------
+#
+# Rules that only fields of `pod:` can break (AppArmor, SELinux, sysctls, procMount, hosts of probes) are left to the
+# API server.
+
+Level = Literal["privileged", "baseline", "restricted"]
+LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")  # the strictest last
+ENFORCE = "pod-security.kubernetes.io/enforce"  # label of a namespace
+
+_BASELINE_CAPABILITIES = frozenset(
+    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID "
+    "SYS_CHROOT".split()
+)
+_RESTRICTED_CAPABILITIES = frozenset(["NET_BIND_SERVICE"])
+_RESTRICTED_VOLUMES = frozenset(
+    "configMap csi downwardAPI emptyDir ephemeral image persistentVolumeClaim projected secret".split()
+)
+_SECCOMP_PROFILES = ("RuntimeDefault", "Localhost")
+
+Part = Mapping[str, Any]  # of a manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A rule that the pod violates: the server's name for it, and where."""
+
+    reason: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.detail})"
+
+
+def strictest_level(template: Part) -> Level:
+    """Return the strictest level that admits pods of this template."""
+    return next(level for level in reversed(LEVELS) if not find_violations(template, level))
+
+
+def admits(enforced: Level, met: Level) -> bool:
+    """Return whether a namespace that enforces one level admits pods that meet another."""
+    return LEVELS.index(met) >= LEVELS.index(enforced)
+
+
+def stricter_level(level: Level) -> Level | None:
+    """Return the next level, None after the strictest."""
+    return next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
+
+
+def find_violations(template: Part, enforced: Level) -> list[Violation]:
+    """Return why a namespace that enforces this level would refuse pods of the template."""
+    details: dict[str, list[str]] = {}
+    if enforced != "privileged":
+        for reason, detail in _violations(template, is_restricted=enforced == "restricted"):
+            details.setdefault(reason, []).append(detail)
+    return [Violation(reason, "; ".join(dict.fromkeys(wheres))) for reason, wheres in details.items()]
+
+
+def _violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, str]]:
+    """Yield a reason and a place for everything that the level forbids."""
+    spec = template.get("spec") or {}
+    containers = [container for key in ("initContainers", "containers") for container in spec.get(key) or []]
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(key):
+            yield "host namespaces", f"{key}=true"
+    for volume in spec.get("volumes") or []:
+        types = {key for key in volume if key != "name"}  # without one it is an emptyDir
+        if is_restricted and types and not types & _RESTRICTED_VOLUMES:
+            yield "restricted volume types", f'volume "{volume.get("name")}" is of type {", ".join(sorted(types))}'
+        elif not is_restricted and "hostPath" in types:
+            yield "hostPath volumes", f'volume "{volume.get("name")}"'
+    for container in containers:
+        name, security = _name_and_security(container)
+        # Under hostNetwork the server makes every port one of the host's.
+        port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
+        if ports := [str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)]:
+            yield "hostPort", f"{name} uses {', '.join(ports)}"
+        if security.get("privileged"):
+            yield "privileged", f"{name} is privileged"
+        capabilities = security.get("capabilities") or {}
+        reason = "unrestricted capabilities" if is_restricted else "non-default capabilities"
+        if is_restricted and "ALL" not in (capabilities.get("drop") or []):
+            yield reason, f"{name} must drop ALL capabilities"
+        allowed = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
+        if beyond := sorted(set(capabilities.get("add") or []) - allowed):
+            yield reason, f"{name} adds {', '.join(beyond)}"
+        if is_restricted and security.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation != false", f"{name} must set allowPrivilegeEscalation=false"
+    pod = spec.get("securityContext") or {}
+    if is_restricted and spec.get("hostUsers") is not False:  # root of a user namespace is no user of the node
+        yield from _root_users(pod, containers)
+    pod_profile = (pod.get("seccompProfile") or {}).get("type")
+    if pod_profile not in (None, *_SECCOMP_PROFILES):
+        yield "seccompProfile", f"pod has seccompProfile {pod_profile}"
+    for name, security in map(_name_and_security, containers):
+        profile = (security.get("seccompProfile") or {}).get("type", pod_profile)
+        if profile not in (None, *_SECCOMP_PROFILES) or (is_restricted and profile is None):
+            yield "seccompProfile", f"{name} must have seccompProfile RuntimeDefault"
+
+
+def _name_and_security(container: Part) -> tuple[str, Part]:
+    return f'container "{container.get("name", "")}"', container.get("securityContext") or {}
+
+
+def _root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
+    """Yield where root may run. The pod's runAsNonRoot is for the containers that have none."""
+    if pod.get("runAsNonRoot") is False:
+        yield "runAsNonRoot != true", "pod has runAsNonRoot=false"
+    if pod.get("runAsUser") == 0:
+        yield "runAsUser=0", "pod has runAsUser=0"
+    for name, security in map(_name_and_security, containers):
+        if security.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
+            yield "runAsNonRoot != true", f"{name} must set runAsNonRoot=true"
+        if security.get("runAsUser") == 0:
+            yield "runAsUser=0", f"{name} has runAsUser=0"

@@ -1,0 +1,198 @@
+"""Quantities, what pods and jobs request, and which nodes have room for that. Pure.
+
+The scheduler counts the nodes that do not fit by reason, but names neither taint nor label: `fit_nodes` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from jaxlaunch.launcher.kubernetes.objects import Obj
+
+_SCALE = (
+    {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1)}
+    | {letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)}
+    | {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
+)
+# All that a job may write.
+SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
+# What else the API server takes: signs, exponents, no digit before or after the point. The client's parser takes more,
+# such as NaN and 1_000.
+_QUANTITY = re.compile(r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")")
+_BYTES = ("memory", "ephemeral-storage", "storage")
+_UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"))
+
+
+def parse_quantity(text: str) -> Decimal:
+    """Return the number that a quantity stands for, in any form that the API server takes: 32Gi, 500m, 1e12.
+
+    Raises ValueError when it is none.
+    """
+    if match := SUFFIXED.fullmatch(text):
+        return Decimal(match[1]) * _SCALE[match[2]]
+    if not _QUANTITY.fullmatch(text):
+        raise ValueError(f"{text} is not a quantity")
+    from kubernetes.utils import quantity  # imports the whole client, which `render` never needs
+
+    return Decimal(quantity.parse_quantity(text))
+
+
+def format_quantity(resource: str, quantity: Decimal) -> str:
+    """Return a quantity as people write it: `32Gi` of memory, `500m` or `8` of anything else."""
+    if resource in _BYTES or resource.startswith("hugepages-"):
+        for unit, suffix in _UNITS:
+            if quantity >= unit and quantity % unit == 0:
+                return f"{quantity // unit:f}{suffix}"
+    whole = quantity.to_integral_value()
+    return f"{whole:f}" if quantity == whole else f"{(quantity * 1000).normalize():f}m"
+
+
+def format_requests(requests: Mapping[str, Decimal]) -> str:
+    """Return `cpu 8, memory 32Gi`."""
+    return ", ".join(f"{name} {format_quantity(name, quantity)}" for name, quantity in requests.items()) or "nothing"
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
+    """Return what the scheduler counts for one pod.
+
+    Its containers and sidecars together, or an init container and the sidecars that run before it if that is more; and
+    the overhead of its RuntimeClass.
+    """
+    running: dict[str, Decimal] = {}  # by the sidecars so far
+    total: dict[str, Decimal] = {}
+    for container in spec.get("initContainers") or ():
+        together = _add(running, container_requests(container))
+        total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in together.items()}
+        if container.get("restartPolicy") == "Always":
+            running = together
+    for container in spec.get("containers") or ():
+        running = _add(running, container_requests(container))
+    total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()}
+    # Requests of the pod itself take the place of its containers'.
+    total |= {name: parse_quantity(text) for name, text in container_requests(spec).items()}
+    return _add(total, spec.get("overhead") or {})
+
+
+def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return the requests of a container as they are written; a limit alone is a request too."""
+    resources = container.get("resources") or {}
+    written = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: str(text) for name, text in written.items()}
+
+
+def _add(quantities: Mapping[str, Decimal], more: Mapping[str, Any]) -> dict[str, Decimal]:
+    sums = {name: quantities.get(name, Decimal(0)) + parse_quantity(str(text)) for name, text in more.items()}
+    return {**quantities, **sums}
+
+
+def count_pods(jobset: Mapping[str, Any]) -> int:
+    """Return the number of pods of a JobSet."""
+    return sum(_replicated_pods(job) for job in jobset["spec"]["replicatedJobs"])
+
+
+def job_requests(jobset: Mapping[str, Any]) -> dict[str, Decimal]:
+    """Return what all pods of a JobSet request, by resource."""
+    total: dict[str, Decimal] = {}
+    for job in jobset["spec"]["replicatedJobs"]:
+        for name, quantity in pod_requests(job["template"]["spec"]["template"]["spec"]).items():
+            total[name] = total.get(name, Decimal(0)) + quantity * _replicated_pods(job)
+    return total
+
+
+def _replicated_pods(job: Mapping[str, Any]) -> int:
+    return int(job.get("replicas", 1)) * int(job["template"]["spec"].get("parallelism", 1))
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeFit:
+    """How many nodes are left after each filter.
+
+    Attributes:
+        selected: Those with the labels.
+        tolerated: Of these, those without a taint that bars the pod.
+        large: Of these, those that would fit it if they were empty.
+        absent: Labels of the nodeSelector that no node has with that value.
+        offered: The values that nodes have for these labels.
+        taints: Of the selected nodes: the taint, and how many have it.
+        short: Resource to what is requested, and the most that a tolerated node has.
+    """
+
+    total: int
+    selected: int
+    tolerated: int
+    large: int
+    absent: Mapping[str, str]
+    offered: Mapping[str, Sequence[str]]
+    taints: Mapping[str, int]
+    short: Mapping[str, tuple[str, str]]
+
+
+def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
+    """Filter the nodes for a pod of `spec` by labels, taints and allocatable resources. Other pods do not count."""
+    selector: Mapping[str, str] = spec.get("nodeSelector") or {}
+    selected = [node for node in nodes if _labels(node).items() >= selector.items()]
+    taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]
+    tolerated = [node for node, barring in zip(selected, taints, strict=True) if not barring]
+    requests = pod_requests(spec)
+    large = [node for node in tolerated if all(allocatable(node, name) >= much for name, much in requests.items())]
+    absent = {
+        key: value for key, value in selector.items() if not any(_labels(node).get(key) == value for node in nodes)
+    }
+    written = {name: text for one in spec.get("containers") or () for name, text in container_requests(one).items()}
+    short = {}
+    for name, quantity in requests.items():
+        largest = max(tolerated, key=lambda node: allocatable(node, name), default=None)
+        if largest is not None and allocatable(largest, name) < quantity:
+            # As the job writes it, where that is the same.
+            text = written.get(name, "")
+            requested = text if text and parse_quantity(text) == quantity else format_quantity(name, quantity)
+            short[name] = requested, str((largest["status"].get("allocatable") or {}).get(name, "0"))
+    return NodeFit(
+        total=len(nodes),
+        selected=len(selected),
+        tolerated=len(tolerated),
+        large=len(large),
+        absent=absent,
+        offered={key: sorted({_labels(node)[key] for node in nodes if key in _labels(node)}) for key in absent},
+        taints=Counter(taint for barring in taints for taint in barring),
+        short=short,
+    )
+
+
+def _labels(node: Obj) -> Mapping[str, str]:
+    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+    return labels
+
+
+def allocatable(node: Obj, resource: str, default: str = "0") -> Decimal:
+    """Return how much of a resource pods may use on a node."""
+    return parse_quantity(str((node.get("status", {}).get("allocatable") or {}).get(resource, default)))
+
+
+def _untolerated_taints(node: Obj, tolerations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the taints of a node that the pod does not tolerate, as kubectl writes them."""
+    return [
+        f"{taint['key']}{'=' + taint['value'] if taint.get('value') else ''}:{taint['effect']}"
+        for taint in node.get("spec", {}).get("taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
