@@ -175,7 +175,7 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
     from absl import flags
     from PIL import Image
 
-    from jaxlaunch.trainer.data.augment import geometry
+    from jaxlaunch.trainer.data import augment
 
     flags.FLAGS(["feeding"])
     size = given["size"]
@@ -201,7 +201,7 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
             path, label = element
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-            top, left, high, wide = geometry.random_crop((image.height, image.width), AREA, (3 / 4, 4 / 3), rng)
+            top, left, high, wide = augment.random_box((image.height, image.width), AREA, (3 / 4, 4 / 3), rng)
             box = (left, top, left + wide, top + high)
             image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
             if rng.random() < FLIP:

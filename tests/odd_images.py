@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.sources.images.picture import Broken, Picture
 
 SIDES = ((1, 1), (5, 7), (16, 16), (40, 23), (64, 96), (1, 300), (120, 90))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import mixture as sources
 from jaxlaunch.trainer.sources.images import build, listing, picture
@@ -103,12 +103,12 @@ def _has_bytes(path: str) -> bool:
     import pyarrow
     from pyarrow import parquet
 
-    here = files.here(path)
+    here = files.local_path(path)
     try:
         if path.lower().endswith(".parquet"):
             schema = parquet.read_schema(here)
         else:
-            schema = arrow.batches(pyarrow.memory_map(here))[0]
+            schema = files.arrow_batches(pyarrow.memory_map(here))[0]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
     from jaxlaunch.trainer.sources.images import columns

@@ -17,9 +17,7 @@ from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_files, writable
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
-from jaxlaunch.trainer.data.example_log import Trace
-from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Prefetcher
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.samples import Samples
@@ -210,7 +208,7 @@ class BuiltInTraining(Training[TrainState]):
         record = resume.record(spec, self.step.attention, total_steps, eval_set)
         self._resume = ResumeCheck(spec, self.step, conditions(spec, train_set), record)
         # The examples that each step sees, where the job asks for them.
-        self._trace: Trace | None = None
+        self._trace: ExampleLog | None = None
         # The FLOPs of a step, once the steps are compiled.
         self._compilation: Future[float | None] | None = None
 
@@ -360,7 +358,7 @@ class BuiltInTraining(Training[TrainState]):
         """The batches of these steps, on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
             start = spans[0].start if spans else self.settings.steps
-            self._trace = Trace(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
+            self._trace = ExampleLog(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
         return self.pipeline.iterate(spans, self.step.put)
 
     def train(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:

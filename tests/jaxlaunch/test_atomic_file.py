@@ -13,7 +13,7 @@ from jaxlaunch import atomic_file
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs.layout import SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.trainer.data import cache
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.tracking import __main__ as tracking
 
 
@@ -114,7 +114,7 @@ def test_what_is_written_for_every_line_and_block_is_not_synced_each_time(
         state.keep("metrics", step)
     assert json.loads((tmp_path / tracking.STATE).read_text())["sent"] == {"metrics": 99}
     for block in range(100):
-        assert cache._keep(tmp_path / "blocks" / str(block), [b"data"])
+        assert files._write_copy(tmp_path / "blocks" / str(block), [b"data"])
     assert len(synced) == before
 
     state.sync()

@@ -17,7 +17,7 @@ import pytest
 
 from jaxlaunch.trainer import train
 from jaxlaunch.trainer.checkpoint import saved_files
-from jaxlaunch.trainer.data import arguments
+from jaxlaunch.trainer.data.source import fingerprint_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
 from jaxlaunch.trainer.loop.driver import Loop
@@ -59,7 +59,7 @@ def test_a_changed_argument_of_a_dataset_is_named_without_its_values() -> None:
     def kept(token: str) -> str:
         """The fingerprint of a dataset with this token."""
         args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
-        return f"my:Data, 4 examples, {arguments.told(args)}"
+        return f"my:Data, 4 examples, {fingerprint_arguments(args)}"
 
     then, again, now = (kept(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
     assert "s3cret" not in then + now

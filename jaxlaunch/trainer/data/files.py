@@ -1,135 +1,278 @@
-"""The files a source reads: found by glob, in one order everywhere, and what identifies them.
+"""The files that a source reads: found by glob, in one order everywhere, and what identifies them.
 
-A file is a path here or a URL of an object store, of which `cache` keeps on this machine what was read.
+A file is a path here or a URL of an object store. What was read of an object is kept on this machine's disk: blocks of
+text, whole files of array_record. Blocks are read as ranges, and a block that is asked for twice is read once. A
+changed object is another object: its size, its generation or digest and its time are part of the name of its copy. The
+processes of a host share the folder. It may grow until a tenth of the disk is left; what does not fit is read again.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import glob
 import hashlib
+import json
 import os
 import re
+import shutil
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import cache
-from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.errors import DataError, StorageError
 
 STDLIB = "stdlib://"  # the running interpreter's own library: text that is on every machine
-FOREIGN = ("site-packages", "dist-packages")  # installed beside the standard library, not part of it
+FOREIGN = ("site-packages", "dist-packages")  # installed next to the standard library, not part of it
 WILD = re.compile(r"[*?\[]")
 
 SAMPLES = 64  # places at which content goes into a digest, however much there is
 SAMPLE_BYTES = 4096
 
+BLOCK = 1 << 20  # bytes of a ranged read: a request takes as long as a few of them
+FREE_SHARE = 0.1  # of the disk, which is left
 
-def matched(patterns: str | Sequence[str], key: str = "path") -> list[str]:
-    """All files that match, each once, sorted by path. Raises DataError for a pattern of data.`key` that matches none.
 
-    Raises SpecError for a URL of a store that cannot be read here, StorageError when the store fails.
+def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
+    """Return all files that match, each once, sorted by path.
+
+    Raises:
+        DataError: A pattern of data.`key` matches no file.
+        SpecError: A URL is of a store that cannot be read here.
+        StorageError: The store fails.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        files = _finder(pattern)(pattern)
-        if not files:
-            raise DataError(f"data.{key} {pattern!r} matches no file; {_hint(pattern)}")
-        found.update(files)
-    return sorted(found)
+        if pattern.startswith(STDLIB):
+            root = sysconfig.get_path("stdlib")
+            matches = _glob(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB)))
+            matches = [path for path in matches if os.path.relpath(path, root).split(os.sep)[0] not in FOREIGN]
+        elif remote.is_remote(pattern):
+            if WILD.search(pattern.partition("://")[2].split("/")[0]):
+                raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
+            remote.check("train.data.path", pattern)
+            matches = remote.matched(pattern)
+        else:
+            matches = _glob(pattern)
+        if not matches:
+            raise DataError(f"data.{key} {pattern!r} matches no file; {_describe_folder(pattern)}")
+        paths.update(matches)
+    return sorted(paths)
 
 
-def _finder(pattern: str) -> Callable[[str], list[str]]:
-    if pattern.startswith(STDLIB):
-        return _stdlib
-    return _objects if remote.is_remote(pattern) else _files
-
-
-def _files(pattern: str) -> list[str]:
+def _glob(pattern: str) -> list[str]:
     if os.path.isfile(pattern):  # also one whose name has brackets
         return [pattern]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
 
-def _objects(pattern: str) -> list[str]:
-    if WILD.search(pattern.partition("://")[2].split("/")[0]):
-        raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
-    remote.check("train.data.path", pattern)
-    return remote.matched(pattern)
-
-
-def _stdlib(pattern: str) -> list[str]:
-    root = sysconfig.get_path("stdlib")
-    found = _files(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB)))
-    return [path for path in found if os.path.relpath(path, root).split(os.sep)[0] not in FOREIGN]
-
-
-def _hint(pattern: str) -> str:
-    """What the part of the path that does exist holds."""
-    if pattern.startswith(STDLIB):
-        pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB))
-    elif remote.is_remote(pattern):
+def _describe_folder(pattern: str) -> str:
+    """Say what the part of the path that does exist holds."""
+    if remote.is_remote(pattern) and not pattern.startswith(STDLIB):
         scheme, _, place = pattern.partition("://")
         bucket, *folders = WILD.split(place)[0].split("/")
         folder = f"{scheme}://{'/'.join([bucket, *folders[:-1]])}"
-        return f"{folder} holds {_listed(remote.entries(folder))}"
-    folder = os.path.abspath(pattern)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return f"{folder} holds {_listed(sorted(os.listdir(folder)))}"
+        entries = remote.entries(folder)
+    else:
+        if pattern.startswith(STDLIB):
+            pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB))
+        folder = os.path.abspath(pattern)
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        entries = sorted(os.listdir(folder))
+    return f"{folder} holds {', '.join(entries[:5]) + (', …' if len(entries) > 5 else '') or 'nothing'}"
 
 
-def _listed(entries: list[str]) -> str:
-    return ", ".join(entries[:5]) + (", …" if len(entries) > 5 else "") if entries else "nothing"
-
-
-def size(path: str) -> int:
-    """Bytes of a file; of an object, as when it was first asked for. Raises DataError where there is none."""
+def file_size(path: str) -> int:
+    """Return the size of a file; of an object, as when first asked for. Raises DataError where there is none."""
     try:
-        return cache.stat(path).size if remote.is_remote(path) else os.path.getsize(path)
+        return stat_object(path).size if remote.is_remote(path) else os.path.getsize(path)
     except FileNotFoundError:
         raise DataError(f"{path} existed when the run began, and no longer exists") from None
 
 
-def read(path: str, offset: int, count: int) -> bytes:
-    """Bytes of a file from `offset`, as many as there are up to `count`. Raises StorageError, OSError."""
+def read_bytes(path: str, offset: int, count: int) -> bytes:
+    """Return the bytes of a file from `offset`, as many as there are up to `count`. Raises StorageError, OSError."""
     if remote.is_remote(path):
-        return cache.read(path, offset, count)
-    # Opened anew each time: no file handles are held, and a file cut short is an error where a mapping is a SIGBUS.
+        return read_object(path, offset, count)
+    # Opened for every read: no handles are held, and a file cut short is an error where a mapping is a SIGBUS.
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
         return file.read(count) or b""
 
 
-def here(path: str) -> str:
-    """A path of this machine with the file's content: of an object, of a copy in the cache. Raises StorageError."""
-    return cache.whole(path) if remote.is_remote(path) else path
+def local_path(path: str) -> str:
+    """Return a path of this machine with the content: of an object, that of its copy. Raises StorageError."""
+    return copy_object(path) if remote.is_remote(path) else path
 
 
-def digest(paths: Sequence[str]) -> str:
-    """Names below their common folder, sizes and a bounded sample of the content, as 12 hexadecimal digits.
+def sample_digest(paths: Sequence[str]) -> str:
+    """Hash names below their common folder, sizes and a bounded sample of the content: 12 hexadecimal digits.
 
     The folder itself is left out: the same data may be mounted elsewhere on the next machine, or be in a bucket.
 
-    Of what `prepare` and preferences read trainer/text/digests hashes every byte. What this identifies is read in
-    place, may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at
-    every start. Another digest would also refuse every run in progress, whose checkpoint has this one.
+    trainer/text/recipe hashes every byte of what `prepare` and preferences read. What this identifies is read in place,
+    may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at every
+    start. Another digest would also refuse every run in progress, whose checkpoint has this one.
     """
-    hashed = hashlib.sha256()
-    for path, name in zip(paths, names(paths), strict=True):
-        hashed.update(f"{name} {size(path)}\n".encode(errors="backslashreplace"))
+    digest = hashlib.sha256()
+    for path, name in zip(paths, relative_names(paths), strict=True):
+        digest.update(f"{name} {file_size(path)}\n".encode(errors="backslashreplace"))
     for path in paths[:: -(-len(paths) // SAMPLES)]:
-        for offset in range(0, size(path), max(SAMPLE_BYTES, -(-size(path) * len(paths) // SAMPLES))):
-            hashed.update(read(path, offset, SAMPLE_BYTES))
-    return hashed.hexdigest()[:12]
+        for offset in range(0, file_size(path), max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // SAMPLES))):
+            digest.update(read_bytes(path, offset, SAMPLE_BYTES))
+    return digest.hexdigest()[:12]
 
 
-def names(paths: Sequence[str]) -> list[str]:
-    """The paths from their common folder on."""
-    root = os.path.dirname(paths[0]) if len(paths) == 1 else _common(paths)
+def relative_names(paths: Sequence[str]) -> list[str]:
+    """Return the paths from their common folder on; files here and in buckets have none but the root."""
+    if len(paths) == 1:
+        root = os.path.dirname(paths[0])
+    else:
+        kinds = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
+        root = os.path.commonpath(paths) if len(kinds) == 1 else os.sep
     return [os.path.relpath(path, root) for path in paths]
 
 
-def _common(paths: Sequence[str]) -> str:
-    """The folder that holds them all; of files here and in buckets together there is none but the root."""
-    kinds = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
-    return os.path.commonpath(paths) if len(kinds) == 1 else os.sep
+# --- Arrow ------------------------------------------------------------------------------------------------------------
+
+
+def arrow_batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
+    """Return schema and batches of the file format, or of the streaming format, which `datasets` writes.
+
+    `mapped` is a memory map of pyarrow's: a batch that is passed over is not read. Raises what pyarrow raises, OSError
+    and ValueError.
+    """
+    import pyarrow.ipc
+
+    mapped.seek(0)
+    is_file = mapped.read(6) == b"ARROW1"
+    mapped.seek(0)
+    if is_file:
+        table = pyarrow.ipc.open_file(mapped)
+        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
+    stream = pyarrow.ipc.open_stream(mapped)
+    return stream.schema, iter(stream)
+
+
+def arrow_features(schema: Any) -> dict[str, Any]:
+    """Return what `datasets` notes of the columns, by name."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+
+
+# --- objects of a store -----------------------------------------------------------------------------------------------
+
+
+class ObjectStat(NamedTuple):
+    """Size of an object in bytes, and what differs when its content does."""
+
+    size: int
+    version: str
+
+
+@functools.cache
+def stat_object(url: str) -> ObjectStat:
+    """Return size and version of an object, asked once by a process. Raises FileNotFoundError, StorageError."""
+    with remote.storage(f"reading {url}"):
+        info = remote.filesystem(url).info(url)
+    keys = ("generation", "ETag", "etag", "mtime", "LastModified", "updated")
+    return ObjectStat(int(info["size"]), " ".join(str(info[key]) for key in keys if key in info))
+
+
+def cache_folder() -> Path:
+    """Return the folder of the copies."""
+    return user_cache.home("objects")
+
+
+def read_object(url: str, offset: int, count: int) -> bytes:
+    """Return the bytes of an object from `offset`, as many as there are up to `count`. Raises StorageError."""
+    end = min(offset + count, stat_object(url).size)
+    starts = range(offset - offset % BLOCK, end, BLOCK) if end > offset else ()
+    return b"".join(_read_copy(url, start, max(offset, start), min(end, start + BLOCK)) for start in starts)
+
+
+def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
+    """Return bytes `low` to `high` of the block that begins at `start`: windows are far smaller than a block."""
+    try:
+        with (_copy_folder(url) / f"{start // BLOCK}").open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size == min(start + BLOCK, stat_object(url).size) - start:
+                return os.pread(file.fileno(), high - low, low - start)
+    except OSError:
+        """There is no copy, or it cannot be read: the object can."""
+    return _read_block(url, start)[low - start : high - start]
+
+
+@functools.lru_cache(maxsize=64)  # where the disk keeps none, windows in any order are mostly in one of these
+def _read_block(url: str, start: int) -> bytes:
+    data = _fetch(url, start, min(start + BLOCK, stat_object(url).size))
+    if _fits(len(data)):
+        _write_copy(_copy_folder(url) / f"{start // BLOCK}", [data])
+    return data
+
+
+def copy_object(url: str) -> str:
+    """Return the path of a copy of an object. Raises StorageError where the store or the disk fails."""
+    copy, size = _copy_folder(url) / "whole", stat_object(url).size
+    fault = f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        lock = (copy.parent / "lock").open("a")
+    except OSError as error:
+        raise StorageError(f"{fault} ({error})") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process of the host copies, the others wait
+        if not (copy.is_file() and copy.stat().st_size == size):
+            if not _fits(size):
+                raise StorageError(
+                    f"{url} has {size} bytes, for which {cache_folder()} has no room; set XDG_CACHE_HOME to a larger "
+                    "disk"
+                )
+            step = 16 * BLOCK
+            if not _write_copy(copy, (_fetch(url, start, min(start + step, size)) for start in range(0, size, step))):
+                raise StorageError(fault)
+    return str(copy)
+
+
+def _fetch(url: str, start: int, end: int) -> bytes:
+    try:
+        with remote.storage(f"reading {url}"):
+            data: bytes = remote.filesystem(url).cat_file(url, start=start, end=end)
+    except FileNotFoundError:
+        raise DataError(f"{url} existed when the run began, and no longer exists") from None
+    if len(data) != end - start:
+        raise DataError(
+            f"{url} has changed: bytes {start} to {end} are {len(data)}; at the start it had {stat_object(url).size}"
+        )
+    return data
+
+
+def _copy_folder(url: str) -> Path:
+    return cache_folder() / hashlib.sha256(f"{url} {stat_object(url)}".encode()).hexdigest()[:24]
+
+
+def _fits(size: int) -> bool:
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(cache_folder())
+    except OSError:
+        return False
+    return disk.free - size > FREE_SHARE * disk.total
+
+
+def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:
+    """Write a copy, whole or not at all; False where the disk refuses it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not synced: a copy of another size than its object's is copied again, and training waits for each block.
+        with atomic_file.draft(path, is_synced=False) as draft, draft.open("wb") as file:
+            file.writelines(parts)
+    except OSError:
+        return False
+    return True

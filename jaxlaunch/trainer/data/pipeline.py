@@ -4,25 +4,39 @@ Example i of step s is at position p = s × B + i of an endless sequence: epoch 
 mod N). Batches run across epoch ends, so each example comes once per epoch and none is dropped; a process reads a
 contiguous range of rows, so the same step holds the same examples on any number of them.
 
-grain reads and prefetches (trainer/data/reader); the order is ours (trainer/data/order), for grain's shuffle takes one
-index at a time.
+grain reads and prefetches; the order is ours (trainer/data/order), for grain's shuffle takes one index at a time. What
+grain moves is a part of a batch, not an example: each thing it moves costs it about 50 µs. The threads share every
+batch, so one of slow rows is ready sooner than if each read its own, and fewer batches are in memory at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
 
+import grain
 import numpy as np
+from absl import flags
 
-from jaxlaunch.trainer.data import example_rng, reader
+from jaxlaunch import regular_files
+from jaxlaunch.trainer.data import order
 from jaxlaunch.trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
 from jaxlaunch.trainer.data.order import Indices
-from jaxlaunch.trainer.data.prefetch import Prefetcher
 from jaxlaunch.trainer.data.source import Source, as_data_source
 
 T = TypeVar("T")
+Steps = TypeVar("Steps")  # a step, or several that make one batch
+
+# Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It ignores
+# `grain.config.update` where, as here, absl's flags are not parsed.
+flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
 class Pipeline:
@@ -43,7 +57,7 @@ class Pipeline:
         check: Check | None = None,
     ) -> None:
         self._source = as_data_source(source)
-        self._examples = Examples(self._source, example, Reading(seed, example_rng.TRAIN, deterministic, check))
+        self._examples = Examples(self._source, example, Reading(seed, order.TRAIN, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.threads(threads)
@@ -54,8 +68,8 @@ class Pipeline:
         return self._examples.forms
 
     def like(self, count: int = 1) -> Mapping[str, Form]:
-        """Shape and dtype of a global batch of `count` steps by key, its `weight` included."""
-        return _like(self.forms, (self._batch,) if count == 1 else (self._batch, count))
+        """Return shape and dtype of a global batch of `count` steps by key, its `weight` included."""
+        return _batch_forms(self.forms, (self._batch,) if count == 1 else (self._batch, count))
 
     @property
     def note(self) -> str | None:
@@ -63,36 +77,37 @@ class Pipeline:
         return self._examples.note
 
     def batch(self, step: int, count: int = 1) -> Batch:
-        """The rows of `count` steps from `step` on, shaped as by `iterate`, and their `weight`, float32 ones."""
+        """Return the rows of `count` steps from `step` on, shaped as by `iterate`, and their `weight`, float32 ones."""
         steps = [range(step, step + count)]
-        batches = reader.iterate(self._read, steps, self._rows, threads=self._threads)
+        batches = iterate_batches(self._read, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
             batch: Batch = next(batches)
         return batch
 
     def not_finite(self, step: int) -> str | None:
-        """The first example of `step` that is not finite, in a sentence: of this process's rows, else of all."""
+        """Describe the first example of `step` that is not finite, of this process's rows or else of all."""
         for rows in (self._rows, range(self._batch)):
             position_B = np.arange(rows.start, rows.stop) + step * self._batch
-            if (found := self._examples.not_finite(self._indexes(step, rows), position_B)) is not None:
-                return found
+            if (fault := self._examples.not_finite(self._indexes(step, rows), position_B)) is not None:
+                return fault
         return None
 
     def ids(self, step: int) -> list[int]:
-        """Source indexes of the rows of `step`, in order."""
-        return [int(index) for index in self._indexes(step, self._rows)]
+        """Return the source indexes of the rows of `step`, in order."""
+        ids: list[int] = self._indexes(step, self._rows).tolist()
+        return ids
 
     @overload
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]: ...
     @overload
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """The batch of each span of steps, drawn ahead; `get` waits with a time limit.
+        """Draw the batch of each span of steps ahead; `get` waits with a time limit.
 
         A single step has key -> [rows, ...], several have key -> [rows, steps, ...]. `put` is called on each in the
         thread that draws them: there it sends the batch to the device.
         """
-        batches = reader.iterate(self._read, spans, self._rows, threads=self._threads, put=put)
+        batches = iterate_batches(self._read, spans, self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=self._prefetch)
 
     def _read(self, steps: range, rows: range) -> Batch:
@@ -110,7 +125,7 @@ class Pipeline:
 
 
 class Evaluation:
-    """This process's rows of the whole set, once, in order; may be iterated again and again.
+    """This process's rows of the whole set, once, in order; may be iterated any number of times.
 
     A batch is of one part of a set that has several. The last one of each is filled up with examples of weight 0: every
     process has equally many batches, all of one shape. Of fewer `batches` than the whole set each part has its share by
@@ -131,12 +146,13 @@ class Evaluation:
         check: Check | None = None,
     ) -> None:
         self.source = as_data_source(source)
-        self._examples = Examples(self.source, example, Reading(seed, example_rng.EVAL, deterministic, check))
+        self._examples = Examples(self.source, example, Reading(seed, order.EVAL, deterministic, check))
         self._batch, self._rows = batch, _contiguous(rows, batch)
         self._threads = self._examples.threads(threads)
         parts: Mapping[Any, range] = self.source.evaluated_parts or {None: range(len(self._examples))}
-        whole = [-(-len(part) // batch) for part in parts.values()]
-        counts = whole if batches is None else _shared(batches, whole)
+        counts = [-(-len(part) // batch) for part in parts.values()]
+        if batches is not None:
+            counts = _share_batches(batches, counts)
         self._batches = [  # of each batch: its part, and its number there
             (name, part, number)
             for (name, part), count in zip(parts.items(), counts, strict=True)
@@ -144,7 +160,7 @@ class Evaluation:
         ]
 
     def __len__(self) -> int:
-        """Batches of one pass."""
+        """Return the batches of one pass."""
         return len(self._batches)
 
     @property
@@ -160,44 +176,43 @@ class Evaluation:
     @overload
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """One pass, drawn ahead; `put` as in Pipeline.iterate."""
-        batches = reader.iterate(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
+        """Draw one pass ahead; `put` as in Pipeline.iterate."""
+        batches = iterate_batches(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
     def like(self) -> Mapping[str, Form]:
-        """Shape and dtype of a global batch by key, its `weight` included."""
-        return _like(self._examples.forms, (self._batch,))
+        """Return shape and dtype of a global batch by key, its `weight` included."""
+        return _batch_forms(self._examples.forms, (self._batch,))
 
-    def indexes(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The numbers in the set of all examples of a batch, [B], those that fill it up included."""
-        return self._placed(number, range(self._batch))[1]
+    def indexes(self, number: int) -> Indices:
+        """Return the numbers in the set of all examples of a batch, [B], those that fill it up included."""
+        return self._locate(number, range(self._batch))[1]
 
-    def _placed(self, number: int, rows: range) -> tuple[range, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The part of a batch, and the numbers of some of its rows: in the set, and counted on beyond its end."""
-        _, part, within = self._batches[number]
-        position_B = within * self._batch + np.arange(rows.start, rows.stop)
+    def _locate(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
+        """Return the part of a batch, and the numbers of some of its rows: in the set, and going on after its end."""
+        _, part, batch_number = self._batches[number]
+        position_B = batch_number * self._batch + np.arange(rows.start, rows.stop)
         # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
         return part, part.start + position_B % len(part), position_B
 
     def _read(self, number: int, rows: range) -> Batch:
-        part, index_B, position_B = self._placed(number, rows)
+        part, index_B, position_B = self._locate(number, rows)
         batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
 
 
-def _like(forms: Mapping[str, Form], batch: tuple[int, ...]) -> Mapping[str, Form]:
-    """Shape and dtype by key of `batch` examples of these forms."""
-    made = {key: Form((*batch, *form.shape), narrow(form.dtype)) for key, form in forms.items()}
-    return made | {"weight": Form(batch, np.dtype(np.float32))}
+def _batch_forms(forms: Mapping[str, Form], batch: tuple[int, ...]) -> Mapping[str, Form]:
+    batch_forms = {key: Form((*batch, *form.shape), narrow(form.dtype)) for key, form in forms.items()}
+    return batch_forms | {"weight": Form(batch, np.dtype(np.float32))}
 
 
-def _shared(batches: int, whole: Sequence[int]) -> list[int]:
-    """So many batches over parts that have `whole`, at most: one each, and of the others each its share."""
-    left, more = max(0, batches - len(whole)), max(1, sum(whole) - len(whole))
-    counts = [min(each, 1 + left * (each - 1) // more) for each in whole]
-    for at in sorted(range(len(whole)), key=lambda at: -whole[at]):  # what rounding left, the largest part first
-        counts[at] += min(whole[at] - counts[at], max(0, batches - sum(counts)))
+def _share_batches(batches: int, most: Sequence[int]) -> list[int]:
+    """Divide batches over parts that have so many at most: one each, and of the others each its share."""
+    rest, others = max(0, batches - len(most)), max(1, sum(most) - len(most))
+    counts = [min(count, 1 + rest * (count - 1) // others) for count in most]
+    for part in sorted(range(len(most)), key=lambda part: -most[part]):  # what rounding left, the largest part first
+        counts[part] += min(most[part] - counts[part], max(0, batches - sum(counts)))
     return counts
 
 
@@ -205,3 +220,133 @@ def _contiguous(rows: range, batch: int) -> range:
     if rows.step != 1 or not 0 <= rows.start < rows.stop <= batch:
         raise ValueError(f"rows {rows} are not a contiguous part of a batch of {batch}")
     return rows
+
+
+# --- reading ahead ----------------------------------------------------------------------------------------------------
+
+
+def iterate_batches(
+    read: Callable[[Steps, range], Batch],
+    steps: Sequence[Steps],
+    rows: range,
+    *,
+    threads: int,
+    put: Callable[[Batch], Any] | None = None,
+) -> grain.DatasetIterator[Any]:
+    """Iterate over the batch of each of `steps`, as `read` makes it of them and of rows; `threads` share each batch.
+
+    `put` runs in the thread that draws. While a batch is drawn the next is begun; one thread is the thread that draws
+    itself, which begins nothing. What `read` raises comes out as it is, where its batch is drawn.
+    """
+    count = min(threads, len(rows))
+    edges = [rows.start + len(rows) * part // count for part in range(count + 1)]
+    parts = [range(start, stop) for start, stop in itertools.pairwise(edges)]
+    ahead = count if count > 1 else 0
+    options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
+    batches = grain.MapDataset.source(_Parts(read, steps, parts)).to_iter_dataset(options)
+    if ahead:
+        batches = batches.batch(count, batch_fn=_join_parts)
+    return iter(batches if put is None else batches.map(put))
+
+
+def _join_parts(parts: Sequence[Batch]) -> Batch:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+class _Parts(Generic[Steps]):
+    """What grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
+
+    def __init__(self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]) -> None:
+        self._read, self._steps, self._parts = read, steps, parts
+
+    def __len__(self) -> int:
+        return len(self._steps) * len(self._parts)
+
+    def __getitem__(self, number: int) -> Batch:
+        step, part = divmod(number, len(self._parts))
+        return self._read(self._steps[step], self._parts[part])
+
+
+class Prefetcher(Iterator[T]):
+    """The items of `batches` in order, `ahead` of them drawn by one thread before they are needed.
+
+    The consumer may wait with a time limit, which grain cannot. What drawing raises is raised by `get` and `next` in
+    its turn, and ends the iteration. Like grain's threads, this one makes an exiting interpreter wait for the read in
+    progress; the trainer exits by os._exit.
+    """
+
+    def __init__(self, batches: grain.DatasetIterator[T], *, ahead: int) -> None:
+        self._batches, self._ahead = batches, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="data-prefetch")
+        self._futures: deque[Future[T]] = deque()
+        self._draw(ahead)
+
+    def get(self, timeout_s: float | None = None) -> T | None:
+        """Return the next batch, or None when it is not ready within `timeout_s`; the next call returns the same one.
+
+        Raises StopIteration after the last, and whatever reading raised.
+        """
+        self._draw(max(self._ahead, 1))
+        first = self._futures[0]
+        if not first.done() and wait([first], timeout_s).not_done:
+            return None
+        batch = first.result()  # what it raises stays in front, to be raised again
+        self._futures.popleft()
+        self._draw(self._ahead)
+        return batch
+
+    def __next__(self) -> T:
+        batch = self.get()
+        assert batch is not None, "a wait without a limit ends with a batch"
+        return batch
+
+    def close(self) -> None:
+        """End the reading after the batch in progress."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._batches.close()
+
+    def _draw(self, count: int) -> None:
+        while len(self._futures) < count:
+            self._futures.append(self._thread.submit(next, self._batches))
+
+
+class ExampleLog:
+    """The examples that one process used at each step, in the run folder: `examples/process-N.jsonl`.
+
+    One line a step, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the order of the rows. A run
+    that resumes at step s first drops what was written of s and later, also by processes that it no longer has. Raises
+    OSError when the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path, process: int, start_step: int, *, processes: int) -> None:
+        folder = Path(folder) / "examples"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"process-{process}.jsonl"
+        path.touch()
+        _drop_steps(path, start_step)
+        if process == 0:
+            for other in folder.glob("process-*.jsonl"):
+                number = re.fullmatch(r"process-(\d+)\.jsonl", other.name)
+                if number and int(number[1]) >= processes:
+                    _drop_steps(other, start_step)
+        self._file = open(path, "a", encoding="ascii", opener=regular_files.opener)
+
+    def write(self, step: int, ids: list[int]) -> None:
+        """Append the ids of `step` and hand them to the system: a killed process leaves whole lines."""
+        self._file.write(json.dumps({"step": step, "ids": ids}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _drop_steps(path: Path, start_step: int) -> None:
+    """Cut the file before its first line that is of `start_step` or later, or incomplete."""
+    size = 0
+    with open(path, "rb+", opener=regular_files.opener) as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["step"] >= start_step:
+                break
+            size += len(line)
+        file.truncate(size)

@@ -23,7 +23,7 @@ import numpy as np
 from jaxlaunch import atomic_file
 
 ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
-ARRAYS = "jaxlaunch/arrays"  # the feature that says of which dtype and shape each array is
+ARRAYS = "jaxlaunch/arrays"  # the feature with the dtype and shape of each array
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
@@ -54,11 +54,11 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     """
     from array_record.python import array_record_module
 
-    _messages()  # before examples are drawn, which threads may decode
+    _example_module()  # before examples are drawn, which threads may decode
     count = 0
-    with atomic_file.draft(Path(path)) as unfinished:
-        # One: records are read at random.
-        writer = array_record_module.ArrayRecordWriter(str(unfinished), "group_size:1")
+    with atomic_file.draft(Path(path)) as draft:
+        # A group has one record: records are read at random.
+        writer = array_record_module.ArrayRecordWriter(str(draft), "group_size:1")
         try:
             for example in examples:
                 writer.write(encode(example))
@@ -68,31 +68,9 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     return count
 
 
-def encode(example: Mapping[str, Any]) -> bytes:
-    """One record: a serialized tf.train.Example.
-
-    Raises TypeError for what is not an array of numbers, booleans or fixed-width strings, ValueError for the key
-    `jaxlaunch/arrays`.
-    """
-    record = _messages().Example()
-    features = record.features.feature
-    if ARRAYS in example:
-        raise ValueError(f"the key {ARRAYS} describes the other keys of a record; rename it")
-    described = {}
-    for key, value in example.items():
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufcSU":
-            raise TypeError(f"{key} is of {array.dtype}; a record holds numbers, booleans and strings")
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        _fill(features[key], array)
-        described[key] = [array.dtype.str, array.shape]
-    features[ARRAYS].bytes_list.value.append(json.dumps(described).encode())
-    return bytes(record.SerializeToString(deterministic=True))
-
-
 @functools.cache
-def _messages() -> Any:
-    """The module of tf.train.Example.
+def _example_module() -> Any:
+    """Import the module of tf.train.Example.
 
     Its package replaces `builtins.__import__` while it is imported, by one that refuses relative imports: a thread that
     decodes an image meanwhile, for which Pillow imports, would raise ValueError.
@@ -102,46 +80,69 @@ def _messages() -> Any:
     return tf_example_pb2
 
 
-def _fill(feature: Any, array: np.ndarray[Any, Any]) -> None:
-    kind, is_one = array.dtype.kind, array.ndim == 0
-    if kind in "SU":
-        texts = array.ravel().tolist()
-        feature.bytes_list.value.extend(text if kind == "S" else text.encode(errors=ANY_TEXT) for text in texts)
-    elif is_one and (kind in "bi" or (kind == "u" and array.itemsize < 8)):
-        feature.int64_list.value.append(int(array))
-    elif is_one and array.dtype == np.float32:
-        feature.float_list.value.append(float(array))
-    else:
-        feature.bytes_list.value.append(array.tobytes())
+def encode(example: Mapping[str, Any]) -> bytes:
+    """Return one record, a serialized tf.train.Example.
+
+    Raises:
+        TypeError: A value is not an array of numbers, booleans or fixed-width strings.
+        ValueError: A key is `jaxlaunch/arrays`.
+    """
+    record = _example_module().Example()
+    features = record.features.feature
+    if ARRAYS in example:
+        raise ValueError(f"the key {ARRAYS} describes the other keys of a record; rename it")
+    forms = {}
+    for key, value in example.items():
+        array = np.asarray(value)
+        kind, is_scalar, feature = array.dtype.kind, array.ndim == 0, features[key]
+        if kind not in "biufcSU":
+            raise TypeError(f"{key} is of {array.dtype}; a record holds numbers, booleans and strings")
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        if kind in "SU":
+            texts = array.ravel().tolist()
+            feature.bytes_list.value.extend(text if kind == "S" else text.encode(errors=ANY_TEXT) for text in texts)
+        elif is_scalar and (kind in "bi" or (kind == "u" and array.itemsize < 8)):
+            feature.int64_list.value.append(int(array))
+        elif is_scalar and array.dtype == np.float32:
+            feature.float_list.value.append(float(array))
+        else:
+            feature.bytes_list.value.append(array.tobytes())
+        forms[key] = [array.dtype.str, array.shape]
+    features[ARRAYS].bytes_list.value.append(json.dumps(forms).encode())
+    return bytes(record.SerializeToString(deterministic=True))
 
 
 def decode(record: bytes) -> dict[str, Any]:
-    """The values of one record by key: arrays of the shapes and dtypes that `encode` was given, in any order of keys.
+    """Return the values of one record by key: arrays of the shapes and dtypes that `encode` was given, in any order.
 
     Of another writer: int64 or float32, a scalar for one number, else [numbers]; bytes for one string, else a list.
     Raises ValueError when it is not a tf.train.Example, or not complete.
     """
     try:
-        features = _messages().Example.FromString(record).features.feature
+        features = _example_module().Example.FromString(record).features.feature
     except Exception as error:  # protobuf's DecodeError
         raise ValueError(f"not a tf.train.Example, or not complete: {error}") from None
     if not features:
         raise ValueError("not a tf.train.Example: it has no features")
-    if ARRAYS not in features:
-        return {key: _plain(feature) for key, feature in features.items()}
-    return {
-        key: _array(key, features[key], dtype, shape)
-        for key, dtype, shape in _described(features[ARRAYS].bytes_list.value[0])
-    }
+    if ARRAYS in features:
+        forms = _parse_forms(features[ARRAYS].bytes_list.value[0])
+        return {key: _decode_array(key, features[key], dtype, shape) for key, dtype, shape in forms}
+    example: dict[str, Any] = {}
+    for key, feature in features.items():
+        values = _values(feature)
+        value = values[0] if len(values) == 1 else values
+        dtype = {"int64_list": np.int64, "float_list": np.float32}.get(feature.WhichOneof("kind"))
+        example[key] = value if dtype is None else np.array(value, dtype)
+    return example
 
 
-@functools.lru_cache(maxsize=4096)  # most records are described alike, and JSON takes longer to read than the arrays
-def _described(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
+@functools.lru_cache(maxsize=4096)  # most records have the same forms, and JSON takes longer to read than the arrays
+def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
     return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items())
 
 
-def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The array of a feature; read-only where it is a view of the record's bytes."""
+def _decode_array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return the array of a feature; read-only where it is a view of the record's bytes."""
     if dtype.kind in "SU":
         texts = feature.bytes_list.value
         array = np.array([text.decode(errors=ANY_TEXT) if dtype.kind == "U" else text for text in texts], dtype)
@@ -152,14 +153,6 @@ def _array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...])
     if array.size != math.prod(shape):
         raise ValueError(f"{key} holds {array.size} values, but its shape is {list(shape)}")
     return array.reshape(shape)
-
-
-def _plain(feature: Any) -> Any:
-    values = _values(feature)
-    dtype = {"int64_list": np.int64, "float_list": np.float32}.get(feature.WhichOneof("kind"))
-    if dtype is None:
-        return values[0] if len(values) == 1 else values
-    return np.array(values[0] if len(values) == 1 else values, dtype)
 
 
 def _values(feature: Any) -> list[Any]:

@@ -6,14 +6,23 @@ defaults; `as_data_source` adapts what a user has written, once, where it is ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import example_rng
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data import order
 from jaxlaunch.trainer.data.order import Indices, example_indices
+from jaxlaunch.trainer.errors import DataError, StorageError
+
+DIGEST_DIGITS = 12  # hexadecimal digits of the digest of an argument
+_MARK = "args sha256 "
 
 
 class Source:
@@ -145,10 +154,9 @@ class _UserSource(DataSource):
 
     def __init__(self, source: _WithSourceMethods) -> None:
         self._source = source
-        name = source.name if isinstance(source, _Named) else ""
-        self.name = str(name or type(source).__name__)
+        self.name = str(isinstance(source, _Named) and source.name or type(source).__name__)
         self.is_light = isinstance(source, _Light) and bool(source.is_light)
-        self.takes_rng = example_rng.takes_rng(source.__getitem__)
+        self.takes_rng = order.takes_rng(source.__getitem__)
         # Asked once: the order of a run follows from it, on every process, and a user's may take long or grow.
         self._length: int | None = None
 
@@ -165,9 +173,9 @@ class _UserSource(DataSource):
         return self._source.fingerprint()
 
 
-def is_source(found: object) -> TypeGuard[Source]:
-    """Whether an object has the methods of a source, inherited or not."""
-    return isinstance(found, _WithSourceMethods)
+def is_source(value: object) -> TypeGuard[Source]:
+    """Tell whether an object has the methods of a source, inherited or not."""
+    return isinstance(value, _WithSourceMethods)
 
 
 def as_data_source(source: Source) -> DataSource:
@@ -178,3 +186,52 @@ def as_data_source(source: Source) -> DataSource:
 def name_of(source: Source) -> str:
     """Return the name of a source in error messages."""
     return str(source.name or type(source).__name__)
+
+
+def describe_place(source: DataSource) -> str:
+    """Return where a user's dataset is defined, to follow a sentence; empty for sources of this program."""
+    return f" ({source.place})" if source.place else ""
+
+
+def unreadable_example(
+    source: DataSource, index: int, error: BaseException, place: str = ""
+) -> DataError | StorageError:
+    """Return what ends a run in which `error` was raised for example `index`, with the place in the user's files.
+
+    `place` is named where the error came through none of them; by default it is that of the dataset.
+    """
+    fault = faults.unreadable(f"{name_of(source)}: example {index} cannot be read", error)
+    where = user_code.raised_at(error)
+    fault.args = (f"{fault}{f' ({where})' if where else place or describe_place(source)}",)
+    return fault
+
+
+# --- arguments of a user's dataset ------------------------------------------------------------------------------------
+#
+# A checkpoint, a log and a verdict have more readers than the job, and an argument may be a token: of each value only a
+# digest is kept, by its key.
+
+
+def fingerprint_arguments(args: Mapping[str, Any]) -> str:
+    """Return the arguments in a fingerprint: equal where all of them are, and without any of their values."""
+    return f"{_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}" if args else "args {}"
+
+
+def changed_arguments(then: Any, now: Any) -> list[str]:
+    """Return the keys whose values differ between two fingerprints, nested ones dotted."""
+    before, after = (
+        json.loads(match[1])
+        if isinstance(fingerprint, str) and (match := re.search(rf"{_MARK}(\{{[^{{}}]*\}})", fingerprint))
+        else {}
+        for fingerprint in (then, now)
+    )
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def _digest_arguments(args: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in args.items():
+        if isinstance(value, Mapping) and value:
+            yield from _digest_arguments(value, f"{prefix}{key}.")
+        else:
+            text = json.dumps([f"{prefix}{key}", value], sort_keys=True, default=repr)
+            yield f"{prefix}{key}", hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS]

@@ -19,74 +19,67 @@ from typing import NoReturn
 
 import numpy as np
 
-from jaxlaunch.trainer.data import example_rng, messages
-from jaxlaunch.trainer.data.examples import unreadable
-from jaxlaunch.trainer.data.messages import Draws, Item, Request
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data import order, workers
+from jaxlaunch.trainer.data.source import DataSource, unreadable_example
+from jaxlaunch.trainer.data.workers import Draws, Item, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
 from jaxlaunch.trainer.user_code import load
 
-Sources = dict[str, DataSource]
 UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)  # what pickle raises of what it cannot take
 
 
 def main() -> NoReturn:
-    """Answers requests until the trainer is gone; the first message is the trainer's sys.path."""
+    """Answer requests until the trainer is gone; the first message is the trainer's sys.path."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the trainer decides when to end
         signal.signal(number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
-    sources: Sources = {}
+    sources: dict[str, DataSource] = {}
     try:
-        sys.path[:] = messages.receive(channel)
+        sys.path[:] = workers.receive(channel)
         while True:
-            request: Request = messages.receive(channel)
-            _reply(channel, request, answer(request, sources))
+            request: Request = workers.receive(channel)
+            answer = read_items(request, sources)
+            try:
+                workers.send(channel, answer)
+            except UNPICKLABLE as error:
+                items = [] if isinstance(answer, TrainerError) else answer
+                numbered = zip(request.index_B, items, strict=False)
+                index = next((index for index, item in numbered if not _is_picklable(item)), None)
+                what = "what reading raised" if index is None else f"example {index}"
+                fault = f"train.data.workers: {what} cannot leave its process: {error}; return arrays and numbers"
+                workers.send(channel, DataError(fault))
     except (EOFError, ConnectionError):
         os._exit(0)
 
 
-def answer(request: Request, sources: Sources) -> list[Item] | TrainerError:
-    """The items asked for, or the error that ends the run; `sources` keeps what has been opened."""
+def read_items(request: Request, sources: dict[str, DataSource]) -> list[Item] | TrainerError:
+    """Return the items asked for, or the error that ends the run; `sources` keeps what has been opened."""
     key = repr((request.opener, request.args))
     try:
         if key not in sources:
             sources[key] = load(request.opener)(*request.args)
-        source = sources[key]
         return [
-            _item(source, index, position, request.draws)
+            _read_item(sources[key], index, position, request.draws)
             for index, position in zip(request.index_B, request.position_B, strict=True)
         ]
     except TrainerError as error:
         return error
 
 
-def _item(source: DataSource, index: int, position: int, how: Draws) -> Item:
-    """One item, its random numbers those of its position."""
-    start = example_rng.entropy(how.seed, how.purpose, position)
+def _read_item(source: DataSource, index: int, position: int, draws: Draws) -> Item:
+    start = order.example_entropy(draws.seed, draws.purpose, position)
     rng = np.random.default_rng(start) if source.takes_rng else None
     try:
-        with example_rng.seeded(start) if how.is_seeded else contextlib.nullcontext():
+        with order.seed_generators(start) if draws.is_seeded else contextlib.nullcontext():
             value = source.read_example(index, rng)
-            if not how.goes_on:
+            if not draws.goes_on:
                 return Item(value)
-            return Item(value, copy.deepcopy(rng), example_rng.state() if how.is_seeded else None)
+            return Item(value, copy.deepcopy(rng), order.generator_states() if draws.is_seeded else None)
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
-        raise unreadable(source, index, error) from error
-
-
-def _reply(channel: socket.socket, request: Request, found: list[Item] | TrainerError) -> None:
-    """Sends what was found; where that cannot be pickled, which item and why."""
-    try:
-        messages.send(channel, found)
-    except UNPICKLABLE as error:
-        items = [] if isinstance(found, TrainerError) else found
-        odd = [index for index, item in zip(request.index_B, items, strict=False) if not _is_picklable(item)]
-        what = f"example {odd[0]}" if odd else "what reading raised"
-        hint = "return arrays and numbers"
-        messages.send(channel, DataError(f"train.data.workers: {what} cannot leave its process: {error}; {hint}"))
+        raise unreadable_example(source, index, error) from error
 
 
 def _is_picklable(item: Item) -> bool:
@@ -98,7 +91,7 @@ def _is_picklable(item: Item) -> bool:
 
 
 def _end_with(channel: socket.socket) -> NoReturn:
-    """Ends this process when the other side of `channel` closes, also while an item is being read."""
+    """End this process when the other side of `channel` closes, also while an item is being read."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     poll.poll()

@@ -1,29 +1,100 @@
-"""Processes that read items for the trainer, started anew where one is killed.
+"""Processes that read items for the trainer, replaced where one is killed, and the messages between them.
 
-They are spawned, not forked: JAX has threads, of which a fork keeps none. A thread of the reader (trainer/data/reader)
-takes a free process, asks it for its part of a batch and waits: so parts are in order, no more are begun than there are
-processes, and what a killed process had in hand is asked of the next.
+They are spawned, not forked: JAX has threads, of which a fork keeps none. A thread of the reader
+(trainer/data/pipeline) takes a free process, asks it for its part of a batch and waits: so parts are in order, no more
+are begun than there are processes, and what a killed process had in hand is asked of the next.
+
+Messages go over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in memory of their own, which may
+be written to. Shared memory would save one copy of them, but a pod has 64 MiB of it unless the job says otherwise, and
+a process that is killed leaves its part there.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import pickle
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxlaunch import isolated
-from jaxlaunch.trainer.data import messages
-from jaxlaunch.trainer.data.messages import Item, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 TRIES = 3  # processes that may be killed while they read one example, before the run ends
 # A process that reads takes one core, and no accelerator where the user's module imports jax.
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+LARGE_BYTES = 4096  # of an array that is sent by itself
+COUNT = struct.Struct("<Q")
+
+
+class Draws(NamedTuple):
+    """How the examples of a set take their random numbers (trainer/data/order)."""
+
+    seed: int
+    purpose: int
+    is_seeded: bool  # the global generators are seeded for each
+    goes_on: bool  # the task draws after the dataset: the generators' states are wanted after each
+
+
+class Request(NamedTuple):
+    """Items of the source that `opener`, a `module:function`, makes of `args`: at these indexes and positions."""
+
+    opener: str
+    args: tuple[Any, ...]
+    draws: Draws
+    index_B: list[int]
+    position_B: list[int]
+
+
+class Item(NamedTuple):
+    """What a source has under an index, and the states of the generators, if the task is to draw on from there."""
+
+    value: Mapping[str, Any]
+    rng: np.random.Generator | None = None
+    state: Any = None
+
+
+def send(channel: socket.socket, message: Any) -> None:
+    """Send `message` whole. Raises what pickle does, before anything is sent, and OSError where no one listens."""
+    large: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= LARGE_BYTES:
+            large.append(raw)
+        return raw.nbytes < LARGE_BYTES
+
+    parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
+    channel.sendall(COUNT.pack(len(parts)) + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts)))
+    for part in parts:
+        channel.sendall(part)
+
+
+def receive(channel: socket.socket) -> Any:
+    """Return the next message, its arrays writable. Raises EOFError or OSError when the other side is gone."""
+    (count,) = COUNT.unpack(_read(channel, COUNT.size))
+    sizes = struct.unpack(f"<{count}Q", _read(channel, count * COUNT.size))
+    body, *large = (_read(channel, size) for size in sizes)
+    return pickle.loads(body, buffers=large)
+
+
+def _read(channel: socket.socket, size: int) -> memoryview:
+    view = np.empty(size, np.uint8).data  # memory that was not filled before
+    done = 0
+    while done < size:
+        received = channel.recv_into(view[done:])
+        if not received:
+            raise EOFError("the other side has closed")
+        done += received
+    return view
 
 
 class Died(Exception):
@@ -45,7 +116,7 @@ class Workers:
         return [worker.process.pid for worker in self._all if worker.process is not None]
 
     def items(self, request: Request) -> list[Item]:
-        """What one process answers; where it is killed, the next does.
+        """Return what one process answers; where it is killed, what the next does.
 
         Raises what reading raised, and DataError that names the example at which process after process was killed.
         """
@@ -54,32 +125,19 @@ class Workers:
             try:
                 return worker.ask(request)
             except Died as died:
-                _say(worker, request, died)
+                _report(worker, request, died)
             # One by one, so that what kills a process is known by its index.
-            return [self._one(worker, request, at) for at in range(len(request.index_B))]
+            return [
+                _read_item(worker, request._replace(index_B=[index], position_B=[position]))
+                for index, position in zip(request.index_B, request.position_B, strict=True)
+            ]
         finally:
             self._free.put(worker)
 
     def close(self) -> None:
-        """Ends the processes that are idle, and waits for them."""
+        """End the processes that are idle, and wait for them."""
         for worker in self._all:
             worker.end()
-
-    @staticmethod
-    def _one(worker: _Worker, request: Request, at: int) -> Item:
-        """The item at a place of the request, by itself. Raises DataError where it kills process after process."""
-        one = request._replace(index_B=[request.index_B[at]], position_B=[request.position_B[at]])
-        for tried in range(1, TRIES + 1):
-            try:
-                return worker.ask(one)[0]
-            except Died as died:
-                if tried == TRIES:
-                    raise DataError(
-                        f"train.data.workers: {TRIES} processes in turn that read example {one.index_B[0]} ended: the "
-                        f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often too little memory"
-                    ) from None
-                _say(worker, one, died)
-        raise AssertionError("the last attempt returns or raises")
 
 
 class _Worker:
@@ -91,22 +149,20 @@ class _Worker:
         self._channel: socket.socket | None = None
 
     def ask(self, request: Request) -> list[Item]:
-        """The answer to `request`, of a new process where none runs. Raises Died, and the TrainerError it answers."""
+        """Return the answer, of a new process where none runs. Raises Died, and the TrainerError that it answers."""
         try:
             if self._channel is None:
-                self._start()
-            assert self._channel is not None, "it was just started"
-            messages.send(self._channel, request)
-            answer = messages.receive(self._channel)
+                self._channel = self._start()
+            send(self._channel, request)
+            answer: list[Item] | TrainerError = receive(self._channel)
         except (EOFError, ConnectionError):
             raise Died(self.end()) from None
         if isinstance(answer, TrainerError):
             raise answer
-        found: list[Item] = answer
-        return found
+        return answer
 
     def end(self) -> str:
-        """Closes the socket, at which the process ends, and says how it ended."""
+        """Close the socket, at which the process ends, and say how it ended."""
         if self.process is None or self._channel is None:
             return "was never started"
         self._channel.close()
@@ -114,7 +170,7 @@ class _Worker:
         self.process = self._channel = None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -124,17 +180,33 @@ class _Worker:
                 env={**ENVIRONMENT, **isolated.inherited(os.environ), "JAX_PLATFORMS": "cpu"},
             )
         self._channel = ours
-        messages.send(ours, sys.path)
+        send(ours, sys.path)
+        return ours
+
+
+def _read_item(worker: _Worker, request: Request) -> Item:
+    """Read the one item of a request. Raises DataError where it kills process after process."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return worker.ask(request)[0]
+        except Died as died:
+            if attempt == TRIES:
+                raise DataError(
+                    f"train.data.workers: {TRIES} processes in turn that read example {request.index_B[0]} ended: the "
+                    f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often too little memory"
+                ) from None
+            _report(worker, request, died)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _report(worker: _Worker, request: Request, died: Died) -> None:
+    first, count = request.index_B[0], len(request.index_B)
+    what = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
+    message = f"train.data.workers: process {worker.number} {died} while it read {what}; another process reads again"
+    print(message, file=sys.stderr, flush=True)
 
 
 @functools.cache
 def shared(count: int) -> Workers:
-    """The `count` processes of this one, for training and evaluation alike; they end with it."""
+    """Return the `count` processes of this one, for training and evaluation alike; they end with it."""
     return Workers(count)
-
-
-def _say(worker: _Worker, request: Request, died: Died) -> None:
-    first, count = request.index_B[0], len(request.index_B)
-    what = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
-    said = f"train.data.workers: process {worker.number} {died} while it read {what}; another process reads again"
-    print(said, file=sys.stderr, flush=True)

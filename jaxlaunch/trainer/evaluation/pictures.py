@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import held, index, listing
 from jaxlaunch.trainer.sources.images.index import shown
@@ -36,14 +36,14 @@ def items(path: str) -> Iterator[Item]:
 
 
 def _of_tar(path: str) -> Iterator[Item]:
-    size = files.size(path)
+    size = files.file_size(path)
     with held.opened_tar(path) as tar:
         for each in tar:
             name = os.path.basename(each.name)
             if each.isreg() and not name.startswith(".") and name.lower().endswith(ENDINGS):
                 if each.offset_data + each.size > size:
                     raise DataError(f"{shown(path)} is truncated: it ends within {shown(each.name)}")
-                read = partial(files.read, path, each.offset_data, each.size)
+                read = partial(files.read_bytes, path, each.offset_data, each.size)
                 yield Item(f"{shown(path)}, {shown(each.name)}", read)
 
 
@@ -53,7 +53,7 @@ def _of_table(path: str) -> Iterator[Item]:
 
     from jaxlaunch.trainer.sources.images import columns
 
-    here = files.here(path)
+    here = files.local_path(path)
     try:
         row = 0
         for batch in _batches(path, here, columns.image_of):
@@ -78,7 +78,7 @@ def _batches(path: str, here: str, image_of: Callable[[str | None, str, Any], st
         file = parquet.ParquetFile(here)
         yield from file.iter_batches(ROWS, columns=[image_of(None, path, file.schema_arrow)])
         return
-    schema, batches = arrow.batches(pyarrow.memory_map(here))
+    schema, batches = files.arrow_batches(pyarrow.memory_map(here))
     name = image_of(None, path, schema)
     yield from (batch.select([name]) for batch in batches)
 

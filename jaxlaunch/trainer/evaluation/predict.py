@@ -19,7 +19,7 @@ from jaxlaunch import contract, programs
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
-from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import readable, table_file, trained
 from jaxlaunch.trainer.evaluation.readable import Part

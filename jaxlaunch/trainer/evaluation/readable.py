@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.evaluation import pictures
 from jaxlaunch.trainer.evaluation.pictures import Item

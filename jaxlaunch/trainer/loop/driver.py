@@ -23,7 +23,7 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.checkpoint.consensus import on_primary
 from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import Stopped
 from jaxlaunch.trainer.loop.training import Place, Training, cut_spans
 from jaxlaunch.trainer.metrics.progress import Progress

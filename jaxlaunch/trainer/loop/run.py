@@ -21,7 +21,7 @@ import pydantic
 from jaxlaunch import contract
 from jaxlaunch.trainer import spec, user_code
 from jaxlaunch.trainer.checkpoint import writable
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import (
     CheckpointError,
     DataError,

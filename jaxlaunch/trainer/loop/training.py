@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics

@@ -24,10 +24,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch import contract
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.data import example_rng, reader
+from jaxlaunch.trainer.data import order, pipeline
 from jaxlaunch.trainer.data.examples import first_not_finite
-from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Pipeline, Prefetcher
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
@@ -280,7 +279,9 @@ class Batches:
         """Return the batches of these steps on the devices, made ahead; each span is of one step."""
         if self._pipeline is not None:
             return self._pipeline.iterate(spans, lambda batch: self._put(_without_weight(batch)))
-        read = reader.iterate(lambda span, rows: self._local(span.start), spans, self._rows, threads=1, put=self._put)
+        read = pipeline.iterate_batches(
+            lambda span, rows: self._local(span.start), spans, self._rows, threads=1, put=self._put
+        )
         return Prefetcher(read, ahead=AHEAD)
 
     def not_finite(self, step: int) -> str | None:
@@ -361,7 +362,7 @@ class _Items(MapStyle):
 
     def __init__(self, dataset: Any) -> None:
         self.name, self._args, self._dataset = type(dataset).__name__, {}, dataset
-        self.takes_rng = example_rng.takes_rng(dataset.__getitem__)
+        self.takes_rng = order.takes_rng(dataset.__getitem__)
 
 
 def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:

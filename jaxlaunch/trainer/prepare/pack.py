@@ -27,7 +27,7 @@ import numpy as np
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
-from jaxlaunch.trainer.data.augment.source import Held
+from jaxlaunch.trainer.data.augment import ArrayImage
 from jaxlaunch.trainer.data.source import DataSource, name_of
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
 from jaxlaunch.trainer.sources.array_record import ABOUT
@@ -103,7 +103,7 @@ class _Reduced(DataSource):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self._source[index]
-        held = Held(example["image"])
+        held = ArrayImage(example["image"])
         short = min(held.size)
         if short <= self._side:
             return example

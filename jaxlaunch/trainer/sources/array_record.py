@@ -16,7 +16,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
@@ -31,10 +31,10 @@ OPEN_FILES = 256  # a process may often open 1,024; with more files than this, o
 def source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
     """The files of `split`, or its share of the records when one set of files holds both."""
     if split == "eval" and data.eval_path is not None:
-        return Records(files.matched(data.eval_path, "eval_path"))
+        return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
-        return Records(files.matched(data.path)) if split == "train" else None
-    whole = Records(files.matched(data.path))
+        return Records(files.match_files(data.path)) if split == "train" else None
+    whole = Records(files.match_files(data.path))
     share = Share(data.eval_split, len(whole))
     if not share.kept:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} records leaves none to train on")
@@ -72,7 +72,9 @@ class Records(DataSource):
 
     def fingerprint(self) -> str:
         """Number of records and files, and a digest of the files."""
-        return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.digest(self._paths)}"
+        return (
+            f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.sample_digest(self._paths)}"
+        )
 
 
 class Part(DataSource):
@@ -108,7 +110,7 @@ def described(paths: tuple[str, ...]) -> dict[str, Any]:
     elif not os.path.exists(path):
         return {}
     try:
-        found = json.loads(files.read(path, 0, files.size(path)))
+        found = json.loads(files.read_bytes(path, 0, files.file_size(path)))
         return dict(found) if os.path.basename(paths[0]) in found["files"] else {}
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}; remove it, or the folder, and pack it again") from None
@@ -118,7 +120,7 @@ class File:
     """One file, of which `idle` readers are kept. Raises DataError where it is not in the array_record format."""
 
     def __init__(self, path: str, idle: int) -> None:
-        self._place = files.here(path)
+        self._place = files.local_path(path)
         try:
             self.count = len(ArrayRecordDataSource(self._place))  # records
         except Exception as error:  # a RuntimeError of C++; a file cut short is one

@@ -143,10 +143,9 @@ def _seen(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> 
     """The source with its images in the size, and changed in the way, that the job asks for."""
     if source is None or (data.augment is None and data.size is None):
         return source
-    from jaxlaunch.trainer.data.augment.source import Augmented
-    from jaxlaunch.trainer.data.augment.transform import Transform
+    from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
 
-    return Augmented(source, Transform(data.augment, data.shape, split))
+    return AugmentedSource(source, Transform(data.augment, data.shape, split))
 
 
 def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:

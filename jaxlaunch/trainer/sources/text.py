@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
@@ -28,7 +28,7 @@ Piece = tuple[str, int, int]  # path, first byte, behind the last
 
 def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
     """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
-    pieces = [(path, 0, files.size(path)) for path in files.matched(data.path)]
+    pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
         documents.check_packing(path)
     if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
@@ -108,7 +108,7 @@ class Stream(DataSource):
 
     def fingerprint(self) -> str:
         """Bytes, files, window length and a digest of the files of this split."""
-        digest = files.digest([path for path, _, _ in self._pieces])
+        digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
             f"{'apart, ' if self._apart else ''}sha256 {digest}"
@@ -116,9 +116,9 @@ class Stream(DataSource):
 
 
 def _read(path: str, offset: int, count: int) -> bytes:
-    found = files.read(path, offset, count)
+    found = files.read_bytes(path, offset, count)
     if len(found) < count:
-        raise DataError(f"{path} ends at byte {files.size(path)}; at the start of the run it had {offset + count}")
+        raise DataError(f"{path} ends at byte {files.file_size(path)}; at the start of the run it had {offset + count}")
     return found
 
 

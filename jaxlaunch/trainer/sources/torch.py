@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data import arguments, example_rng
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data import order
+from jaxlaunch.trainer.data.source import DataSource, fingerprint_arguments
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.user_code import load
 
@@ -86,7 +86,7 @@ class MapStyle(DataSource):
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
         self.opener = f"{source.__module__}:{source.__name__}", (path, self._args)
-        self.takes_rng = hasattr(dataset, "__getitem__") and example_rng.takes_rng(dataset.__getitem__)
+        self.takes_rng = hasattr(dataset, "__getitem__") and order.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
         if self._length is not None:
@@ -106,7 +106,7 @@ class MapStyle(DataSource):
     def fingerprint(self) -> str:
         """Class, number of examples and digests of the arguments; not the content."""
         # Not the content: such classes often draw at random, and then no two readings are equal.
-        return f"{self.name}, {len(self)} examples, {arguments.told(self._args)}"
+        return f"{self.name}, {len(self)} examples, {fingerprint_arguments(self._args)}"
 
 
 class Stream(MapStyle):

@@ -19,7 +19,7 @@ from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.records.agent_job import read_agent_job
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import arguments
+from jaxlaunch.trainer.data.source import changed_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
 from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
 
@@ -185,7 +185,7 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
             continue
         text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
         if key == "data":
-            keys = ", ".join(f"train.data.args.{name}" for name in arguments.changed(then, value))
+            keys = ", ".join(f"train.data.args.{name}" for name in changed_arguments(then, value))
             raise DataError(
                 f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the data, or start in "
                 "another checkpoint.path"

@@ -13,8 +13,7 @@ from typing import Any
 
 import pydantic
 
-from jaxlaunch.trainer.data import arguments
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import Source, changed_arguments
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, TrainSpec
@@ -96,7 +95,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
     said = [f"{key} {before} → {after}" for key, before, after in _differing("train", then["train"], now["train"])]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
         if then.get(key) != now[key]:
-            name += "".join(f", args.{each}" for each in arguments.changed(then.get(key), now[key]))
+            name += "".join(f", args.{each}" for each in changed_arguments(then.get(key), now[key]))
             said.append(f"{name} {_shown(then.get(key))} → {_shown(now[key])}")
     if not said:
         return None  # nor does the rate, which costs a compilation of several programs to know

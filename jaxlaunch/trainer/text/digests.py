@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import cache, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError, Stopped
 
 CHUNK = 1 << 20
@@ -36,9 +36,9 @@ def of(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lamb
     for a file that cannot be read, StorageError, Stopped.
     """
     content = _contents([path for path in paths if not remote.is_remote(path)], folder, is_stopped)
-    content |= {path: " ".join(map(str, cache.stat(path))) for path in paths if remote.is_remote(path)}
+    content |= {path: " ".join(map(str, files.stat_object(path))) for path in paths if remote.is_remote(path)}
     hashed = hashlib.sha256()
-    for path, name in zip(paths, files.names(paths), strict=True):
+    for path, name in zip(paths, files.relative_names(paths), strict=True):
         hashed.update(f"{name} {content[path]}\n".encode(errors="backslashreplace"))
     return hashed.hexdigest()[:12]
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 PIECE = 1 << 20  # bytes of a document of plain text
@@ -92,7 +92,7 @@ def found(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     wanted: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         wanted += _of_folder(pattern) if os.path.isdir(pattern) else [pattern]
-    matched = files.matched(wanted, key)
+    matched = files.match_files(wanted, key)
     for path in matched:
         check_packing(path)
     return matched
@@ -168,7 +168,7 @@ def units(paths: Sequence[str]) -> list[list[Part]]:
 
 
 def _parts(path: str) -> Iterator[Part]:
-    kind, size = kind_of(path), files.size(path)
+    kind, size = kind_of(path), files.file_size(path)
     if not size and (kind != "text" or _unpacked(path) != path):
         raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
     if _unpacked(path) != path:
@@ -261,10 +261,10 @@ def _plain(field: str, values: Values) -> Document:
 def _stream(path: str) -> BinaryIO:
     packing = PACKED.get(os.path.splitext(path)[1].lower())
     if packing is None:
-        return open(files.here(path), "rb", buffering=0)
+        return open(files.local_path(path), "rb", buffering=0)
     import pyarrow
 
-    opened: BinaryIO = pyarrow.input_stream(files.here(path), compression=packing)
+    opened: BinaryIO = pyarrow.input_stream(files.local_path(path), compression=packing)
     return opened
 
 
@@ -382,7 +382,7 @@ def _parquet(path: str) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(files.here(path))
+        return parquet.ParquetFile(files.local_path(path))
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the file system's
             raise
@@ -408,7 +408,7 @@ def _batches(path: str) -> tuple[Any, Iterator[Any]]:
     """
     import pyarrow
 
-    return arrow.batches(pyarrow.memory_map(files.here(path)))
+    return files.arrow_batches(pyarrow.memory_map(files.local_path(path)))
 
 
 def _columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import records
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.text import packing, parts
 from jaxlaunch.trainer.text.recipe import Recipe
 from jaxlaunch.trainer.text.tokenizer import load

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from jaxlaunch.trainer.data import example_rng
 from jaxlaunch.trainer.data import examples as module
+from jaxlaunch.trainer.data import order
 from jaxlaunch.trainer.data.examples import Examples, Reading, Unusable
 from jaxlaunch.trainer.data.source import as_data_source, name_of
 from jaxlaunch.trainer.errors import DataError, StorageError
@@ -106,7 +106,7 @@ def drawn_from(raw: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize("example", [drawn, drawn_from])
 def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> None:
-    def made(seed: int, index: Any, position: Any, purpose: int = example_rng.TRAIN) -> list[Any]:
+    def made(seed: int, index: Any, position: Any, purpose: int = order.TRAIN) -> list[Any]:
         examples = Examples(Listed([0.0] * 8), example, Reading(seed, purpose))
         return examples.read(np.array(index), np.array(position))["x"].tolist()
 
@@ -114,7 +114,7 @@ def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> Non
     assert len({tuple(each) for each in whole}) == 8
     assert made(1, [5, 2], [45, 42]) == [whole[5], whole[2]], "in any order, after any others"
     assert made(2, [5], [45]) != whole[5:6] and made(1, [5], [53]) != whole[5:6]
-    assert made(1, [5], [45], example_rng.EVAL) != whole[5:6]
+    assert made(1, [5], [45], order.EVAL) != whole[5:6]
 
 
 def test_threads_do_not_draw_each_other_s_numbers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import grain
 import pytest
 
-from jaxlaunch.trainer.data.prefetch import Prefetcher
+from jaxlaunch.trainer.data.pipeline import Prefetcher
 
 
 def reading(read: Callable[[int], Any], steps: int = 2**40) -> grain.DatasetIterator[Any]:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.data import reader
+from jaxlaunch.trainer.data import pipeline
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.errors import DataError
 
@@ -19,13 +19,13 @@ def rows_of(step: int, rows: range) -> Batch:
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_each_batch_holds_its_rows_in_order(threads: int) -> None:
-    batches = reader.iterate(rows_of, range(3, 6), range(2, 7), threads=threads)
+    batches = pipeline.iterate_batches(rows_of, range(3, 6), range(2, 7), threads=threads)
     expected = [[step * 100 + row for row in range(2, 7)] for step in range(3, 6)]
     assert [batch["x"].tolist() for batch in batches] == expected
 
 
 def test_batches_are_put_whole() -> None:
-    batches = reader.iterate(
+    batches = pipeline.iterate_batches(
         rows_of, range(2), range(4), threads=2, put=lambda batch: (threading.get_ident(), len(batch["x"]))
     )
     assert list(batches) == [(threading.get_ident(), 4)] * 2
@@ -38,7 +38,7 @@ def test_all_threads_share_one_batch() -> None:
         together.wait()
         return rows_of(step, rows)
 
-    (batch,) = reader.iterate(read, range(1), range(8), threads=4)
+    (batch,) = pipeline.iterate_batches(read, range(1), range(8), threads=4)
     assert batch["x"].tolist() == list(range(8))
 
 
@@ -50,7 +50,7 @@ def test_the_next_batch_is_begun_and_no_more(threads: int, begun: int) -> None:
         started.put((step, rows))
         return rows_of(step, rows)
 
-    batches = reader.iterate(read, range(5, ENDLESS), range(4), threads=threads)
+    batches = pipeline.iterate_batches(read, range(5, ENDLESS), range(4), threads=threads)
     next(batches)
     parts = [range(2), range(2, 4)] if threads == 2 else [range(4)]
     found = {started.get(timeout=10) for _ in range(begun)}
@@ -68,7 +68,7 @@ def test_what_reading_raises_comes_out_unchanged_where_its_batch_is_drawn(thread
             raise fault
         return rows_of(step, rows)
 
-    batches = reader.iterate(read, range(ENDLESS), range(6), threads=threads)
+    batches = pipeline.iterate_batches(read, range(ENDLESS), range(6), threads=threads)
     assert [next(batches)["x"][0] for _ in range(2)] == [0, 100]
     with pytest.raises(DataError) as caught:
         next(batches)
@@ -79,10 +79,9 @@ def test_what_reading_raises_comes_out_unchanged_where_its_batch_is_drawn(thread
 def test_an_interpreter_that_leaves_while_batches_are_read_ahead_leaves_in_silence() -> None:
     script = """
 import numpy as np
-from jaxlaunch.trainer.data.prefetch import Prefetcher
-from jaxlaunch.trainer.data import reader
+from jaxlaunch.trainer.data.pipeline import Prefetcher, iterate_batches
 read = lambda step, rows: {"x": np.zeros(len(rows))}
-batches = Prefetcher(reader.iterate(read, range(2**40), range(8), threads=2), ahead=2)
+batches = Prefetcher(iterate_batches(read, range(2**40), range(8), threads=2), ahead=2)
 next(batches)
 """
     left = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)

@@ -87,10 +87,10 @@ def test_a_file_that_could_not_be_finished_does_not_appear(tmp_path: Path) -> No
 
 
 def test_what_encodes_is_imported_before_threads_draw_examples(tmp_path: Path) -> None:
-    records._messages.cache_clear()
+    records._example_module.cache_clear()
 
     def drawn() -> Iterator[dict[str, np.int64]]:
-        assert records._messages.cache_info().currsize == 1
+        assert records._example_module.cache_info().currsize == 1
         yield {"x": np.int64(1)}
 
     assert records.write(tmp_path / "a.array_record", drawn()) == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.0004, 0.05, 0.1, 0.3, 1 / 3, 0.5, 0.6, 0.95, 0.9996])

@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import writable
-from jaxlaunch.trainer.data import cache, files, records
+from jaxlaunch.trainer.data import files, records
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.sources import array_record, text
 from jaxlaunch.trainer.spec import ArrayRecord, Text, TrainSpec
@@ -43,8 +43,8 @@ def url(request, bucket, tmp_path, monkeypatch) -> Iterator[str]:
 
 def forget() -> None:
     """As another process would begin."""
-    cache.stat.cache_clear()
-    cache._block.cache_clear()
+    files.stat_object.cache_clear()
+    files._read_block.cache_clear()
 
 
 def put(bucket: Bucket, url: str, name: str, data: bytes) -> None:
@@ -93,17 +93,17 @@ def test_a_window_costs_a_range_once_and_then_nothing(bucket, url) -> None:
     put(bucket, url, "a.txt", WORDS)
     source = opened(url)
     window = source[3]["tokens"]
-    assert ranges(bucket) == [f"bytes=0-{cache.BLOCK - 1}"]
+    assert ranges(bucket) == [f"bytes=0-{files.BLOCK - 1}"]
     forget()
     np.testing.assert_array_equal(opened(url)[3]["tokens"], window)
     assert len(ranges(bucket)) == 1  # the other process found it on the disk
     source[len(source) - 1]
-    assert ranges(bucket)[1:] == [f"bytes={cache.BLOCK}-{len(WORDS) - 1}"]
+    assert ranges(bucket)[1:] == [f"bytes={files.BLOCK}-{len(WORDS) - 1}"]
 
 
 def test_a_window_of_a_block_on_the_disk_does_not_read_the_block(bucket, url, monkeypatch) -> None:
     put(bucket, url, "a.txt", WORDS)
-    cache.read(f"{url}/a.txt", 0, len(WORDS))
+    files.read_object(f"{url}/a.txt", 0, len(WORDS))
     counts: list[int] = []
     read = os.pread
 
@@ -113,8 +113,8 @@ def test_a_window_of_a_block_on_the_disk_does_not_read_the_block(bucket, url, mo
 
     monkeypatch.setattr(os, "pread", counted)
     forget()
-    for offset in (7, cache.BLOCK - 50):
-        assert cache.read(f"{url}/a.txt", offset, 100) == WORDS[offset : offset + 100]
+    for offset in (7, files.BLOCK - 50):
+        assert files.read_object(f"{url}/a.txt", offset, 100) == WORDS[offset : offset + 100]
     assert counts == [100, 50, 50]
 
 
@@ -157,7 +157,7 @@ def test_records_in_a_bucket_are_those_on_the_disk(bucket, url, tmp_path) -> Non
 def test_a_pattern_that_matches_nothing_says_what_is_there(bucket, url) -> None:
     put(bucket, url, "train.text", b"x")
     with pytest.raises(DataError, match=f"'{url}/\\*.txt' matches no file; {url} holds train.text"):
-        files.matched(f"{url}/*.txt")
+        files.match_files(f"{url}/*.txt")
 
 
 @pytest.mark.parametrize(
@@ -168,18 +168,18 @@ def test_a_bucket_alone_is_bad_data_and_what_it_holds_is_said(bucket, url, end, 
     scheme = url.partition("://")[0]
     bucket.objects["shelf/train.text"] = b"x"
     with pytest.raises(DataError, match=rf"'{scheme}://shelf.*' matches no file; .*{hint}"):
-        files.matched(f"{scheme}://shelf{end}")
+        files.match_files(f"{scheme}://shelf{end}")
 
 
 def test_a_full_disk_costs_time_and_not_the_run(bucket, url, monkeypatch) -> None:
     put(bucket, url, "a.txt", WORDS)
     put(bucket, url, "b.array_record", WORDS)
-    monkeypatch.setattr(cache, "FREE", 1.0)
+    monkeypatch.setattr(files, "FREE_SHARE", 1.0)
     source = opened(url)
     assert bytes(source[0]["tokens"].astype(np.uint8)) == WORDS[:101]
-    assert not list(cache.folder().rglob("0"))
+    assert not list(files.cache_folder().rglob("0"))
     with pytest.raises(StorageError, match="has no room; set XDG_CACHE_HOME"):
-        cache.whole(f"{url}/b.array_record")
+        files.copy_object(f"{url}/b.array_record")
 
 
 def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
@@ -196,7 +196,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
 def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-    for act in (writable.check, files.matched):
+    for act in (writable.check, files.match_files):
         with pytest.raises(SpecError, match=rf"= {url}: .* is not installed: .*{extra}") as caught:
             act(url)
         assert caught.value.code == 64
@@ -242,7 +242,7 @@ def test_a_store_that_refuses_is_the_specification_s_fault_and_one_that_is_away_
 ) -> None:
     with pytest.raises(TrainerError, match=f"listing {url}/\\*.txt failed") as caught:
         monkeypatch.setattr(remote, "filesystem", lambda _: SimpleNamespace(glob=fail))
-        files.matched(f"{url}/*.txt")
+        files.match_files(f"{url}/*.txt")
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)
     with pytest.raises(TrainerError, match=f"train.checkpoint.path = {url} cannot be written") as caught:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.trainer.data import cache, order
+from jaxlaunch.trainer.data import files, order
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from tests import bucket_server
@@ -39,8 +39,8 @@ def url(request: pytest.FixtureRequest, here: Path, tmp_path_factory: pytest.Tem
     """The same folder in a bucket of which some answers are a 503, or cut."""
     with pytest.MonkeyPatch.context() as patch, bucket_server.served_here() as bucket:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        cache.stat.cache_clear()
-        cache._block.cache_clear()
+        files.stat_object.cache_clear()
+        files._read_block.cache_clear()
         for path in here.rglob("*.*"):
             if path.is_file():
                 bucket.objects[f"team/set/{path.relative_to(here)}"] = path.read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress

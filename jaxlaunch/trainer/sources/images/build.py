@@ -109,7 +109,7 @@ def _of_lists(data: Images, found: Found, classes: Classes) -> Index:
 
 def rows(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError naming the row."""
-    text = io.TextIOWrapper(io.BytesIO(files.read(path, 0, files.size(path))), "utf-8-sig", newline="")
+    text = io.TextIOWrapper(io.BytesIO(files.read_bytes(path, 0, files.file_size(path))), "utf-8-sig", newline="")
     try:
         yield from _lines(path, text) if path.lower().endswith((".jsonl", ".ndjson")) else _csv(path, text)
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from jaxlaunch import atomic_file
-from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.sources.images import labels
 from jaxlaunch.trainer.sources.images.index import Member, shown
@@ -27,18 +27,18 @@ Found = tuple[str, list[Member], list[str] | None]  # the file to read, its memb
 
 def members(data: Images, path: str, copy: Path) -> Found:
     """Where the images of a file are, and their labels. Raises DataError where it is damaged or lacks a column."""
-    here = files.here(path)
+    here = files.local_path(path)
     try:
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(here)
             columns, names = _chosen(data, path, file.schema_arrow)
             return *_copied(path, file.iter_batches(ROWS, columns=list(columns)), columns, copy), names
         mapped = pyarrow.memory_map(here)
-        schema, batches = arrow.batches(mapped)
+        schema, batches = files.arrow_batches(mapped)
         columns, names = _chosen(data, path, schema)
         found = _in_place(path, batches, columns, mapped)
         if found is None:  # it is compressed
-            return *_copied(path, arrow.batches(mapped)[1], columns, copy), names
+            return *_copied(path, files.arrow_batches(mapped)[1], columns, copy), names
         return path, found, names
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the file system's
@@ -48,7 +48,7 @@ def members(data: Images, path: str, copy: Path) -> Found:
 
 def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
     """The columns of image and label, and the names of the classes where `datasets` noted them."""
-    features, image = arrow.features(schema), image_of(data.image, path, schema)
+    features, image = files.arrow_features(schema), image_of(data.image, path, schema)
     label = data.label or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
         next((name for name in LABEL if name in schema.names), None),
@@ -60,7 +60,7 @@ def _chosen(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list
 
 def image_of(asked: str | None, path: str, schema: Any) -> str:
     """The column of the images: as asked, as `datasets` noted it, else the first that holds bytes. Raises DataError."""
-    features = arrow.features(schema)
+    features = files.arrow_features(schema)
     image = asked or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
         next((name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)), None),

@@ -77,7 +77,7 @@ def built(data: Images, found: Found, classes: Any, folder: Path) -> Index:
         np.array([member.start for member in flat], np.int64),
         np.array([member.size for member in flat], np.int64),
         printed=tuple(paths),
-        identity=files.digest(paths),
+        identity=files.sample_digest(paths),
     )
 
 
@@ -91,7 +91,7 @@ class Bytes(io.RawIOBase):
     """A file here or in a bucket, read in place."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._at, self._size = path, 0, files.size(path)
+        self._path, self._at, self._size = path, 0, files.file_size(path)
 
     def readable(self) -> bool:
         return True
@@ -104,7 +104,7 @@ class Bytes(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        found = files.read(self._path, self._at, len(buffer))
+        found = files.read_bytes(self._path, self._at, len(buffer))
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)
@@ -124,7 +124,7 @@ def opened_tar(path: str) -> Iterator[tarfile.TarFile]:
 
 def _of_tar(path: str, field: str | None) -> Iterator[Member]:
     """The images of a tar. What belongs together has one name up to its first dot."""
-    size = files.size(path)
+    size = files.file_size(path)
     with opened_tar(path) as tar:
         key, image, label = "", None, None
         for each in tar:

@@ -79,7 +79,7 @@ class Index:
         path = self.file(self._number(image))
         if self.start_N is None or self.size_N is None:
             return whole(path)
-        return files.read(path, int(self.start_N[image]), int(self.size_N[image]))
+        return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
     def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
         """The index of some of the images; what is `broken` says what was left out."""
@@ -146,7 +146,7 @@ def of_files(
 def whole(path: str) -> bytes:
     """The bytes of a file. Raises OSError, StorageError, and Broken for one of more bytes than an image has."""
     if remote.is_remote(path):
-        size = files.size(path)
+        size = files.file_size(path)
     else:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -154,7 +154,7 @@ def whole(path: str) -> bytes:
                 return file.readall()
     if size > MOST_BYTES:
         raise Broken(f"has {size >> 20} MiB, more than an image has")
-    return files.read(path, 0, size)
+    return files.read_bytes(path, 0, size)
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

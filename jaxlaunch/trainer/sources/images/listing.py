@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data import cache, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.index import shown
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
@@ -44,7 +44,7 @@ def found(patterns: str | Sequence[str], split: Split, key: str = "path") -> Fou
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) == 1 and is_folder(listed[0]):
         return _of_folder(listed[0].rstrip("/") or "/", split, key)
-    matched = files.matched(listed, key)
+    matched = files.match_files(listed, key)
     kinds = {kind_of(path): path for path in matched}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
@@ -161,14 +161,14 @@ def marked(patterns: Sequence[str], key: str) -> Any:
     """The marks of all that the patterns name: a folder here by its folders, one in a bucket by every name in it."""
     if len(patterns) == 1 and is_folder(patterns[0]):
         return list(walked(patterns[0])) if remote.is_remote(patterns[0]) else marks(patterns[0])
-    return [_mark(path) for path in files.matched(patterns, key)]
+    return [_mark(path) for path in files.match_files(patterns, key)]
 
 
 def _mark(path: str) -> list[Any]:
     if kind_of(path) == "files":
         return [path]
-    about = cache.stat(path) if remote.is_remote(path) else os.stat(path)
-    return [path, *about] if isinstance(about, cache.Stat) else [path, about.st_size, about.st_mtime_ns]
+    about = files.stat_object(path) if remote.is_remote(path) else os.stat(path)
+    return [path, *about] if isinstance(about, files.ObjectStat) else [path, about.st_size, about.st_mtime_ns]
 
 
 def _below(folder: str, above: str, on_the_way: set[tuple[int, int]]) -> Iterator[str]:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.data.augment.transform import Transform
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.augment import Transform
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing

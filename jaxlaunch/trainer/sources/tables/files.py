@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data import arrow, files
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, listing
 from jaxlaunch.trainer.sources.images.index import joined, shown
@@ -61,7 +61,7 @@ def found(patterns: str | Sequence[str], split: listing.Split, key: str) -> tupl
     """The files of a split, and whether their names say of which each is. Raises DataError where there is none."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) != 1 or is_table(listed[0]) or not listing.is_folder(listed[0]):
-        return files.matched(listed, key), False
+        return files.match_files(listed, key), False
     folder = listed[0].rstrip("/") or "/"
     names = [name for name in sorted(listing.walked(folder)) if is_table(name)]
     # A file of `datasets` that is a cache of another, beside the rows of save_to_disk.
@@ -137,7 +137,7 @@ def _read(path: str, texts: Collection[str]) -> Columns:
 
 
 def _of_numpy(path: str) -> dict[str, Column]:
-    with open(files.here(path), "rb") as file:
+    with open(files.local_path(path), "rb") as file:
         whole = np.load(file, allow_pickle=False)
         if isinstance(whole, np.lib.npyio.NpzFile):
             found = {name: np.asarray(whole[name]) for name in whole.files}
@@ -206,11 +206,11 @@ def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
     import pyarrow
     from pyarrow import parquet
 
-    here = files.here(path)
+    here = files.local_path(path)
     if ending == ".parquet":
         table = parquet.ParquetFile(here).read()
     elif ending == ".arrow":
-        schema, batches = arrow.batches(pyarrow.memory_map(here))
+        schema, batches = files.arrow_batches(pyarrow.memory_map(here))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
         table = _of_text(path, here, ending, texts)
@@ -229,7 +229,7 @@ def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
             values[name] = _of_column(table.column(name))
         except Unusable as error:
             unusable[name] = str(error)
-    noted = arrow.features(table.schema)
+    noted = files.arrow_features(table.schema)
     classes = {name: tuple(about["names"]) for name, about in noted.items() if isinstance(about.get("names"), list)}
     return values, classes, unusable
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.share import Share
+from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import labels
 from jaxlaunch.trainer.sources.mixture import Mixture

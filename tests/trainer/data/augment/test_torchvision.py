@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxlaunch.trainer.data.augment import colors, geometry
-from jaxlaunch.trainer.data.augment.source import Held
-from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data import augment
+from jaxlaunch.trainer.data.augment import ArrayImage, Transform
 from jaxlaunch.trainer.spec.vision.augment import Augment
 from tests import environments, needs
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.extended
 
 PROGRAM = Path(__file__).with_name("torchvision_says.py")
 SHAPE = 60, 80
-SPACES = {"rand": (colors.BINS, 9, 150 / 331, 8), "mix": (colors.AUGMIX_BINS, 2, 1 / 3, 4)}
+SPACES = {"rand": (augment.BINS, 9, 150 / 331, 8), "mix": (augment.AUGMIX_BINS, 2, 1 / 3, 4)}
 
 
 def picture() -> np.ndarray:
@@ -45,25 +44,25 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: 
             continue
         name, sign = rest.split("/")
         bins, step, share, bits = SPACES[space]
-        by = colors.strength(name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits)
-        found = colors.OPERATIONS[name](Image.fromarray(picture()), -by if sign == "-" else by)
+        by = augment.operation_strength(name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits)
+        found = augment.OPERATIONS[name](Image.fromarray(picture()), -by if sign == "-" else by)
         apart = np.abs(np.asarray(found).astype(int) - wanted)
         # Pillow rounds its grey and its smoothed image to bytes before it blends with them.
         assert apart.max() <= (2 if name in ("saturation", "contrast", "sharpness") else 1), (key, apart.max())
         assert (apart > 1).mean() < 0.01, key
         compared.add(name)
-        assert name in colors.UNSIGNED or f"{space}/{name}/-" in theirs, key
-    assert compared == colors.OPERATIONS.keys() - {"identity"}
+        assert name in augment.UNSIGNED or f"{space}/{name}/-" in theirs, key
+    assert compared == augment.OPERATIONS.keys() - {"identity"}
 
 
 def test_hue_crops_and_the_middle_equal_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
     for key in (key for key in theirs if key.startswith("hue/")):
-        found = np.asarray(colors.hue(Image.fromarray(picture()), float(key[4:])))
+        found = np.asarray(augment.hue(Image.fromarray(picture()), float(key[4:])))
         assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, key  # Pillow's circle has 256 steps
-    image = Held(picture())
+    image = ArrayImage(picture())
     cropped = image.pixels((7, 11, 30, 44), (24, 32)).astype(int)
     # Inside; at the border of the box Pillow blends with what lies beside it in the image.
     assert np.abs(cropped - theirs["resized_crop"])[1:-1, 1:-1].max() <= 1
     seen = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)
     assert np.abs(seen - theirs["center_crop"]).mean() < 3.0
-    assert geometry.middle(SHAPE, (24, 32)) == (0.0, 0.0, 60.0, 80.0)
+    assert augment.center_box(SHAPE, (24, 32)) == (0.0, 0.0, 60.0, 80.0)

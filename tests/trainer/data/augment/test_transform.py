@@ -3,9 +3,8 @@ import pydantic
 import pytest
 from PIL import Image
 
-from jaxlaunch.trainer.data.augment import colors, geometry
-from jaxlaunch.trainer.data.augment.source import Held
-from jaxlaunch.trainer.data.augment.transform import Transform
+from jaxlaunch.trainer.data import augment
+from jaxlaunch.trainer.data.augment import ArrayImage, Transform
 from jaxlaunch.trainer.spec.vision.augment import PRESETS, Augment, AugMix, Jitter
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 28, 3), np.uint8)
@@ -17,12 +16,12 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def seen(seed: int = 0, split: str = "train", size: tuple[int, int] | None = None, **keys: object) -> np.ndarray:
     made = Transform(Augment.model_validate(keys), size, split)  # type: ignore[arg-type]
-    return made(Held(IMAGE), rng(seed) if made.draws else None)
+    return made(ArrayImage(IMAGE), rng(seed) if made.draws else None)
 
 
 def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_drawn() -> None:
     for seed in range(50):
-        top, left, high, wide = geometry.random_crop((20, 28), (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))
+        top, left, high, wide = augment.random_box((20, 28), (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))
         draw = rng(seed)
         for _ in range(10):
             area, shape = 560 * draw.uniform(0.08, 1.0), np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
@@ -31,17 +30,17 @@ def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_dra
                 assert (high, wide) == size
                 assert (top, left) == (draw.integers(21 - high), draw.integers(29 - wide))
                 break
-    assert geometry.random_crop((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (0, 47, 4, 5)  # nothing fits
+    assert augment.random_box((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (0, 47, 4, 5)  # nothing fits
 
 
 def test_a_shift_is_a_crop_out_of_a_border_of_zeros() -> None:
     border = np.pad(IMAGE, ((4, 4), (4, 4), (0, 0)))
     for down, right in ((0, 0), (4, -4), (-3, 2), (1, 4)):
         wanted = border[4 - down : 24 - down, 4 - right : 32 - right]
-        np.testing.assert_array_equal(geometry.shifted(IMAGE, down, right), wanted)
+        np.testing.assert_array_equal(augment.shift(IMAGE, down, right), wanted)
     draw = rng(3)
     down, right = draw.integers(-4, 5, size=2)
-    np.testing.assert_array_equal(seen(3, shift=4), geometry.shifted(IMAGE, int(down), int(right)))
+    np.testing.assert_array_equal(seen(3, shift=4), augment.shift(IMAGE, int(down), int(right)))
 
 
 def test_flips_mirror_and_erasing_fills_one_rectangle_with_the_mean() -> None:
@@ -69,23 +68,23 @@ def test_jitter_multiplies_by_drawn_factors_in_a_drawn_order() -> None:
             wanted = wanted * bright if at == 0 else mean + (wanted - mean) * contrast
             wanted = np.clip(wanted, 0, 255)
         asked = Jitter(brightness=0.4, contrast=0.5)
-        found = np.asarray(colors.jittered(Image.fromarray(IMAGE), asked, rng(seed)), float)
+        found = np.asarray(augment.apply_jitter(Image.fromarray(IMAGE), asked, rng(seed)), float)
         assert np.abs(found - wanted).max() <= 2.5, seed
-    pale = np.asarray(colors.saturation(Image.fromarray(IMAGE), 0.0), float)
+    pale = np.asarray(augment.OPERATIONS["saturation"](Image.fromarray(IMAGE), -1.0), float)
     assert np.abs(pale - grey[..., None]).max() <= 1.0
 
 
 def test_augmix_is_a_sum_of_chains_in_the_shares_that_are_drawn() -> None:
     asked = AugMix(severity=3, width=2, depth=1)
-    found = np.asarray(colors.aug_mixed(Image.fromarray(IMAGE), asked, rng(1)), float)
-    draw, names = rng(1), [name for name in colors.OPERATIONS if name != "identity"]
+    found = np.asarray(augment.apply_augmix(Image.fromarray(IMAGE), asked, rng(1)), float)
+    draw, names = rng(1), [name for name in augment.OPERATIONS if name != "identity"]
     kept, changed = draw.dirichlet([1.0, 1.0])
     wanted = kept * IMAGE
     for share in draw.dirichlet([1.0, 1.0]) * changed:
         name = names[draw.integers(len(names))]
-        by = colors.strength(name, int(draw.integers(3)), 10, (28 / 3, 20 / 3), 4)
-        by = by if name in colors.UNSIGNED or draw.random() < 0.5 else -by
-        wanted = wanted + share * np.asarray(colors.OPERATIONS[name](Image.fromarray(IMAGE), by), float)
+        by = augment.operation_strength(name, int(draw.integers(3)), 10, (28 / 3, 20 / 3), 4)
+        by = by if name in augment.UNSIGNED or draw.random() < 0.5 else -by
+        wanted = wanted + share * np.asarray(augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float)
     assert np.abs(found - wanted).max() <= 1.0
 
 
@@ -97,14 +96,14 @@ def test_a_recipe_is_a_function_of_its_generator_and_an_evaluation_draws_nothing
     assert (once != other).any()
     held_out = Transform(Augment.model_validate({"preset": preset}), (16, 16), "eval")
     assert not held_out.draws
-    np.testing.assert_array_equal(held_out(Held(IMAGE)), seen(7, "eval", (16, 16), preset=preset))
+    np.testing.assert_array_equal(held_out(ArrayImage(IMAGE)), seen(7, "eval", (16, 16), preset=preset))
 
 
 def test_grey_images_stay_grey() -> None:
     made = Transform(
         Augment.model_validate({"preset": "imagenet-vit", "jitter": {"hue": 0.1, "saturation": 0.4}}), (16, 16), "train"
     )
-    assert made(Held(IMAGE[..., 0]), rng()).shape == (16, 16, 1)
+    assert made(ArrayImage(IMAGE[..., 0]), rng()).shape == (16, 16, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from jaxlaunch.trainer.data import workers
-from jaxlaunch.trainer.data.messages import Draws, Request
+from jaxlaunch.trainer.data.workers import Draws, Request
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import listing
 from jaxlaunch.trainer.sources.images import source as images

@@ -1,0 +1,318 @@
+"""Augmentation of images: what training and evaluation see of one, by the random numbers of its position.
+
+`Transform` is one function of an image and of the generator of its position. The boxes that it takes are functions of
+numbers drawn from that generator; the operations on pixels are those of torchvision and Pillow, each with a strength.
+
+H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageOps
+
+from jaxlaunch.trainer.data.examples import Unusable
+from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, name_of
+from jaxlaunch.trainer.spec.vision.augment import Augment, AugMix, Jitter, RandAugment
+
+Pixels = npt.NDArray[np.uint8]
+Size = tuple[int, int]  # height and width
+Box = tuple[float, float, float, float]  # top, left, height and width
+Picture = Image.Image
+Operation = Callable[[Picture, float], Picture]
+
+PLAIN = Augment()
+TRIES = 10  # drawn rectangles that do not fit
+BINS, AUGMIX_BINS = 31, 10  # steps of a strength, as in torchvision
+
+
+class Readable(Protocol):
+    """An image that may not be decoded yet; a part of it is read in the size that is asked for."""
+
+    size: Size
+
+    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+        """Return the part in `box`, or all of it, resized to `size`, left and right swapped: [H, W, C]."""
+        ...
+
+
+class Transform:
+    """The pixels that a split sees of an image of `size`, or of the image's own size where that is None.
+
+    `draws` tells whether it takes a generator, which every call then needs.
+    """
+
+    def __init__(self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]) -> None:
+        self._augment, self._size = augment or PLAIN, size
+        recipe = self._augment.model_copy(update={"eval_crop": 1.0, "preset": None, "ratio": PLAIN.ratio})
+        self.draws = split == "train" and recipe != PLAIN
+        self._share = self._augment.eval_crop if split == "eval" else 1.0
+
+    def __call__(self, picture: Readable, rng: np.random.Generator | None = None) -> Pixels:
+        """Return the pixels [H, W, C], in memory of their own where they are changed."""
+        size, share = self._size or picture.size, self._share
+        if rng is None or not self.draws:
+            is_whole = share == 1.0 and size == picture.size
+            return picture.pixels() if is_whole else picture.pixels(center_box(picture.size, size, share), size)
+        image = self._crop(picture, size, rng)
+        augment = self._augment
+        if augment.flip_vertical and rng.random() < augment.flip_vertical:
+            image = image[::-1]
+        if augment.randaugment or augment.augmix or augment.jitter:
+            # Pillow's operations take RGB and grey.
+            recolored = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+            if augment.randaugment is not None:
+                recolored = apply_randaugment(recolored, augment.randaugment, rng)
+            if augment.augmix is not None:
+                recolored = apply_augmix(recolored, augment.augmix, rng)
+            if augment.jitter is not None:
+                recolored = apply_jitter(recolored, augment.jitter, rng)
+            image = np.asarray(recolored).reshape(image.shape)
+        image = np.ascontiguousarray(image)
+        if augment.erase and rng.random() < augment.erase:
+            image = image.copy()
+            image[random_hole((image.shape[0], image.shape[1]), rng)] = np.round(image.mean((0, 1))).astype(np.uint8)
+        return image
+
+    def _crop(self, picture: Readable, size: Size, rng: np.random.Generator) -> Pixels:
+        if self._augment.crop is not None:
+            box = random_box(picture.size, self._augment.crop, self._augment.ratio, rng)
+            return picture.pixels(box, size, self._draw_flip(rng))
+        image = picture.pixels() if size == picture.size else picture.pixels(center_box(picture.size, size), size)
+        if most := self._augment.shift:
+            down, right = rng.integers(-most, most + 1, size=2).tolist()
+            image = shift(image, down, right)
+        return mirror(image) if self._draw_flip(rng) else image
+
+    def _draw_flip(self, rng: np.random.Generator) -> bool:
+        return bool(self._augment.flip and rng.random() < self._augment.flip)
+
+
+class ArrayImage:
+    """An image in memory: uint8 [H, W, C], of one channel or three."""
+
+    def __init__(self, image: Any) -> None:
+        array = np.asarray(image)
+        array = array[..., None] if array.ndim == 2 else array
+        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
+            raise Unusable(
+                f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take uint8 [H, W, C] of one "
+                "channel or three"
+            )
+        self._image: Pixels = array
+        self.size: Size = (array.shape[0], array.shape[1])
+
+    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+        """Return the part in `box`, or all of it, resized to `size`, bilinear with antialiasing, sides swapped."""
+        top, left, height, width = (0, 0, *self.size) if box is None else box
+        if size is None or (top, left, height, width) == (0, 0, *size):
+            return mirror(self._image) if mirrored else self._image
+        picture = Image.fromarray(self._image[..., 0] if self._image.shape[-1] == 1 else self._image)
+        edges = (left, top, left + width, top + height)
+        resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
+        if mirrored:
+            resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(resized).reshape(*size, self._image.shape[-1])
+
+
+class AugmentedSource(DataSource):
+    """A source whose examples have an `image` in memory, such as records, seen through a transform."""
+
+    def __init__(self, source: Source, transform: Transform) -> None:
+        self._source, self._transform = as_data_source(source), transform
+        self.name = name_of(source)
+        self.may_draw = self.takes_rng = transform.draws
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+        raw = self._source[index]
+        if "image" not in raw:
+            raise Unusable(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
+        image = self._transform(ArrayImage(raw["image"]), rng)
+        return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Return what the source says."""
+        return self._source.about
+
+    def fingerprint(self) -> str:
+        """Return that of the source: augmentation may change when a run resumes, which is then reported."""
+        return self._source.fingerprint()
+
+
+# --- boxes and positions ----------------------------------------------------------------------------------------------
+
+
+def random_box(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Box:
+    """Draw a box of a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
+
+    Where none fits, it is the largest in the center whose ratio is allowed. Szegedy et al. 2015, as in torchvision.
+    """
+    image_height, image_width = whole
+    for _ in range(TRIES):
+        height, width = _draw_sides(whole, area, ratio, rng)
+        if 0 < width <= image_width and 0 < height <= image_height:
+            top, left = int(rng.integers(image_height - height + 1)), int(rng.integers(image_width - width + 1))
+            return top, left, height, width
+    shape = min(max(image_width / image_height, ratio[0]), ratio[1])
+    height = min(image_height, max(1, round(image_width / shape)))
+    width = min(image_width, max(1, round(image_height * shape)))
+    return (image_height - height) // 2, (image_width - width) // 2, height, width
+
+
+def random_hole(
+    whole: Size,
+    rng: np.random.Generator,
+    area: Sequence[float] = (0.02, 0.33),
+    ratio: Sequence[float] = (0.3, 3.3),
+) -> tuple[slice, slice]:
+    """Draw rows and columns to erase, fewer than the image has; none where none fit. Zhong et al. 2020."""
+    for _ in range(TRIES):
+        height, width = _draw_sides(whole, area, ratio, rng)
+        if height < whole[0] and width < whole[1]:
+            top, left = int(rng.integers(whole[0] - height + 1)), int(rng.integers(whole[1] - width + 1))
+            return slice(top, top + height), slice(left, left + width)
+    return slice(0), slice(0)
+
+
+def _draw_sides(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Size:
+    pixels = whole[0] * whole[1] * rng.uniform(area[0], area[1])
+    shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+    return round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+
+
+def center_box(whole: Size, size: Size, share: float = 1.0) -> Box:
+    """Return the largest box in the center of `whole` with the proportions of `size`, its sides times `share`."""
+    scale = share * min(whole[0] / size[0], whole[1] / size[1])
+    height, width = size[0] * scale, size[1] * scale
+    return (whole[0] - height) / 2, (whole[1] - width) / 2, height, width
+
+
+def shift(image: Pixels, down: int, right: int) -> Pixels:
+    """Move the image down and to the right, by pixels that may be negative, with zeros behind it.
+
+    This is a crop out of an image with a border of zeros.
+    """
+    height, width = image.shape[:2]
+    moved = np.zeros_like(image)
+    rows, columns = slice(max(down, 0), height + min(down, 0)), slice(max(right, 0), width + min(right, 0))
+    moved[rows, columns] = image[max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)]
+    return moved
+
+
+def mirror(image: Pixels) -> Pixels:
+    """Swap left and right of an image [H, W, C], in memory of its own: a channel at a time, NumPy's fastest."""
+    swapped = np.empty_like(image)
+    for channel in range(image.shape[-1]):
+        swapped[..., channel] = image[:, ::-1, channel]
+    return swapped
+
+
+# --- operations on pixels ---------------------------------------------------------------------------------------------
+
+
+def hue(image: Picture, turn: float) -> Picture:
+    """Turn the colors on their circle by this share of it; grey stays."""
+    if image.mode == "L":
+        return image
+    tone, *rest = image.convert("HSV").split()
+    turned = Image.fromarray(np.asarray(tone) + np.uint8(int(turn * 255) % 256))
+    return Image.merge("HSV", (turned, *rest)).convert("RGB")
+
+
+def affine(image: Picture, *matrix: float) -> Picture:
+    """Return the image whose pixel (x, y) is the nearest to (ax + by + c, dx + ey + f) of this one; black outside."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+
+
+# Name -> the image by a strength, which is a slope, pixels, degrees, a factor less 1, bits or a threshold.
+OPERATIONS: Mapping[str, Operation] = {
+    "identity": lambda image, _: image,
+    "shear_x": lambda image, slope: affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
+    "shear_y": lambda image, slope: affine(image, 1.0, 0.0, 0.0, slope, 1.0, 0.0),
+    "translate_x": lambda image, pixels: affine(image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0),
+    "translate_y": lambda image, pixels: affine(image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)),
+    "rotate": lambda image, degrees: image.rotate(degrees),
+    "brightness": lambda image, more: ImageEnhance.Brightness(image).enhance(1.0 + more),
+    "saturation": lambda image, more: ImageEnhance.Color(image).enhance(1.0 + more),
+    "contrast": lambda image, more: ImageEnhance.Contrast(image).enhance(1.0 + more),
+    "sharpness": lambda image, more: ImageEnhance.Sharpness(image).enhance(1.0 + more),
+    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, threshold),  # type: ignore[arg-type]
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+}
+ENHANCERS = {
+    "brightness": ImageEnhance.Brightness,
+    "contrast": ImageEnhance.Contrast,
+    "saturation": ImageEnhance.Color,
+}
+UNSIGNED = ("identity", "posterize", "solarize", "autocontrast", "equalize")
+
+
+def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Picture:
+    """Apply the operations that are asked for in a drawn order, each by a drawn factor."""
+    draws = [
+        (name, rng.uniform(max(0.0, 1.0 - most), 1.0 + most)) for name in ENHANCERS if (most := getattr(jitter, name))
+    ]
+    if jitter.hue:
+        draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
+    for number in rng.permutation(len(draws)):
+        name, factor = draws[number]
+        image = hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
+    return image
+
+
+def operation_strength(name: str, step: int, bins: int, reach: tuple[float, float], bits: int) -> float:
+    """Return the strength of an operation at a step of `bins`.
+
+    `reach` is the farthest shift right and down, `bits` the most bits of posterize.
+    """
+    share = step / (bins - 1)
+    most = {"shear_x": 0.3, "shear_y": 0.3, "translate_x": reach[0], "translate_y": reach[1], "rotate": 30.0}
+    match name:
+        case "posterize":
+            return bits - round(step / ((bins - 1) / 4))
+        case "solarize":
+            return 255.0 * (1.0 - share)
+        case "identity" | "autocontrast" | "equalize":
+            return 0.0
+    return share * most.get(name, 0.9)
+
+
+def _apply_operation(image: Picture, name: str, strength: float, rng: np.random.Generator) -> Picture:
+    is_negative = name not in UNSIGNED and rng.random() >= 0.5
+    return OPERATIONS[name](image, -strength if is_negative else strength)
+
+
+def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Generator) -> Picture:
+    """Apply `count` operations, drawn with replacement, the signs of their strengths drawn too."""
+    reach = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
+    for number in rng.integers(len(OPERATIONS), size=options.count):
+        name = list(OPERATIONS)[number]
+        image = _apply_operation(image, name, operation_strength(name, options.magnitude, BINS, reach, 8), rng)
+    return image
+
+
+def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> Picture:
+    """Return the sum of the image and `width` chains of operations on it, each times its share."""
+    names = [name for name in OPERATIONS if name != "identity"]
+    reach = image.width / 3.0, image.height / 3.0
+    own_share, chain_share = rng.dirichlet([options.alpha] * 2)
+    mixed = own_share * np.asarray(image, np.float64)
+    for share in rng.dirichlet([options.alpha] * options.width) * chain_share:
+        chain = image
+        for _ in range(options.depth or int(rng.integers(1, 4))):
+            name = names[rng.integers(len(names))]
+            strength = operation_strength(name, int(rng.integers(options.severity)), AUGMIX_BINS, reach, 4)
+            chain = _apply_operation(chain, name, strength, rng)
+        mixed += share * np.asarray(chain, np.float64)
+    return Image.fromarray(np.clip(mixed, 0.0, 255.0).astype(np.uint8))
