@@ -202,7 +202,7 @@ def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str,
     dp, fsdp, ep, mp = spec.mesh.resolve(devices)
     if dp > 1:
         sizes = {"fsdp": dp * fsdp, "ep": ep, "mp": mp}
-        yield {**base, "train.mesh": sizes}, spec.model_copy(update={"mesh": Mesh(**sizes)})
+        yield {**base, "train.mesh": sizes}, spec.model_copy(update={"mesh": Mesh.model_validate(sizes)})
 
 
 @contextlib.contextmanager
