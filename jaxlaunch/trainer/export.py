@@ -18,8 +18,8 @@ from typing import Any, Literal
 import jax
 
 from jaxlaunch import programs
-from jaxlaunch.trainer.adapters import merged as merge
 from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.adapters.base import merge_stored
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
@@ -79,13 +79,13 @@ def export(
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
         at = model if base is None else model.model_copy(update={"init_from": base})
-        params = merge.parameters(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
+        params = merge_stored(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
     if isinstance(model, OfImages) and (lora is None or merged):
         beside |= _preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
         files = save.save(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
     else:
-        files = peft.write(to, model, lora, params, beside)
+        files = peft.write_adapters(to, model, lora, params, beside)
         architecture = f"adapters of {architecture}"
     return _told(found, architecture, params, files, notes)
 

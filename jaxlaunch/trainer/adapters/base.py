@@ -1,14 +1,17 @@
 """The frozen base of adapters, or the reference of preferences: read from its folder, and known by a digest.
 
-A checkpoint does not hold it, but says which it was.
+A checkpoint does not hold it, but says which it was. Adapters are merged into it a tensor at a time:
+kernel + scaling × A · B.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,110 +20,203 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlaunch.trainer.adapters import targets
-from jaxlaunch.trainer.adapters.kernel import quantized
-from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize, quantize
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
-from jaxlaunch.trainer.huggingface.tensors import KEY
-from jaxlaunch.trainer.spec import Published
+from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.huggingface.tensors import KEY, Files
+from jaxlaunch.trainer.spec import Lora, Published
 
-Named = dict[str, Any]
-Sums = Mapping[str, Any]  # parameter -> two numbers
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
 ADAPTERS, COMPARED = "adapters of", "a model compared with"  # what a checkpoint holds, before the name of the base
 
 
-def read(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[Named, dict[str, Any]]:
-    """The frozen parameters `wanted` from the model's folder, by name, and what a checkpoint says of them.
+def read_base(model: Published, wanted: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the frozen parameters `wanted` from the model's folder; return them and what a checkpoint says of them.
 
     One parameter after the other, each in its folder's dtype until it is cast or quantized: the digest is the same
     whatever the base is kept in. Raises SpecError as load.each does.
     """
-    inputs = {kernel.name: len(kernel.inputs) for kernel in targets.kernels(model)}
-    stored = {name: like for name, like in wanted.items() if not name.endswith(targets.SCALE)}
-    params, sums = {}, {}
-    for name, array in load.each(model, stored, is_cast=False):
-        sums[name] = _sums(array)
-        if (scale := name + targets.SCALE) in wanted:
-            where = wanted[name].sharding, wanted[scale].sharding
-            make = jax.jit(partial(quantized, inputs=inputs[name]), out_shardings=where)
-            params[name], params[scale] = make(array)
+    inputs = {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
+    stored = {name: like for name, like in wanted.items() if not name.endswith(peft.SCALE)}
+    params: dict[str, Any] = {}
+
+    def keep(name: str, array: Array) -> None:
+        if (scale := name + peft.SCALE) in wanted:
+            shardings = wanted[name].sharding, wanted[scale].sharding
+            quantized = jax.jit(partial(quantize, inputs=inputs[name]), out_shardings=shardings)(array)
+            params[name], params[scale] = quantized
         else:
             params[name] = array.astype(wanted[name].dtype)
-        del array  # before the next is read
-    return params, {
-        "init_from": model.init_from,
-        "shapes": {name: list(like.shape) for name, like in stored.items()},
-        "digest": _digest(sums),
+
+    digest = _digest(model, stored, keep)
+    shapes = {name: list(like.shape) for name, like in stored.items()}
+    return params, {"init_from": model.init_from, "shapes": shapes, "digest": digest}
+
+
+def record_base(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the checkpoint's `recorded` base would say of the folder of `model`: the whole is read once, an array
+    at a time, by this process alone."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
+        for name, shape in recorded["shapes"].items()
     }
+    digest = _digest(model, wanted, lambda name, array: None)
+    return {**recorded, "init_from": model.init_from, "digest": digest}
 
 
-def check_origin(then: Mapping[str, Any] | None, model: Published, whose: str, holds: str = ADAPTERS) -> None:
-    """Raises CheckpointError where of the base of `whose` checkpoint and that of `model` one was read from a folder and
-    the other is drawn; `then` is None of a drawn one, `holds` what the checkpoint holds. Reads nothing."""
-    if then is not None and model.init_from is None:
+def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: str, holds: str = ADAPTERS) -> None:
+    """Raise CheckpointError where of the base of `owner` checkpoint and that of `model` one was read from a folder and
+    the other is drawn; `recorded` is None of a drawn one, `holds` what the checkpoint holds. Reads nothing."""
+    if recorded is not None and model.init_from is None:
         raise CheckpointError(
-            f"{whose} holds {holds} the weights of {then['init_from']} with digest {then['digest']}; without {KEY} "
-            f"the weights are drawn from train.seed: name the folder that they were trained on as {KEY}"
+            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; without "
+            f"{KEY} the weights are drawn from train.seed: name the folder that they were trained on as {KEY}"
         )
-    if then is None and model.init_from is not None:
+    if recorded is None and model.init_from is not None:
         raise CheckpointError(
-            f"{whose} holds {holds} weights that were drawn from train.seed, not those of {KEY} = "
+            f"{owner} holds {holds} weights that were drawn from train.seed, not those of {KEY} = "
             f"{model.init_from}: leave it out, or start a new run from the folder"
         )
 
 
-def check(then: Mapping[str, Any], now: Mapping[str, Any], whose: str, key: str = KEY, holds: str = ADAPTERS) -> None:
-    """Raises CheckpointError where the base that is read now is not the one of `whose` checkpoint; `key` is what names
+def check_digest(
+    recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS
+) -> None:
+    """Raise CheckpointError where the base that is read now is not the one of `owner` checkpoint; `key` is what names
     its folder."""
-    if then["digest"] != now["digest"]:
+    if recorded["digest"] != current["digest"]:
         raise CheckpointError(
-            f"{whose} holds {holds} the weights of {then['init_from']} with digest {then['digest']}; those of "
-            f"{now['init_from']} have {now['digest']}: name the folder that they were trained on as {key}"
+            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; those of "
+            f"{current['init_from']} have {current['digest']}: name the folder that they were trained on as {key}"
         )
 
 
-def found(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What the checkpoint's `recorded` base would say of the folder of `model`: the whole is read once, an array at a
-    time, by this process alone."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=here)
-        for name, shape in recorded["shapes"].items()
-    }
+def _digest(model: Published, wanted: Shapes, keep: Any) -> str:
+    """Return one number for all parameters, whatever mesh they lie on; `keep` is called with each while it is here."""
     sums = {}
     for name, array in load.each(model, wanted, is_cast=False):
-        sums[name] = _sums(array)
+        # Each device adds up its own part.
+        everywhere = None
+        if isinstance(array.sharding, NamedSharding):
+            everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
+        sums[name] = jax.jit(_sum_bits, out_shardings=everywhere)(array)
+        keep(name, array)
         del array  # before the next is read
-    return {**recorded, "init_from": model.init_from, "digest": _digest(sums)}
-
-
-def _digest(sums: Sums) -> str:
-    """One number for all parameters, whatever mesh they lie on."""
-    text = json.dumps({name: [int(each) for each in np.asarray(pair)] for name, pair in sums.items()}, sort_keys=True)
+    text = json.dumps({name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _sums(array: Array) -> Array:
-    """Two sums, modulo 2^32, over every number's bits mixed with its place: each device adds up its own part."""
-    everywhere = None
-    if isinstance(array.sharding, NamedSharding):
-        everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
-    summed: Array = jax.jit(_summed, out_shardings=everywhere)(array)
-    return summed
-
-
-def _summed(array: Array) -> Array:
+def _sum_bits(array: Array) -> Array:
+    """Return two sums, modulo 2^32, over every number's bits mixed with its place."""
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
     place = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
         place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    mixed = _mixed(bits ^ _mixed(place))
-    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mixed(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
+    mixed = _mix(bits ^ _mix(place))
+    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
 
 
-def _mixed(bits: Array) -> Array:
-    """Every bit spread over all 32: the last steps of MurmurHash3, Appleby 2011."""
+def _mix(bits: Array) -> Array:
+    """Spread every bit over all 32: the last steps of MurmurHash3, Appleby 2011."""
     bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
-    last: Array = bits ^ (bits >> jnp.uint32(16))
-    return last
+    mixed: Array = bits ^ (bits >> jnp.uint32(16))
+    return mixed
+
+
+# --- merged adapters --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedParameter:
+    """A parameter of the base in its folder's dtype, with what an adapter adds. Slicing it reads it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    leaf: Leaf
+    files: Files
+    scaling: float
+    a: Parameter | None  # [layers, inputs ..., rank]
+    b: Parameter | None  # [layers, rank, outputs ...]
+
+    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
+        """Read a layer of a stacked parameter, by (int, slice, ...) of whole axes, or all of another one."""
+        indices = where if isinstance(where, tuple) else (where,)
+        spans = tuple(
+            slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
+            for index, size in zip(indices, self.shape, strict=True)
+        )
+        part = load.part(self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files)
+        self.files.close()  # else what was read stays this process's memory, up to the whole base
+        part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
+        if self.a is None or self.b is None:
+            return part
+        a, b = (np.asarray(matrix[indices[0]], np.float32) for matrix in (self.a, self.b))
+        added = self.scaling * np.tensordot(a, b, axes=1)  # over the rank
+        return (part.astype(np.float32) + added).astype(self.dtype)
+
+
+def merge_stored(
+    model: Published, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], owner: str
+) -> dict[str, Parameter]:
+    """Return every parameter of the merged model, by name. `recorded` is what the checkpoint says of its base.
+
+    Raises SpecError where there is no folder to merge into, CheckpointError where it is not the one of the training.
+    """
+    if recorded is None or model.init_from is None:
+        raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
+    if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
+        raise SpecError(
+            f"{owner} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is not a folder "
+            "here: name the one that they are in now as --base of launcher export"
+        )
+    check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
+    files = Files(model.init_from)
+    leaves, adapted = load.renamed(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
+    merged: dict[str, Parameter] = {}
+    for name, sizes in recorded["shapes"].items():
+        a, b = (adapters[name + end] if name in adapted else None for end in (peft.A, peft.B))
+        shape, leaf = tuple(sizes), leaves[name]
+        dtype = files.dtype(next(leaf.tensors(shape))[0])
+        merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
+    return merged
+
+
+class MergingParameters(dict[str, Array]):
+    """The parameters of a training as those of a model without adapters, by name; each is merged when it is popped, so
+    that one at a time is there twice."""
+
+    def __init__(self, params: Mapping[str, Array], model: Published, lora: Lora | None) -> None:
+        """`params` are all of the training's: the adapters, what they are of, and a frozen copy if there is one."""
+        ends = (peft.A, peft.B, peft.SCALE)
+        names = [name for name in params if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)]
+        super().__init__({name: params[name] for name in names})
+        self._params, self._scaling = params, 0.0 if lora is None else lora.scaling
+        kernels = [] if lora is None else peft.find_kernels(model)
+        self._inputs = {kernel.name: len(kernel.inputs) for kernel in kernels}
+
+    def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
+        """Return the parameter; a kernel with what its adapter adds, in float32."""
+        kernel = super().pop(name, *default)
+        scale, a, b = (self._params.get(name + end) for end in (peft.SCALE, peft.A, peft.B))
+        if name not in self._inputs or (scale is None and a is None):
+            return kernel
+        merged: Array = _merge_kernel(kernel, scale, a, b, self._inputs[name], self._scaling)
+        return merged
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _merge_kernel(
+    kernel: Array, scale: Array | None, a: Array | None, b: Array | None, inputs: int, scaling: float
+) -> Array:
+    """Return kernel + scaling × A · B of every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
+    whole = kernel.astype(jnp.float32) if scale is None else dequantize(kernel, scale, inputs)
+    if a is None or b is None:
+        return whole
+    added = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))
+    return whole + scaling * added

@@ -14,7 +14,7 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters import merged as adapters
+from jaxlaunch.trainer.adapters.base import merge_stored
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.errors import SpecError
@@ -218,7 +218,7 @@ def _checkpoint(
     stored: Mapping[str, Any] = stored_model.parameters(found, ema)
     if (lora := stored_model.lora(found)) is not None:
         where = f"step {found.step} of {folder}"
-        stored = adapters.parameters(network.config, lora, found.meta.get("base"), stored, where)
+        stored = merge_stored(network.config, lora, found.meta.get("base"), stored, where)
     weights = network.laid_out(_Read(network, stored))
     tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_files.saved_tokenizer(folder), folder)
     return TextModel(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)

@@ -9,7 +9,7 @@ import jax
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.merged import Merging
+from jaxlaunch.trainer.adapters.base import MergingParameters
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.choose import Sampling
 from jaxlaunch.trainer.generate.generator import Generator, Ids, check
@@ -53,7 +53,7 @@ class Samples:
 
         While they are made, a copy of the parameters in the compute dtype is on the devices, adapters merged.
         """
-        self._generator.weights = self._network.laid_out(Merging(params, self._network.config, self._lora))
+        self._generator.weights = self._network.laid_out(MergingParameters(params, self._network.config, self._lora))
         found = self._generator.generate(self._rows, self._how)
         self._generator.weights = Weights({}, ())
         return [

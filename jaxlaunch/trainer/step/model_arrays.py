@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxlaunch.trainer.adapters.kernel import OWN
+from jaxlaunch.trainer.adapters.lora import OWN
 from jaxlaunch.trainer.parallel.sharding import Axes
 
 State = Any  # nnx.State, a tree of nnx variables

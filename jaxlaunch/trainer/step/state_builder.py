@@ -12,9 +12,9 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.adapters import base, reference_model
-from jaxlaunch.trainer.adapters.attach import Adapters
-from jaxlaunch.trainer.adapters.targets import is_adapter
+from jaxlaunch.trainer.adapters import base
+from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, Adapters, attach_reference
+from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.optim import groups, loss_scale, optimizers
@@ -48,7 +48,7 @@ class StateBuilder:
         self.precision = precision.policy(spec.precision)
         is_our_task = type(task).__module__.startswith("jaxlaunch.trainer.")
         self.is_ours = is_our_task and not isinstance(spec.model, CustomModel)
-        self.adapters = Adapters.of(spec, self.precision.params)
+        self.adapters = None if spec.lora is None else Adapters(spec, self.precision.params)
         self._has_reference = self.adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None
         with self.context():
@@ -108,7 +108,7 @@ class StateBuilder:
 
     def _is_of_base(self, name: str) -> bool:
         if self._has_reference:
-            return name.startswith(reference_model.PREFIX)
+            return name.startswith(REFERENCE_PREFIX)
         return self.adapters is not None and not is_adapter(name)
 
     # --- a new state ----------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class StateBuilder:
         """
         model, read = self._spec.model, self._read_base()
         if self.adapters is not None:
-            read |= self.adapters.start(self.saved(self.abstract.params))
+            read |= self.adapters.read_start(self.saved(self.abstract.params))
         elif isinstance(model, Published) and model.init_from is not None:
             read |= load.load(model, self.saved(self.abstract.params) | statistics(self.abstract.rest))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
@@ -141,7 +141,7 @@ class StateBuilder:
             self.adapters.attach(model, self.keys()[0])
         if self._has_reference:
             # The same key gives the same weights.
-            reference_model.put(model, self._task.model(self._spec, nnx.Rngs(self.keys()[0])))
+            attach_reference(model, self._task.model(self._spec, nnx.Rngs(self.keys()[0])))
         return model
 
     def _fresh(self, read: Named) -> TrainState:
@@ -158,7 +158,7 @@ class StateBuilder:
         """Return a parameter in the dtype that the state stores it in."""
         is_of_base = name in self._base_names
         if self.adapters is not None and is_of_base:
-            return self.adapters.stored(name, param)
+            return self.adapters.cast_frozen(name, param)
         return cast_floats(param, self.precision.compute if is_of_base else self.precision.params)
 
     def _read_base(self) -> Named:
@@ -167,8 +167,8 @@ class StateBuilder:
         if not like:
             return {}
         if isinstance(model, Published) and model.init_from is not None:
-            prefix = reference_model.PREFIX if self._has_reference else ""
-            params, self.base = base.read(model, {name.removeprefix(prefix): leaf for name, leaf in like.items()})
+            prefix = REFERENCE_PREFIX if self._has_reference else ""
+            params, self.base = base.read_base(model, {name.removeprefix(prefix): leaf for name, leaf in like.items()})
             return {prefix + name: param for name, param in params.items()}
         with self.context():
             draw = jax.jit(
@@ -217,7 +217,7 @@ class StateBuilder:
             base.check_origin(recorded, model, owner, holds)
         yield
         if self.base is not None and recorded is not None:
-            base.check(recorded, self.base, owner, holds=holds)
+            base.check_digest(recorded, self.base, owner, holds=holds)
 
 
 def cast_floats(array: Array, dtype: jnp.dtype) -> Array:

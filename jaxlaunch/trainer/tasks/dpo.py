@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.adapters import reference_model
+from jaxlaunch.trainer.adapters.lora import reference_of
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Unusable
@@ -57,7 +57,7 @@ class Preference(Task):
         """The mean over pairs of the batch, each times its `weight` [B]; rewards are beta times the log-ratios."""
         pairs = padding.rows(batch)
         ours_B2, penalty = _log_probabilities(model, pairs)
-        theirs_B2, _ = _log_probabilities(reference_model.of(model), pairs)
+        theirs_B2, _ = _log_probabilities(reference_of(model), pairs)
         rewards_B2 = self._of.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
         chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
         margin_B, weight_B = chosen_B - rejected_B, batch["weight"]

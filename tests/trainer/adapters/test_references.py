@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxlaunch.trainer.adapters import merged as merge
-from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.adapters import base, peft
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
@@ -65,7 +64,7 @@ def save(step: Step, train: TrainSpec, state: TrainState, folder: str) -> None:
 def theirs(of: Trained, params: dict[str, Any], to: Path) -> dict[str, np.ndarray]:
     """Arrays in the places of adapters, by peft's names."""
     assert of.spec.lora is not None
-    peft.write(str(to), of.spec.model, of.spec.lora, params)  # type: ignore[arg-type]
+    peft.write_adapters(str(to), of.spec.model, of.spec.lora, params)  # type: ignore[arg-type]
     return load_file(to / "adapter_model.safetensors")
 
 
@@ -111,7 +110,7 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[Files] = []
-    monkeypatch.setattr(merge, "Files", lambda folder: files.append(Files(folder)) or files[-1])
+    monkeypatch.setattr(base, "Files", lambda folder: files.append(Files(folder)) or files[-1])
     exported = export(trained.checkpoints, str(tmp_path / "merged"), merged=True)
     assert not files[0]._open  # what is open stays mapped, up to the whole base
     assert exported["architecture"] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")

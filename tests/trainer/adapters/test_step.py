@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import plan, spec
-from jaxlaunch.trainer.adapters import targets
-from jaxlaunch.trainer.adapters.kernel import frozen_product, quantized
+from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.adapters.lora import frozen_product, quantize
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.optim.muon import muon_axes
 from jaxlaunch.trainer.plan import Plan
@@ -97,7 +97,7 @@ def test_a_quantized_product_is_that_of_the_rounded_kernel() -> None:
     draw = np.random.default_rng(0)
     kernel = jnp.asarray(draw.normal(size=(2, 3, 4, 5)), jnp.float32)  # layers, two axes of inputs, one of outputs
     x = jnp.asarray(draw.normal(size=(2, 6, 3, 4)), jnp.float32)
-    whole, scale = quantized(kernel, 2)
+    whole, scale = quantize(kernel, 2)
     assert whole.dtype == jnp.int8 and scale.shape == (2, 5)
     rounded = whole.astype(jnp.float32) * scale[:, None, None]
     assert (jnp.abs(rounded - kernel) <= scale[:, None, None] * 0.5001).all()
@@ -109,7 +109,7 @@ def test_a_quantized_product_is_that_of_the_rounded_kernel() -> None:
 
 def test_a_quantized_product_in_float16_holds_what_its_result_does() -> None:
     """A column's integers are up to 127: their sum with x passes 65504, the largest float16, before it is scaled."""
-    whole, scale = quantized(jnp.full((1, 64, 2), 0.01, jnp.float32), 1)
+    whole, scale = quantize(jnp.full((1, 64, 2), 0.01, jnp.float32), 1)
     made = frozen_product(jnp.full((1, 1, 64), 100.0, jnp.float16), whole[0], scale[0], 1)
     assert made.dtype == jnp.float16
     np.testing.assert_allclose(made, 64.0, rtol=1e-3)
@@ -151,7 +151,7 @@ def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
     rows = step.put(tiny.Counting().batch(0))
     whole = flops.count(step.forward(rows))
     assert 2 * whole < (step.flops(rows) or 0) < 2.5 * whole  # of routers and experts half of the backward pass, too
-    stored = targets.leaves(targets.chosen(tiny.EXPERTS, spec.Lora(targets=["q", "gate"])))
+    stored = peft.adapter_leaves(peft.select_kernels(tiny.EXPERTS, spec.Lora(targets=["q", "gate"])))
     names = {name for ours, leaf in stored.items() for name, _ in leaf.tensors(state.params[ours].shape)}
     modules = ["0.mlp.gate_proj", *(f"{layer}.self_attn.q_proj" for layer in range(3))]
     stem = "base_model.model.model.layers"
@@ -169,10 +169,10 @@ def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
 )
 def test_peft_s_names_of_targets_find_no_other_module(asked: list[str], theirs: list[str]) -> None:
     model = tiny.EXPERTS.model_copy(update={"family": "qwen3_moe"})
-    chosen = targets.chosen(model, spec.Lora(targets=asked))
-    assert targets.modules(model, chosen) == theirs
-    again = targets.of_folder(model, theirs, "here")
-    assert targets.chosen(model, spec.Lora(targets=again)) == chosen
+    chosen = peft.select_kernels(model, spec.Lora(targets=asked))
+    assert peft.module_names(model, chosen) == theirs
+    again = peft.read_targets(model, theirs, "here")
+    assert peft.select_kernels(model, spec.Lora(targets=again)) == chosen
 
 
 def test_a_model_of_the_seed_is_drawn_as_without_adapters() -> None:

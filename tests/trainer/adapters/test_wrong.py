@@ -127,7 +127,7 @@ def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name
     for key in written.keys() - peft.READ:
         for value in (True, 2, 0.5, "other", ["q_proj"], {"q_proj": 2}):
             (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(written | {key: value}))
-            if key in peft.SAYING_NOTHING or value in peft.PLAIN.get(key, ()):
+            if key in peft.IGNORED or value in peft.PLAIN.get(key, ()):
                 peft.described_by(str(tmp_path / "peft"), model)
                 continue
             with pytest.raises(SpecError, match=rf"{key} = .* is not supported"):
@@ -236,10 +236,10 @@ def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: 
         step.builder._read_base()
         assert step.builder.base is not None
         found.append(step.builder.base)
-    assert {each["digest"] for each in found} == {base.found(step.builder._spec.model, found[0])["digest"]}
+    assert {each["digest"] for each in found} == {base.record_base(step.builder._spec.model, found[0])["digest"]}
     (other,) = (dict(each, digest="of another folder") for each in found[:1])
     with pytest.raises(CheckpointError, match="name the folder that they were trained on as train.model.init_from"):
-        base.check(other, found[1], "step 3 of here")
+        base.check_digest(other, found[1], "step 3 of here")
 
 
 def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,4 +255,4 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeyp
     monkeypatch.setattr(load, "read", watched)
     step.builder._read_base()
     kept = len(seen)
-    assert kept and base.found(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept
+    assert kept and base.record_base(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept

@@ -16,7 +16,8 @@ import yaml
 from flax import nnx
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.adapters import base, reference_model
+from jaxlaunch.trainer.adapters import base
+from jaxlaunch.trainer.adapters.lora import attach_reference
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
@@ -97,7 +98,7 @@ def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
     @jax.jit
     def loss(table_VV: Any) -> Any:
         model = Bigram(table_VV)
-        reference_model.put(model, Bigram(theirs_VV))
+        attach_reference(model, Bigram(theirs_VV))
         found = task.loss(model, batch, jax.random.key(0))
         return found.sum / found.weight, {name: total / weight for name, (total, weight) in found.metrics.items()}
 
@@ -186,7 +187,7 @@ def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: 
         assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
     assert step.builder.base is not None and step.builder.base["init_from"] == str(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="step 3 holds a model compared with the weights of .* with digest abc"):
-        base.check({**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=base.COMPARED)
+        base.check_digest({**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=base.COMPARED)
 
 
 def test_adapters_that_begin_as_others_are_refused() -> None:
