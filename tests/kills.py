@@ -5,8 +5,7 @@ another host (`agent`), host 0's (`leader`), all of them (`all`) or `launcher ru
 stop, or while everything starts. Each start goes on from what the one before has left; the last one finishes, and the
 losses of all starts together are those of an undisturbed run, to the bit. What is true comes from the folder of
 checkpoints. One JSON line for each event: what was drawn, what was found, and what is `wrong`, which is empty when all
-is right. (`python -m tests.gang.kills` judges steps, seconds and restarts of SIGKILL alone.) With `--replaced` the
-events happen to runs of three hosts that are replaced alone, with and without a spare: tests.gang.replaced_kills.
+is right. (`python -m tests.gang.kills` judges steps, seconds and restarts of SIGKILL alone.)
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gang import replaced_kills
 from tests.gang.run_files import RunFiles
 from tests.gang.runs import Result, Running, alive, descendants, digits, job, launch
 
-REPLACED = "--replaced"
 STEPS, EVERY = 150, 6
 SERIES = 8  # events of one run folder
 SIGNALS = ("KILL", "TERM", "STOP", "INT", "SEGV")
@@ -292,8 +289,6 @@ def run(seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, 
 
 def main(argv: Sequence[str]) -> int:
     """Carries out the events; the number of those with something wrong is the exit code, 99 at most."""
-    if REPLACED in argv:
-        return replaced_kills.main([word for word in argv if word != REPLACED])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)

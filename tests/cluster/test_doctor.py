@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from tests.cluster.access import Access
 from tests.cluster.command import launcher
 from tests.cluster.harness.kwok import TAINT, fake_nodes
-from tests.cluster.preparations import KUEUE, make, make_namespace, make_queue, make_user, remove_namespace
+from tests.cluster.preparations import KUEUE, make_namespace, make_queue, make_user, remove_namespace
 from tests.cluster.waiting import has, until
 
 CANARY = "canary-7c1f2b"
@@ -134,11 +134,6 @@ def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
     assert found.code == 2, found.text
 
 
-def test_a_namespace_that_does_not_exist_is_named(cluster: Access, tmp_path: Path) -> None:
-    found = examine(cluster, tmp_path, "no-such-namespace")
-    assert found.code == 2 and found.level("namespace", "no-such-namespace does not exist") == "fail"
-
-
 def test_a_claim_of_one_node_is_refused_to_two_hosts_and_given_to_one(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
@@ -152,17 +147,6 @@ def test_a_claim_of_one_node_is_refused_to_two_hosts_and_given_to_one(
     )
     one = examine(cluster, tmp_path, namespace, volumes=volumes, hosts=1)
     assert one.code == 0 and one.level("volumes", "PersistentVolumeClaim own is Pending") == "warn"
-
-
-def test_a_secret_of_another_type_or_without_the_key_is_told_without_its_value(
-    cluster: Access, namespace: str, tmp_path: Path
-) -> None:
-    create(cluster, namespace, "secrets", "Secret", "opaque", stringData={"password": CANARY})
-    secrets = {"TOKEN": {"name": "opaque", "key": "token"}}
-    found = examine(cluster, tmp_path, namespace, image_pull_secrets=["opaque"], secrets=secrets)
-    assert found.level("secrets", "image pull secret opaque is of type Opaque") == "fail"
-    assert found.level("secrets", "Secret opaque has no key token") == "fail"
-    assert found.code == 2
 
 
 # --- what the cluster's owner must mend -------------------------------------------------------------------------------
@@ -196,39 +180,6 @@ def test_a_queue_that_could_never_admit_the_job_is_named(
     active(cluster, namespace, "queue")
     found = examine(cluster, tmp_path, namespace, queue="queue")
     assert found.code == 3 and found.level("queue", what) == "fail"
-
-
-def test_a_queue_that_leads_nowhere_is_not_active(cluster: Access, namespace: str, tmp_path: Path) -> None:
-    queues = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
-    make(cluster, queues, KUEUE, "LocalQueue", "lost", {"clusterQueue": "no-such"}, namespace)
-    active(cluster, namespace, "lost", "False")
-    found = examine(cluster, tmp_path, namespace, queue="lost")
-    assert found.code == 3
-    assert found.level("queue", "LocalQueue lost is inactive") == "fail"
-    assert found.level("queue", "ClusterQueue no-such does not exist") == "fail"
-
-
-def test_a_queue_that_is_stopped_and_a_class_that_is_missing_are_named(
-    cluster: Access, namespace: str, tmp_path: Path
-) -> None:
-    whole = make_queue(cluster, namespace, {"cpu": "1", "memory": "1Gi"})
-    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{whole}", {"spec": {"stopPolicy": "Hold"}})
-    active(cluster, namespace, "queue", "False")
-    found = examine(cluster, tmp_path, namespace, queue="queue", priority="nope")
-    assert found.code == 3
-    assert found.level("queue", f"ClusterQueue {whole} is stopped (stopPolicy: Hold)") == "fail"
-    assert found.level("priority", "WorkloadPriorityClass nope does not exist") == "fail"
-
-
-def test_a_quota_that_the_job_is_beyond_is_named_with_both_numbers(
-    cluster: Access, namespace: str, tmp_path: Path
-) -> None:
-    spec = {"hard": {"pods": "1", "requests.cpu": "1"}}
-    create(cluster, namespace, "resourcequotas", "ResourceQuota", "small", spec=spec)
-    found = examine(cluster, tmp_path, namespace)
-    assert (
-        found.code == 3 and found.level("quota", "ResourceQuota small allows pods 1, and the job requests 2") == "fail"
-    )
 
 
 @pytest.fixture(params=["jobsets", "pods"])
@@ -279,24 +230,3 @@ def test_nodes_that_have_the_accelerator_and_a_taint_are_told_apart_from_none(
         enough = examine(cluster, tmp_path, namespace, **h100, tolerations=tolerant, hosts=1)
         assert enough.level("nodes", "room for the job's 1 pod on 1 node") == "ok"
         assert "8 nvidia.com/gpu NVIDIA-H100-80GB-HBM3" in enough.text
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda config: config["clusters"][0]["cluster"].update(server="https://127.0.0.1:1"), "cannot be reached"),
-        (
-            lambda config: config["users"][0].update(user={"token": CANARY}),
-            "the API server does not accept your credentials",
-        ),
-    ],
-)
-def test_a_server_that_cannot_be_asked_is_one_finding(
-    cluster: Access, tmp_path: Path, change: Callable[[Any], None], says: str
-) -> None:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    change(config)
-    path = tmp_path / "changed.conf"
-    path.write_text(json.dumps(config))
-    found = examine(dataclasses.replace(cluster, kubeconfig=path), tmp_path, "default")
-    assert found.code == 3 and found.level("server", says) == "fail" and len(found.findings) == 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.cluster import forked
 from tests.cluster.access import Access
 from tests.cluster.proxy import Proxy, break_off, close, fall_silent, forget
 from tests.launcher import apiserver
-from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, hang, refuse
+from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, refuse
 
 PATIENCE_S = 900  # each call is given up after 60 s, and a failing submission makes three at most
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
@@ -122,110 +121,10 @@ def test_a_fault_of_a_write_leaves_one_jobset(place: Place, method: str, part: s
     place.assert_whole()
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "commit" not in fault and "other" not in fault])
-def test_a_fault_of_a_question_is_lived_through(place: Place, fault: str) -> None:
-    for part in ("/apis/jobset", f"namespaces/{place.namespace}", "networkpolicies"):
-        place.proxy.on("GET", part, *FAULTS[fault])
-    place.proxy.on("POST", "selfsubjectaccessreviews", *FAULTS[fault])
-    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
-    place.assert_whole()
-
-
-def test_a_create_that_hangs_is_looked_after_and_sent_again(place: Place) -> None:
-    place.proxy.on("POST", "jobsets", hang)
-    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
-    place.assert_whole()
-
-
-def test_an_answer_that_hangs_after_the_commit_is_not_waited_for(place: Place) -> None:
-    def commit_then_hang(handler: Handler) -> bool:
-        wfile, handler.wfile = handler.wfile, open("/dev/null", "wb")
-        handler._post()  # type: ignore[attr-defined]
-        handler.wfile.close()
-        handler.wfile = wfile
-        return hang(handler)
-
-    place.proxy.on("POST", "jobsets", commit_then_hang)
-    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
-    place.assert_whole()
-
-
-@pytest.mark.extended
-def test_a_server_that_hangs_for_ever_is_given_up(place: Place) -> None:
-    for method in ("GET", "POST"):
-        place.proxy.on(method, "", *[hang] * 50)
-    code, out, err = place.submit()
-    assert (code, out) == (3, "")
-    assert f"The API server {place.proxy.url} of context test stopped answering" in err
-    assert place.there(JOBSETS) == []
-
-
-@pytest.mark.extended
-def test_a_server_that_fails_for_ever_is_given_up(place: Place) -> None:
-    place.proxy.on("POST", "jobsets", *[refuse(500)] * 200)
-    code, out, err = place.submit()
-    assert (code, out) == (3, "")
-    assert "a fault of the test: 500" in err
-    assert place.there(JOBSETS) == []
-
-
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
-def interrupted(place: Place, part: str, fault: Callable[[Handler], bool]) -> str:
-    """What is said when Ctrl-C comes while a write waits for its answer."""
-    box: list[subprocess.Popen[str]] = []
-
-    def meets(handler: Handler) -> bool:
-        box[0].send_signal(signal.SIGINT)
-        return fault(handler)
-
-    place.proxy.on("POST", part, meets)
-    box.append(place.start())
-    code, _, err = place.end_of(box[0])
-    assert code == 130
-    return err
-
-
-def test_ctrl_c_before_the_jobset_exists_says_so(place: Place) -> None:
-    said = interrupted(place, "jobsets", hang)
-    assert (
-        f"interrupted: JobSet x in namespace {place.namespace} does not exist now, but its creation had been sent"
-        in said
-    )
-    assert place.there(JOBSETS) == []
-
-
-def test_ctrl_c_after_the_jobset_was_made_names_what_is_missing(place: Place) -> None:
-    said = interrupted(place, "networkpolicies", hang)
-    assert f"interrupted: JobSet x in namespace {place.namespace} exists without x, jaxlaunch-" in said
-    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x unchanged\n")
-    place.assert_whole()
-
-
 # --- somebody else's --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", [None, commit_then_drop, drop, refuse(500)])
-def test_a_jobset_that_is_not_ours_is_never_changed(place: Place, fault: Fault | None) -> None:
-    pod = {"containers": [{"name": "main", "image": "i"}], "restartPolicy": "Never"}
-    job = {"template": {"spec": {"suspend": True, "template": {"spec": pod}}}, "name": "theirs"}
-    theirs = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "x"}}
-    made = theirs | {"spec": {"suspend": True, "replicatedJobs": [job]}}
-    before = place.cluster.api.create(JOBSETS.format(place.namespace), made)
-    if fault is not None:
-        place.proxy.on("POST", "jobsets", fault)
-    for arguments in ((), ("--replace",)):
-        code, out, err = place.submit(*arguments)
-        assert (code, out) == (2, "")
-        assert f"JobSet x in namespace {place.namespace} exists and is not managed by launcher" in err
-    (after,) = place.there(JOBSETS)
-    assert (after["metadata"]["uid"], after["metadata"]["generation"], after["spec"]) == (
-        before["metadata"]["uid"],
-        before["metadata"]["generation"],
-        before["spec"],
-    )
-    assert place.there(POLICIES) == place.there(CONFIGMAPS) == []
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.harness import kwok
-from tests.cluster.harness.api import Refused
 from tests.cluster.waiting import until
 
 pytestmark = pytest.mark.extended
@@ -78,48 +76,6 @@ def test_the_server_and_the_node_are_of_the_pinned_version(cluster: Access) -> N
     assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.35.4"
 
 
-def test_jobsets_webhook_refuses_a_name_too_long_for_its_pods(cluster: Access, namespace: str) -> None:
-    path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
-    with pytest.raises(Refused, match="will exceed 63 characters"):
-        cluster.api.create(path, jobset("n" * 63))
-
-
-def test_kueues_webhook_refuses_a_queue_whose_resources_are_not_covered(cluster: Access, namespace: str) -> None:
-    flavors = [{"name": "any", "resources": [{"name": "memory", "nominalQuota": "1Gi"}]}]
-    spec = {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}]}
-    with pytest.raises(Refused, match="must match the name in coveredResources"):
-        preparations.make(
-            cluster,
-            f"/apis/{preparations.KUEUE}/clusterqueues",
-            preparations.KUEUE,
-            "ClusterQueue",
-            namespace,
-            spec,
-            namespace,
-        )
-
-
-def test_a_jobset_over_its_queues_quota_waits(cluster: Access, namespace: str) -> None:
-    preparations.make_queue(cluster, namespace, {"cpu": "500m"})
-    made = jobset("big")
-    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "queue"}  # type: ignore[index]
-    cluster.api.create(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets", made)
-    until(
-        lambda: cluster.api.get(f"/apis/{preparations.KUEUE}/namespaces/{namespace}/workloads")["items"],
-        lambda seen: "maximum capacity" in str(seen),
-        "Kueue's reason",
-    )
-
-
-def test_a_namespace_of_the_restricted_level_refuses_a_pod_that_could_be_root(
-    cluster: Access, namespace: str, base_image: str
-) -> None:
-    with pytest.raises(Refused, match="violates PodSecurity"):
-        cluster.api.create(
-            f"/api/v1/namespaces/{namespace}/pods", pod("root", base_image, "", securityContext={"runAsUser": 0})
-        )
-
-
 def test_a_pod_runs_and_its_sibling_finds_it_by_name(cluster: Access, namespace: str, base_image: str) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"
     service = {"clusterIP": "None", "selector": {"app": "host"}, "publishNotReadyAddresses": True}
@@ -142,23 +98,3 @@ def test_pods_of_any_user_write_to_the_claim(
     made = pod("writer", base_image, write, volumes=volumes, mounts=mounts)
     cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", made)
     assert ended(cluster, namespace, "writer") == "['saved']\n"
-
-
-def test_a_pod_sent_to_a_fake_node_is_said_to_run(cluster: Access, namespace: str, base_image: str) -> None:
-    with kwok.fake_nodes(cluster.api, 2, {"pool": namespace}, {"google.com/tpu": "4"}) as names:
-        tolerated = [{"key": kwok.TAINT, "operator": "Exists"}]
-        made = pod("far", base_image, "", nodeSelector={"pool": namespace}, tolerations=tolerated)
-        cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", made)
-        at = f"/api/v1/namespaces/{namespace}/pods/far"
-        seen = until(
-            lambda: cluster.api.get(at), lambda seen: seen["status"]["phase"] == "Running", "a fake pod's running"
-        )
-        assert seen["spec"]["nodeName"] in names
-
-
-def test_a_user_may_do_what_the_rules_say_and_no_more(cluster: Access, namespace: str, tmp_path: Path) -> None:
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    user = Access(preparations.make_user(cluster, namespace, rules, tmp_path), cluster.kubectl_path, False)
-    assert user.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"] == []
-    with pytest.raises(Refused, match="forbidden"):
-        user.api.get(f"/api/v1/namespaces/{namespace}/secrets")

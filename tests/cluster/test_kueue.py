@@ -87,20 +87,6 @@ def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue, checkpoints: Path)
     assert second.counters == (0, 0)
 
 
-def test_explain_says_how_much_quota_is_missing(queue: Queue) -> None:
-    queue.submit("first", WAITS, hosts=2).runs()
-    queue.submit("second", WAITS, hosts=1)
-    queue.says("second", r"waits: queue queue .* is full: 100m more cpu is needed in flavor .*200m")
-    shown = launcher(queue.access, queue.folder, "explain", "second", "-n", queue.namespace)
-    assert shown.returncode == 0
-    assert "is full: 100m more cpu is needed" in shown.stdout.splitlines()[0]
-
-
-def test_explain_says_what_no_queue_will_ever_have(queue: Queue) -> None:
-    queue.submit("large", WAITS, hosts=3)
-    queue.says("large", r"can never admit it: it requests 300m cpu, flavor \S+ has 200m in total")
-
-
 def test_a_job_of_a_higher_priority_takes_the_place_of_one_that_goes_on_later(queue: Queue, checkpoints: Path) -> None:
     low = preparations.make_priority(queue.access, queue.namespace, 1)
     high = preparations.make_priority(queue.access, queue.namespace, 1000)

@@ -117,25 +117,6 @@ def test_lines_come_by_time_each_after_its_rank(here: Place, followed: tuple[Gan
     assert {line["generation"] for line in said} == {1}
 
 
-def test_lines_are_chosen_by_rank_text_and_number(here: Place, followed: tuple[Gang, str, str]) -> None:
-    name = followed[0].name
-    assert here.launcher("logs", name, "--rank", "2").stdout.splitlines() == [
-        f"generation 1 line {number}" for number in range(5)
-    ]
-    assert len(here.launcher("logs", name, "--rank", "0,2-3").stdout.splitlines()) == 15
-    assert here.launcher("logs", name, "--rank", "3", "--grep", "line [34]").stdout.splitlines() == [
-        "generation 1 line 3",
-        "generation 1 line 4",
-    ]
-    assert here.launcher("logs", name, "--rank", "3", "--tail", "1").stdout == "generation 1 line 4\n"
-    assert (
-        here.launcher("logs", name, "--rank", "3", "--grep", "line 0", "--tail", "1").stdout == "generation 1 line 0\n"
-    )
-    assert here.launcher("logs", name, "--rank", "3", "--tail", "0").stdout == ""
-    assert len(here.launcher("logs", name, "--since", "1h").stdout.splitlines()) == 20
-    assert here.launcher("logs", name, "--since", "soon").returncode == 2
-
-
 def test_the_generation_before_is_told_by_the_next(here: Place, followed: tuple[Gang, str, str]) -> None:
     done = here.launcher("logs", followed[0].name, "--previous")
     assert "attempt 1 of generation 0: crash (83): rank 1 raised at step 7: ValueError: a bad batch" in done.stderr
@@ -232,12 +213,6 @@ def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_i
     assert (known.when, known.attempt, known.verdict.code) == ("ended", 1, 0)
     assert ANNOTATION not in may_not.jobset["metadata"]["annotations"]
     assert may_not.says("cannot be written on its JobSet (patch jobsets may-not): HTTP 403")
-
-
-def test_a_name_that_is_not_there_is_refused(here: Place) -> None:
-    done = here.launcher("logs", "nobody")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Job nobody not found in namespace" in done.stderr
 
 
 def test_a_job_without_pods_says_where_to_look(here: Place) -> None:

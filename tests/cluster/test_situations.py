@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxlaunch.launcher.diagnose.explain import explanation
-from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.harness import kwok
-from tests.cluster.situations import POOL, PREPARED, SITUATIONS, Situation, held
+from tests.cluster.situations import POOL, PREPARED, SITUATIONS, Situation
 from tests.cluster.stage import Stage, staged
 from tests.found import shows
 from tests.launcher.invoke import launcher
@@ -48,13 +46,6 @@ def test_a_pull_that_waits_before_its_next_try_is_found_as_that(stage: Stage) ->
     shows("`ImagePullBackOff`", again[0])
 
 
-def test_a_full_queue_is_named_with_its_numbers(stage: Stage) -> None:
-    stage.settles("first", "runs", "queues")
-    stage.start("second", Situation("", {**SITUATIONS["first"].job}, "queues"))
-    line = "queue busy .* is full: 60m more cpu is needed in flavor .*-busy; 80m of 100m is used"
-    assert stage.settles("second", line, "queues").situation == "quota"
-
-
 def test_a_job_that_had_to_make_room_says_so(stage: Stage) -> None:
     job = {"queue": "ranked", "resources": {"cpu": "80m", "memory": "64Mi"}}
     stage.start("low", Situation("", job | {"priority": "{queues}-low"}, "queues"))
@@ -72,20 +63,6 @@ def test_a_job_that_was_stopped_says_with_what(
     assert launcher(capsys, monkeypatch, "stop", "halted", "-n", stage.namespaces["plain"]).code == 0
     found = stage.settles("halted", "is stopped; stopped from outside: ")
     assert "submit" in (found.next_move or "")
-
-
-def test_a_job_that_is_being_deleted_says_so(stage: Stage) -> None:
-    stage.start("leaving", Situation("", {}, change=held))
-    stage.settles("leaving", "runs")
-    stage.cluster.delete(JOBSETS, "leaving", stage.namespaces["plain"])
-    assert "jaxlaunch.test/hold" in stage.settles("leaving", "is being deleted").evidence[0]
-    stage.cluster.merge(JOBSETS, "leaving", stage.namespaces["plain"], {"metadata": {"finalizers": None}})
-
-
-def test_a_name_that_is_not_there_brings_up_those_that_are_like_it(stage: Stage) -> None:
-    found = explanation.explain(stage.looks("no-secrets"))
-    assert found.headline == f"job no-secrets not found in namespace {stage.namespaces['plain']}"
-    assert "no-secret" in (found.next_move or "")
 
 
 # What somebody needs who only looks at the jobs of one namespace.
@@ -141,12 +118,3 @@ def test_status_and_explain_write_json_and_yaml(
     screen = launcher(capsys, monkeypatch, "status", *where, "-o", "wide")
     assert screen.out.startswith("bad_spec (64): ")
     assert "POD" in screen.out
-
-
-def test_a_name_that_is_not_there_is_the_users_to_mend(
-    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for command in ("status", "explain"):
-        left = launcher(capsys, monkeypatch, command, "no-secrets", "-n", stage.namespaces["plain"])
-        assert left.code == 2
-        assert "no-secret" in left.out + left.err

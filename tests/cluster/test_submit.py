@@ -15,11 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.doctor import precheck
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, SECRETS, Kind
+from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, Kind
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
@@ -90,17 +89,6 @@ def test_a_job_is_three_writes_of_which_the_jobset_is_the_first(here: Here) -> N
     assert writes == [("POST", "jobsets"), ("POST", "networkpolicies"), ("POST", "configmaps")]
 
 
-def test_the_same_job_again_is_the_same_jobset(here: Here) -> None:
-    here.write(command=QUICK, **NOWHERE)
-    assert here.submit().stdout == "jobset.jobset.x-k8s.io/mine created\n"
-    first = here.gang.jobset["metadata"]
-    again = here.submit()
-    assert (again.returncode, again.stdout) == (0, "jobset.jobset.x-k8s.io/mine unchanged\n")
-    assert f"already submitted at {first['creationTimestamp']}" in again.stderr
-    now = here.gang.jobset["metadata"]
-    assert (now["uid"], now["generation"]) == (first["uid"], first["generation"])
-
-
 def test_the_same_job_three_times_at_once_is_one_jobset(here: Here) -> None:
     here.write(command=QUICK, **NOWHERE)
     with ThreadPoolExecutor() as pool:
@@ -108,16 +96,6 @@ def test_the_same_job_three_times_at_once_is_one_jobset(here: Here) -> None:
     assert sorted(one.stdout.split()[1] for one in done) == ["created", "unchanged", "unchanged"]
     assert owners(here) == {here.gang.jobset["metadata"]["uid"]}
     assert (len(here.there(NETWORK_POLICIES)), len(here.there(CONFIGMAPS))) == (1, 1)
-
-
-def test_another_job_of_the_name_is_refused_and_changes_nothing(here: Here) -> None:
-    here.write(command=QUICK, **NOWHERE)
-    here.submit()
-    before = here.gang.jobset
-    refused = here.submit("hosts=2")
-    assert refused.returncode == 2
-    assert "is running and differs from this file: created by jaxlaunch at" in refused.stderr
-    assert here.gang.jobset["spec"] == before["spec"]
 
 
 def test_a_finished_job_is_replaced_with_all_it_owns(here: Here) -> None:
@@ -134,21 +112,6 @@ def test_a_finished_job_is_replaced_with_all_it_owns(here: Here) -> None:
 def owners(here: Here) -> set[str]:
     owned = [*here.there(NETWORK_POLICIES), *here.there(CONFIGMAPS)]
     return {reference["uid"] for one in owned for reference in one["metadata"]["ownerReferences"]}
-
-
-@pytest.mark.parametrize("code", [contract.BAD_DATA, contract.CRASH])
-def test_the_exit_code_of_a_wait_is_the_verdicts(here: Here, code: int) -> None:
-    here.write(command=program("ends.py", str(code)), restarts={"crash": 0, "in_place": 0})
-    done = here.submit("--wait")
-    assert done.returncode == code
-    assert f"(exit {code})" in done.stderr
-
-
-def test_waiting_ends_when_it_was_to_end_and_the_job_goes_on(here: Here) -> None:
-    here.write(command=QUICK, **NOWHERE)
-    done = here.submit("--wait", "--follow", "--timeout", "2s")
-    assert (done.returncode, done.stdout) == (124, "jobset.jobset.x-k8s.io/mine created\n")
-    assert here.gang.status.get("terminalState") is None
 
 
 def test_the_server_judges_a_dry_run_and_keeps_nothing(here: Here) -> None:
@@ -190,19 +153,6 @@ def test_a_name_that_the_server_would_take_for_granted_is_refused(here: Here, ke
     assert refused.returncode == 2
     assert said in refused.stderr
     assert here.there(JOBSETS) == []
-
-
-def test_pods_that_the_namespace_will_refuse_are_announced(here: Here) -> None:
-    here.write(command=QUICK, network="hostnetwork", **NOWHERE)
-    refused = here.submit()
-    assert refused.returncode == 2
-    assert "--force submits it." in refused.stderr
-    assert here.there(JOBSETS) == []
-    done = here.submit("--force")
-    assert done.returncode == 0
-    assert "enforces Pod Security level restricted, and the pods meet only" in done.stderr
-    events = until("the Job says so", lambda: refusals(here))
-    assert "host namespaces" in events[0]
 
 
 def refusals(here: Here) -> list[str]:
@@ -356,23 +306,6 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     assert here.gang.status.get("terminalState") is None
 
 
-def test_stopping_a_job_ends_whoever_waits_for_it(here: Here, checkpoints: Path) -> None:
-    here.write(command=program("counts.py", "/ckpt"), volumes=[{"claim": "checkpoints", "path": "/ckpt"}])
-    waiting = subprocess.Popen(
-        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
-        cwd=here.folder,
-        env=here.access.env,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until("the job is there", lambda: here.there(JOBSETS))
-    here.gang.says("begins at step 0")
-    assert here.launcher("stop", "mine", "-n", here.namespace).returncode == 0
-    _, err = waiting.communicate(timeout=PATIENCE_S)
-    assert waiting.returncode == contract.PREEMPTED
-    assert "mine Stopped" in err
-
-
 def test_a_deleted_job_leaves_nothing(here: Here) -> None:
     here.write(command=["python", "-c", "import time; time.sleep(600)"])
     here.submit()
@@ -393,49 +326,3 @@ def test_a_deleted_job_leaves_nothing(here: Here) -> None:
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
-
-
-def canaries(here: Here, token: str) -> Callable[[subprocess.CompletedProcess[str]], None]:
-    def check(done: subprocess.CompletedProcess[str]) -> None:
-        for secret in (CANARY, token):
-            assert secret not in done.stdout + done.stderr, done.args
-
-    return check
-
-
-def test_no_secret_is_ever_printed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = {"name": "mine", "namespace": here.namespace}
-    here.cluster.create(
-        SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": CANARY}}
-    )
-    verbs = ["create", "get", "list", "watch", "patch", "delete"]
-    groups = ["", "jobset.x-k8s.io", "networking.k8s.io", "batch"]
-    token = as_user(here, [{"apiGroups": groups, "resources": ["*"], "verbs": verbs}], monkeypatch)
-    uses = {"secrets": {"TOKEN": {"name": "mine", "key": "token"}}, "volumes": [{"secret": "mine", "path": "/s"}]}
-    reads = "import os; assert os.environ['TOKEN'] == open('/s/token').read(); print('it was there')"
-    here.write(command=["python", "-c", reads], **uses)
-    check = canaries(here, token)
-    for arguments in ((), ("-o", "json"), ("-o", "yaml"), ("--dry-run",), ("--dry-run=server",), ("hosts=2",)):
-        check(here.submit(*arguments))
-    ended = here.submit("--wait", "--follow", "--replace")
-    check(ended)
-    assert "it was there" in ended.stdout
-    with apiserver.serving(Proxy(here.access.api)) as proxy:
-        here.access = Access(proxied(here, proxy), here.access.kubectl_path, False)
-        for fault in (apiserver.refuse(401), apiserver.refuse(403), apiserver.refuse(500), apiserver.drop):
-            for method in ("GET", "POST"):
-                proxy.on(method, "jobsets", *[fault] * 3)
-            check(here.submit("name=other"))
-            proxy.faults.clear()
-    for command in ("stop", "delete"):
-        check(here.launcher(command, "mine", "-n", here.namespace))
-
-
-def proxied(here: Here, proxy: Proxy) -> Path:
-    """The user's kubeconfig, token and all, with the proxy as its server."""
-    config = json.loads(here.access.kubeconfig.read_text())
-    for one in config["clusters"]:
-        one["cluster"] = {"server": proxy.url}
-    path = here.folder / "proxied.conf"
-    path.write_text(json.dumps(config))
-    return path

@@ -80,12 +80,6 @@ def test_another_spec_is_refused_on_every_host(tmp_path: Path) -> None:
     shows("host 1 has a different job: spec", gang.verdict["message"])
 
 
-def test_a_tpu_worker_whose_number_is_not_ours_is_refused(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, ""), platform="tpu"), hosts=2, env={"TPU_WORKER_ID": "0"})
-    assert codes == [64, 64]
-    assert "TPU_WORKER_ID = 0 but JOB_COMPLETION_INDEX = 1" in gang.verdict["message"]
-
-
 def test_hosts_of_another_generation_or_run_do_not_disturb_the_gang(tmp_path: Path) -> None:
     command = program(tmp_path, "mark('up'); wait_for('go')")
     with Gang(tmp_path, job(command, timeouts_s={"rendezvous": 60.0}), hosts=2) as gang:

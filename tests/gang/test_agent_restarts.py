@@ -50,27 +50,6 @@ def test_a_restart_is_counted_while_the_attempt_after_it_runs(tmp_path: Path) ->
     assert gang.summary["restarts"] == {"crash": 1}
 
 
-def test_after_the_last_restart_the_first_error_is_reported(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_limit=1), hosts=2)
-    assert codes == [83, 83]
-    assert gang.verdict["message"] == "rank 1 raised at step 5: ValueError: fault 1"
-    assert len(gang.attempts) == 2
-
-
-def test_a_newly_committed_step_resets_the_count_of_restarts(tmp_path: Path) -> None:
-    command = program(
-        tmp_path,
-        """
-        say(phase="step", step=ATTEMPT)
-        say(committed=ATTEMPT)
-        if ATTEMPT < 5: os._exit(3)
-        """,
-    )
-    gang, codes = launch(tmp_path, job(command, in_place_limit=1))
-    assert codes == [0]
-    assert [attempt["last_committed"] for attempt in gang.attempts] == [1, 2, 3, 4, 5]
-
-
 def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
     command = program(
         tmp_path,
@@ -107,26 +86,6 @@ def test_a_program_that_fails_at_once_and_alike_is_not_started_a_third_time(
     assert gang.verdict["traceback"].count("Traceback") == (text is not None)
 
 
-def test_three_generations_without_a_newly_committed_step_are_no_progress(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=3); raise ValueError(f'fault {ATTEMPT}')")
-    for generation, code in enumerate((83, 83, 79)):
-        gang, codes = launch(tmp_path, job(command), generation=generation)
-        assert codes == [code]
-    assert gang.verdict["cause"] == "no_progress" and "the first error was: rank 0 raised" in gang.verdict["message"]
-    assert "fault 1" in gang.verdict["message"]
-    assert [attempt["generation"] for attempt in gang.attempts] == [0, 1, 2]
-    assert "previous attempt 1 (generation 0): rank 0 raised at step 3: ValueError: fault 1" in gang.talk
-
-
-def test_a_restored_step_is_not_what_an_attempt_committed(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(restored=40); say(phase='step', step=43); raise ValueError('a fault')")
-    for generation, code in enumerate((83, 83, 79)):
-        gang, codes = launch(tmp_path, job(command), generation=generation)
-        assert codes == [code]
-    assert [(each["first_committed"], each["last_committed"]) for each in gang.attempts] == [(None, None)] * 3
-    assert gang.summary["saved"] == 40
-
-
 def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -> None:
     done = program(tmp_path, "say(phase='step', step=57); say(committed=57); print('one')")
     launch(tmp_path, job(done), env={"JAXLAUNCH_UID": "first"})
@@ -142,30 +101,6 @@ def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -
     assert (first["status"], first["step"], first["of"]["uid"]) == ("done", 57, "first")
     assert [(start / "logs" / "rank-0.log").read_text() for start in starts] == ["one\n", "two\n"]
     assert [attempt["uid"] for attempt in gang.attempts] == ["first", "second"]
-
-
-def test_lost_pods_end_as_no_progress_in_the_ones_after_them(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=1); mark(f'up{ATTEMPT}'); time.sleep(3600)")
-    for generation in range(3):
-        with Gang(tmp_path, job(command), generation=generation) as gang:
-            gang.start().until_marked(f"up{generation + 1}-0")
-            gang.signal(0, signal.SIGKILL)
-            assert gang.wait() == [-9]
-    gang, codes = launch(tmp_path, job(command), generation=3)
-    assert codes == [79] and "no newly committed step in 3 sets of pods" in gang.verdict["message"]
-    assert [attempt["cause"] for attempt in gang.attempts] == ["lost", "lost", "lost", "no_progress"]
-
-
-def test_preemptions_in_a_row_end_as_no_progress_in_the_pods_after_them(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=1); mark(f'up{ATTEMPT}'); time.sleep(3600)")
-    for generation in range(2):
-        with Gang(tmp_path, job(command, preempted_limit=2), generation=generation) as gang:
-            gang.start().until_marked(f"up{generation + 1}-0")
-            gang.signal(0, signal.SIGTERM)
-            assert gang.wait() == [80]
-    gang, codes = launch(tmp_path, job(command, preempted_limit=2), generation=2)
-    assert codes == [79] and "in 2 preemptions in a row, of 2 (restarts.preempted)" in gang.verdict["message"]
-    assert [attempt["cause"] for attempt in gang.attempts] == ["preempted", "preempted", "no_progress"]
 
 
 def test_the_clock_and_the_counters_go_on_across_generations(tmp_path: Path) -> None:

@@ -49,20 +49,6 @@ def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path)
     assert (result.stdout + result.stderr).count("Traceback (most recent call last)") == 1
 
 
-def test_a_program_that_raises_before_its_first_step_fails_for_good(tmp_path: Path) -> None:
-    result = launch(tmp_path, document(), env=faulty(tmp_path, "raise", at="model"))
-    assert result.code == 70
-    assert "no such layer" in result.verdict["message"]
-
-
-@pytest.mark.parametrize(("kind", "word"), [("exit", "3"), ("kill", "SIGKILL")])
-def test_a_rank_that_dies_without_a_word_is_named(tmp_path: Path, kind: str, word: str) -> None:
-    result = launch(tmp_path, document(), env=faulty(tmp_path, kind, rank=1, step=21))
-    assert result.code != 0
-    assert result.verdict["rank"] == 1
-    assert word in result.verdict["message"]
-
-
 def test_a_lost_agent_is_named(tmp_path: Path) -> None:
     with Running(tmp_path, job(train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)) as running:
         running.until_step(5)
@@ -106,15 +92,6 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
     assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown
     assert len(agents) == 2
-
-
-def test_after_the_timeout_the_first_error_is_reported(tmp_path: Path) -> None:
-    small = job(train(), restarts={"crash": 1, "in_place": 1})
-    result = launch(tmp_path, small, env=faulty(tmp_path, "raise", step=6))
-    assert result.code == 83
-    assert "a bad batch" in result.verdict["message"]
-    attempts = (result.folder / "attempts.jsonl").read_text().splitlines()
-    assert len(attempts) == 4  # 2 generations × (1 start + 1 restart in place)
 
 
 @pytest.mark.parametrize(

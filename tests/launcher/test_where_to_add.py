@@ -24,7 +24,8 @@ TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "tests", "pyproject.toml"
 CHECKS = (
     "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test_or_it_is_known_why_not",
     "tests/launcher/test_troubleshooting.py",
-    "tests/launcher/diagnose/explain/test_explanation.py",
+    "tests/launcher/diagnose/explain/test_explanation.py::test_the_first_line_names_the_situation",
+    "tests/launcher/diagnose/explain/test_explanation.py::test_every_situation_has_a_meaning_and_is_documented",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_and_every_option_is_combined_and_they_are_many",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_is_asked_for_or_refused_on_every_platform",
     "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_its_job",
