@@ -27,7 +27,7 @@ from jaxlaunch.trainer.loop.training import Place, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load

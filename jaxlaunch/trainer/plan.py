@@ -32,7 +32,7 @@ from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.start.process import print_result, read_spec
-from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify

@@ -32,10 +32,8 @@ from jaxlaunch.trainer.spec import AUTO, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
-from jaxlaunch.trainer.step.pictures import Pictures
-from jaxlaunch.trainer.step.train_state import TrainState
-from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.step.update import reads_tokens
+from jaxlaunch.trainer.step.state import TrainState
+from jaxlaunch.trainer.step.train_step import Pictures, Step, reads_tokens
 from jaxlaunch.trainer.task import Split, Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 

@@ -17,7 +17,7 @@ from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.train import BuiltInTraining
 
 

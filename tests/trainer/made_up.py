@@ -22,7 +22,7 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.huggingface import config_json
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 from jaxlaunch.trainer.tasks.lm import NextToken
 
 

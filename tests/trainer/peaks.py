@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 
 LARGE = spec.GPT2(layers=12, width=512, heads=8, vocab=8192, length=256)  # 170 MB; its largest array is 0.3 of it
 

@@ -16,7 +16,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.huggingface.folder import resolved
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.pictures import Pictures
+from jaxlaunch.trainer.step.train_step import Pictures
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import tiny
 

@@ -18,7 +18,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from tests import environments, needs
 from tests.trainer import peaks, references
 from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec

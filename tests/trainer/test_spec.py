@@ -10,7 +10,7 @@ from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
 from jaxlaunch.trainer.spec.presets import PRESETS
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 
 
 def faults(**train: Any) -> dict[str, str]:

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec
-from jaxlaunch.trainer.step import state_builder
+from jaxlaunch.trainer.step import state
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import loop_of
 from tests.trainer import references, tiny
@@ -186,7 +186,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiles(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused: it compiles")
 
-    monkeypatch.setattr(state_builder, "once", compiles)  # the options that the start is compiled with
+    monkeypatch.setattr(state, "once", compiles)  # the options that the start is compiled with
     monkeypatch.setattr(Step, "compile_train", compiles)
 
 

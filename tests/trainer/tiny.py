@@ -16,7 +16,7 @@ from jaxlaunch.trainer.models.mlp import MLP
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken

@@ -30,7 +30,7 @@ from jaxlaunch.trainer.numerics.hlo import Program
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.step.executable import Executable
-from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task
 

@@ -26,7 +26,7 @@ from jaxlaunch.accelerators import KNOWN, Machine
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
 from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes, dimensions
-from jaxlaunch.trainer.step.train_state import Batch
+from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
 Operations = Mapping[str, Operation]  # of a computation, by name

@@ -29,7 +29,7 @@ from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.model_arrays import Named
+from jaxlaunch.trainer.step.state import Named
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classification import Classification

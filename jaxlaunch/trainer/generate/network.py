@@ -32,7 +32,7 @@ from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
-from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
+from jaxlaunch.trainer.step.state import ModelArrays, Named
 
 Config = spec.Decoder | spec.GPT2
 ATTENTION = "xla"  # of prompts: kernels ask for lengths of their own

@@ -23,7 +23,7 @@ _TPU: Options = {
 }
 # Weights are gathered and gradients summed while products run: MaxText's names for them are CF_FOR_ALL_GATHER and
 # CF_FOR_ALL_REDUCE (benchmarks/xla_flags_library.py).
-_MEANWHILE: Options = {
+_ASYNC_COLLECTIVES: Options = {
     "xla_tpu_enable_async_collective_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
@@ -35,14 +35,14 @@ _MEANWHILE: Options = {
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 _UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
-_BY_SPARSE_CORES = "TPU7x"  # collectives run there by default, which excludes that the products' cores run them
+_SPARSE_CORES = "TPU7x"  # runs collectives there by default, which excludes that the products' cores run them
 
 
 class Executable:
     """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings). It never traces again.
 
-    Call it with arrays of just these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
-    `options` are XLA's, of which a compiler that does not know one goes without it.
+    Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
+    Of XLA's `options` those that the compiler does not know are left out.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Executable:
             raise
 
     def check(self, *args: PyTree) -> None:
-        """Raises TypeError when `args` are not what this was compiled for."""
-        then, now = _described(self.abstract), _described(args)
+        """Raise TypeError when `args` are not what this was compiled for."""
+        then, now = _describe_leaves(self.abstract), _describe_leaves(args)
         changed = [
             f"  {name}: compiled for {then.get(name, 'nothing')}, got {now.get(name, 'nothing')}"
             for name in dict.fromkeys([*then, *now])
@@ -75,71 +75,70 @@ class Executable:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
 
     def text(self) -> str:
-        """The compiled program as HLO text, each operation with the scope that it comes from."""
+        """Return the compiled program as HLO text, each operation with the scope that it comes from."""
         return self._compiled.as_text() or ""
 
     def memory(self) -> Any:
-        """XLA's account of a device's memory: bytes of arguments, outputs, temporaries, and the peak."""
+        """Return XLA's account of a device's memory: bytes of arguments, outputs, temporaries, and the peak."""
         return self._compiled.memory_analysis()
 
     def costs(self) -> dict[str, float]:
-        """XLA's FLOPs and bytes accessed of a device, by its names for them. The body of a loop counts once."""
+        """Return XLA's FLOPs and bytes accessed of a device, by its names. The body of a loop counts once."""
         return self._compiled.cost_analysis() or {}
 
 
-def _described(tree: PyTree) -> dict[str, str]:
-    """Each leaf's dtype, shape and how it is split, as text, by its path."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): _kind(leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
+def _describe_leaves(tree: PyTree) -> dict[str, str]:
+    """Return the dtype, shape and split of each leaf, as text, by its path."""
 
+    def describe(leaf: Any) -> str:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+            return type(leaf).__name__
+        sharding = None if isinstance(leaf, np.ndarray | np.generic) else leaf.sharding
+        part = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
 
-def _kind(leaf: Any) -> str:
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        part = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    elif isinstance(leaf, np.ndarray | np.generic):
-        part = leaf.shape
-    else:
-        return type(leaf).__name__
-    return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): describe(leaf) for path, leaf in leaves}
 
 
 def often(mesh: jax.sharding.Mesh) -> Options | None:
-    """The options of a program that runs often. What a job's LIBTPU_INIT_ARGS sets has precedence."""
+    """Return the options of a program that runs often. What a job's LIBTPU_INIT_ARGS sets has precedence."""
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
-    options = _TPU if device.device_kind == _BY_SPARSE_CORES else _TPU | _MEANWHILE
-    given = os.environ.get("LIBTPU_INIT_ARGS", "").replace("=", " ").split()
-    return {name: value for name, value in options.items() if f"--{name}" not in given}
+    options = _TPU if device.device_kind == _SPARSE_CORES else _TPU | _ASYNC_COLLECTIVES
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "").replace("=", " ").split()
+    return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
 
 def once(mesh: jax.sharding.Mesh) -> Options | None:
-    """The options of a program that runs once. On CPU devices LLVM's second level of optimization takes three quarters
-    of the compilation and gains nothing; the bits are the same (jaxlib 0.10). Where the user has turned off most
-    optimizations (JAX_DISABLE_MOST_OPTIMIZATIONS) that holds here too."""
+    """Return the options of a program that runs once.
+
+    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and gains nothing; the
+    bits are the same (jaxlib 0.10). Where the user has turned off most optimizations (JAX_DISABLE_MOST_OPTIMIZATIONS)
+    that holds here too.
+    """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     is_quick = jax.config.read("jax_disable_most_optimizations")
     return {"xla_backend_optimization_level": 1} if is_cpu and not is_quick else None
 
 
 def compile_with(lowered: jax.stages.Lowered, options: Options | None) -> jax.stages.Compiled:
-    """`lowered` compiled with those of `options` that this compiler knows; one line on stderr names each other one.
+    """Compile with those of `options` that this compiler knows, naming each other one on stderr.
 
     They only make a program faster, and another version of libtpu may have renamed or dropped one. libtpu 0.0.42.1 also
     fails by itself ("INTERNAL: RET_CHECK") with those that hide collectives, for experts over fsdp 2 × ep 2 of a v5p.
     """
-    left = dict(options or {})
+    options = dict(options or {})
     while True:
         try:
-            return lowered.compile(compiler_options=left or None)
+            return lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
             unknown = _UNKNOWN.search(str(error))
-            if unknown is not None and left.pop(unknown[1], None) is not None:
+            if unknown is not None and options.pop(unknown[1], None) is not None:
                 print(f"this version of the compiler does not know the option {unknown[1]}: left out", file=sys.stderr)
-            elif str(error).startswith("INTERNAL") and left.keys() & _MEANWHILE.keys():
-                left = {name: value for name, value in left.items() if name not in _MEANWHILE}
+            elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVES.keys():
+                options = {name: value for name, value in options.items() if name not in _ASYNC_COLLECTIVES}
                 print("the compiler fails with the options that hide collectives: left out", file=sys.stderr)
             else:
                 raise

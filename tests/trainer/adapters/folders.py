@@ -13,7 +13,7 @@ import numpy as np
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.lm import NextToken
 from tests import needs

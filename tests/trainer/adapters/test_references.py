@@ -19,7 +19,7 @@ from jaxlaunch.trainer.generate.loaded import load
 from jaxlaunch.trainer.huggingface.tensors import Files
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from tests.trainer import references
 from tests.trainer.adapters import folders

@@ -20,7 +20,7 @@ from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.packed import Packed
 from jaxlaunch.trainer.sources.text import Stream
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.dpo import Preference
 from jaxlaunch.trainer.tasks.lm import NextToken

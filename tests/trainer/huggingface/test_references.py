@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from tests import needs
 from tests.trainer import references
 from tests.trainer.references import MODELS, batch, folder, logits, step, tensors, train_spec

@@ -13,7 +13,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.layers import rope
 from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, WIDE, Counting, run
 
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))

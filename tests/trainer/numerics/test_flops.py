@@ -15,7 +15,7 @@ from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.numerics import flops, grouped
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 MATMUL = 2 * 4 * 8 * 8  # of X @ W

@@ -10,7 +10,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.options import ModelOptions
 from jaxlaunch.trainer.numerics.remat import layer
-from jaxlaunch.trainer.step.model_arrays import ModelArrays
+from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, Counting, run
 
 TOKENS = np.arange(128).reshape(8, 16) % 32

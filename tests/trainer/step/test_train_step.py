@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.step.executable import once
-from jaxlaunch.trainer.step.train_state import TrainState
+from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
 

@@ -1,30 +1,207 @@
-"""The model of a task and the state of its training: built, sharded, and converted to and from a checkpoint's tree."""
+"""The state of a training: built for a task, sharded over the mesh, and converted to and from a checkpoint's tree.
+
+An nnx model is split into its arrays once and merged again inside each trace. Outside of a trace the arrays are in flat
+dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from flax import nnx
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.adapters import base
-from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, Adapters, attach_reference
+from jaxlaunch.trainer.adapters.lora import OWN, REFERENCE_PREFIX, Adapters, attach_reference
 from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
-from jaxlaunch.trainer.optim import groups, loss_scale, optimizers
+from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedule_free
 from jaxlaunch.trainer.optim.loss_scale import LossScale
+from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
+from jaxlaunch.trainer.parallel.sharding import Axes
 from jaxlaunch.trainer.spec import CustomModel, Published, TrainSpec
 from jaxlaunch.trainer.step.executable import once
-from jaxlaunch.trainer.step.model_arrays import ModelArrays, Named
-from jaxlaunch.trainer.step.train_state import Placement, TrainState, statistics
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
+
+Batch = Mapping[str, Any]
+Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
+
+
+class TrainState(NamedTuple):
+    """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step.
+
+    `opt` and `ema` hold only parameters that are trained. With adapters the frozen ones in `params` are the model.
+    """
+
+    step: Any  # int32 scalar: optimizer steps that are complete
+    params: Named
+    opt: Any  # optax's state
+    ema: Named | None  # float32 moving average, also of the statistics in `rest`
+    rest: Named  # other arrays of the model: BatchNorm's statistics
+    scale: LossScale | None = None  # under float16
+
+    def evaluated_params(self) -> Named:
+        """Return the parameters that evaluation uses: an average of them where there is one."""
+        if self.ema is not None:
+            return {name: self.ema.get(name, param) for name, param in self.params.items()}
+        averaged = schedule_free.averaged(self.opt, self.params)
+        return self.params if averaged is None else averaged
+
+    def evaluated_rest(self) -> Named:
+        """Return the other arrays that evaluation uses: their average where there is one, in their own dtypes."""
+        ema = self.ema or {}
+        return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in self.rest.items()}
+
+
+class Placement:
+    """The sharding of everything that a step reads and writes on a mesh.
+
+    Attributes:
+        mesh: The devices.
+        everywhere: The sharding of what every device holds whole.
+        rows: The sharding of a batch [B, ...].
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh) -> None:
+        self.mesh = mesh
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.rows = meshes.batch_sharding(mesh)
+
+    def put(self, batch: Mapping[str, np.ndarray[Any, Any]], size: int) -> dict[str, Array]:
+        """Return the rows of this process as global arrays of `size` rows."""
+        return {
+            name: jax.make_array_from_process_local_data(self.rows, rows, (size, *rows.shape[1:]))
+            for name, rows in batch.items()
+        }
+
+    def abstract_batch(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes and dtypes of a global batch, with their shardings."""
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows) for name, x in batch.items()}
+
+    def abstract_state(
+        self,
+        shapes: TrainState,
+        axes: Mapping[str, Axes | None],
+        optimizer: optax.GradientTransformation,
+        frozen: Collection[str],
+    ) -> TrainState:
+        """Return the shapes and dtypes of a state, with their shardings by the named axes of its arrays."""
+        by_name = {
+            name: sharding.state_sharding(name, leaf.shape, axes[name], self.mesh)
+            for name, leaf in (shapes.params | shapes.rest).items()
+        }
+        trained = {name: leaf for name, leaf in shapes.params.items() if name not in frozen}
+        shardings = TrainState(
+            step=self.everywhere,
+            params={name: by_name[name] for name in shapes.params},
+            opt=optimizers.state_shardings(optimizer, trained, {name: by_name[name] for name in trained}),
+            ema=None if shapes.ema is None else {name: by_name[name] for name in shapes.ema},
+            rest={name: by_name[name] for name in shapes.rest},
+            scale=jax.tree.map(lambda leaf: self.everywhere, shapes.scale),
+        )
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
+        )
+
+    def replicate(self, tree: Any) -> Any:
+        """Constrain the arrays of a tree to be whole on every device."""
+        return jax.lax.with_sharding_constraint(tree, self.everywhere)
+
+    def split_steps(self, rows: Array) -> Array:
+        """Turn [B, K, ...] into [K, B, ...]; no row leaves its device."""
+        return self._hold_parts(rows.swapaxes(0, 1))
+
+    def split_micro_batches(self, rows: Array, count: int) -> Array:
+        """Turn [B, ...] into [count, B / count, ...]: row i goes to micro-batch i mod count and stays on its device."""
+        return self._hold_parts(rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1))
+
+    def split_devices(self, rows: Array) -> Array:
+        """Turn [B, ...] into [devices, B / devices, ...]: the rows of each device."""
+        parts = rows.reshape(meshes.shards(self.mesh), -1, *rows.shape[1:])
+        return jax.lax.with_sharding_constraint(parts, self.rows)
+
+    def _hold_parts(self, parts: Array) -> Array:
+        """Constrain [K, B, ...] to have B split over the devices as a batch is."""
+        return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES)))
+
+
+class ModelArrays:
+    """The structure of a model.
+
+    Attributes:
+        params: Its parameters by name, abstract or not as those of the model.
+        rest: Its other arrays, except for random streams: BatchNorm's statistics, counters.
+        axes: The named axes of all of them, by our metadata `axes` or by flax's own `nnx.with_partitioning`.
+    """
+
+    def __init__(self, model: nnx.Module) -> None:
+        self._graph, params, self._rngs, rest = _split_model(model)
+        self.params, self.rest = _name_arrays(params), _name_arrays(rest)
+        self.axes: dict[str, Axes | None] = {}
+        for path, variable in (*nnx.to_flat_state(params), *nnx.to_flat_state(rest)):
+            metadata = variable.get_metadata()
+            axes = metadata.get("axes") or metadata.get("out_sharding")
+            self.axes[_array_name(map(str, path))] = tuple(axes) if axes else None
+        self._params_tree, self._rest_tree = jax.tree.structure(params), jax.tree.structure(rest)
+
+    def split(self, model: nnx.Module) -> tuple[Named, Named]:
+        """Return `params` and `rest` of a model of this structure."""
+        _, params, _, rest = _split_model(model)
+        return _name_arrays(params), _name_arrays(rest)
+
+    def merge(self, params: Named, rest: Named, rng: Array) -> Any:
+        """Return the model of these arrays. Its random streams start from `rng`: a repeated step draws the same."""
+        leaves, tree = jax.tree.flatten(self._rngs)
+        keys = jax.random.split(rng, max(len(leaves), 1))
+        streams = [
+            (key if leaf.shape == () else jax.random.split(key, leaf.shape))
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else jnp.zeros(leaf.shape, leaf.dtype)
+            for key, leaf in zip(keys, leaves, strict=False)
+        ]
+        return nnx.merge(
+            self._graph,
+            jax.tree.unflatten(self._params_tree, [params[name] for name in self.params]),
+            jax.tree.unflatten(tree, streams),
+            jax.tree.unflatten(self._rest_tree, [rest[name] for name in self.rest]),
+        )
+
+
+def _split_model(model: nnx.Module) -> tuple[Any, Any, Any, Any]:
+    graph, params, rngs, _, rest = nnx.split(model, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+    return graph, params, rngs, rest
+
+
+def _name_arrays(state: Any) -> Named:
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {_array_name(str(key.key) for key in path[:-1]): leaf for path, leaf in leaves}
+
+
+def _array_name(path: Iterable[str]) -> str:
+    """Return the dotted name of an array; a parameter that adapters wrapped keeps its name."""
+    *front, last = path
+    return ".".join(front if last == OWN else [*front, last])
+
+
+def statistics(rest: Named) -> Named:
+    """Return those of a model's other arrays that can be averaged: statistics, not counts and keys."""
+    return {name: leaf for name, leaf in rest.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+
+
+def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
+    """Return an array in `dtype` if it is of floats, else as it is."""
+    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 class StateBuilder:
@@ -127,9 +304,7 @@ class StateBuilder:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         options = once(self._placement.mesh)
         with self.context():
-            fresh = jax.jit(self._fresh, donate_argnums=0, out_shardings=shardings, compiler_options=options)
-            state: TrainState = fresh(read)
-        return state
+            return jax.jit(self._fresh, donate_argnums=0, out_shardings=shardings, compiler_options=options)(read)
 
     def _model(self) -> nnx.Module:
         made: Any = self._task.model(self._spec, nnx.Rngs(self.keys()[0]))
@@ -176,8 +351,7 @@ class StateBuilder:
                 out_shardings={name: leaf.sharding for name, leaf in like.items()},
                 compiler_options=once(self._placement.mesh),
             )
-            drawn: Named = draw()
-        return drawn
+            return draw()
 
     # --- the state in a checkpoint --------------------------------------------------------------------------------
 
@@ -217,9 +391,4 @@ class StateBuilder:
             base.check_origin(recorded, model, owner, holds)
         yield
         if self.base is not None and recorded is not None:
-            base.check_digest(recorded, self.base, owner, holds=holds)
-
-
-def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
-    """Return an array in `dtype` if it is of floats, else as it is."""
-    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+            base.check(recorded, self.base, owner, holds=holds)
