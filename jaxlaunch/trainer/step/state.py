@@ -391,4 +391,4 @@ class StateBuilder:
             base.check_origin(recorded, model, owner, holds)
         yield
         if self.base is not None and recorded is not None:
-            base.check(recorded, self.base, owner, holds=holds)
+            base.check_digest(recorded, self.base, owner, holds=holds)
