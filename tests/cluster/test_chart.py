@@ -244,19 +244,6 @@ def test_without_the_operator_s_kinds_what_needs_them_is_refused_before_anything
     assert ours(everything(cluster, namespace)) == before
 
 
-@pytest.mark.usefixtures("steady_nodes")
-def test_doctor_says_whether_the_namespace_has_the_label_that_the_notes_ask_for(
-    cluster: Access, namespace: str, release: Release, tmp_path: Path
-) -> None:
-    label = "pod-security.kubernetes.io/enforce"
-    notes = release.install(values(cluster))["notes"]
-    assert f"kubectl label namespace {namespace} {label}=restricted" in notes
-    asked = ("doctor", "--namespace", namespace)
-    assert "enforces Pod Security level restricted, which the pods meet" in launcher(cluster, tmp_path, *asked).stdout
-    cluster.kubectl("label", "namespace", namespace, f"{label}-")
-    assert "enforces no Pod Security level of its own" in launcher(cluster, tmp_path, *asked).stdout
-
-
 def test_two_releases_in_two_namespaces_and_two_in_one_do_not_collide(
     helm: Helm, cluster: Access, namespace: str, release: Release
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
 from tests.cluster.harness.api import MERGE, Api, Call, Refused
 from tests.cluster.releases import Release, values
 from tests.cluster.waiting import until
@@ -497,18 +496,6 @@ def test_the_server_finds_nothing_wrong_with_the_policy_s_expressions(stage: Sta
         lambda: stage.cluster.api.get(path).get("status", {}), lambda seen: "typeChecking" in seen, "its types"
     )
     assert status["typeChecking"] == {}
-
-
-def test_submit_and_doctor_pass_the_policy_s_words_on(stage: Stage, base_image: str, tmp_path: Path) -> None:
-    folder = project(tmp_path, stage.namespace, {}, image=base_image, network="hostnetwork", command=["true"])
-    alice, words = stage.access(ALICE), "JobSet mine, replicatedJob w: hostNetwork: true is not allowed"
-    refused = launcher(alice, folder, "submit", "job.yaml")
-    assert refused.returncode != 0 and words in refused.stderr and "Traceback" not in refused.stderr
-    found = json.loads(launcher(alice, folder, "doctor", "job.yaml", "-o", "json").stdout)
-    (judged,) = [each for each in found if words in each.get("why", "")]
-    assert judged["what"] == f"ValidatingAdmissionPolicy {stage.namespace}.team rejects the JobSet"
-    plain = project(tmp_path, stage.namespace, {}, image=base_image, command=["true"])
-    assert launcher(alice, plain, "submit", "job.yaml", "--dry-run=server").returncode == 0
 
 
 def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else(stage: Stage) -> None:

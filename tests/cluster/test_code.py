@@ -49,19 +49,6 @@ def test_an_edited_file_runs_with_no_image_built(
     assert "[0] the answer is 42 in /code" in second.stdout
 
 
-def test_a_folder_of_3_mb_is_refused_with_its_largest_files(
-    cluster: Access, namespace: str, base_image: str, tmp_path: Path
-) -> None:
-    folder = project(tmp_path, namespace, {"train.py": TRAIN}, image=base_image, code=".")
-    (folder / "weights.bin").write_bytes(os.urandom(2 * 1024 * 1024))
-    (folder / "more.bin").write_bytes(os.urandom(1024 * 1024))
-    refused = launcher(cluster, folder, "submit", "job.yaml")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "code: the folder packs to 3.0 MiB, and " in refused.stderr
-    assert "The largest files: weights.bin (2.0 MiB), more.bin (1.0 MiB), " in refused.stderr
-    assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
-
-
 def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:

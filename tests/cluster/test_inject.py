@@ -96,10 +96,6 @@ def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_i
     assert "the step timeout of 5 s passed first on rank" in said and "no progress at step 5 " in said
 
 
-def test_an_unmodified_program_runs_in_our_image(cluster: Access, namespace: str, image: str, tmp_path: Path) -> None:
-    check_psum(cluster, namespace, tmp_path, image=image, agent="image")
-
-
 def test_pid_1_reaps_orphans_and_a_user_without_a_name_has_one(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:

@@ -129,17 +129,6 @@ def test_the_generation_before_is_told_by_the_next(here: Place, followed: tuple[
     )
 
 
-def test_what_cannot_be_known_is_said(here: Place) -> None:
-    common = {"hosts": 1, "resources": {"cpu": "10m"}, "restarts": {"in_place": 0, "crash": 1}}
-    gang = here.start("forgets", Defaults(), command=program("ends.py", "83"), **common)
-    assert gang.ended() == "Failed"
-    done = here.launcher("logs", gang.name, "--previous")
-    assert (done.returncode, done.stdout) == (0, "")
-    said = [line for line in done.stderr.splitlines() if "waiting for an answer of the API server" not in line]
-    unknown = "earlier attempts are not known: the job has no run folder on storage that outlives its pods"
-    assert said == [f"launcher: {unknown}"]
-
-
 @pytest.fixture(scope="module")
 def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     """A job that was stopped and has no pods, and the step that it saved."""
@@ -157,21 +146,6 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     assert done.returncode == 0 and saved is not None, done.stderr
     until("no pod is left", lambda: not gang.pods)
     return gang, int(saved[1])
-
-
-def test_a_stopped_job_without_pods_is_known_by_its_jobset(here: Place, stopped: tuple[Gang, int]) -> None:
-    gang, saved = stopped
-    status = json.loads(here.launcher("status", gang.name, "-o", "json").stdout)
-    step, committed = status["step"], status["committed"]
-    assert status["state"] == "Stopped" and step > 0 and abs(committed - saved) <= 1  # ranks stop a step apart
-    assert 0 < status["goodput"] < 1 and status["verdict"]["code"] == 80
-    assert status["as_of"]["when"] == "when it was stopped"
-    (row,) = [line for line in here.launcher("list").stdout.splitlines() if line.startswith(gang.name)]
-    assert row.split()[1:4] == ["Stopped", "2", str(step)]
-    explained = here.launcher("explain", gang.name).stdout
-    assert explained.startswith(f"counts is stopped; step {committed} is saved")
-    known = rf"as of .* ago\), when it was stopped: step {step}, last good checkpoint: step {committed}, goodput"
-    assert re.search(known, explained)
 
 
 def test_a_job_without_pods_is_read_from_its_volume_with_the_rights_of_a_submitter(
@@ -213,14 +187,6 @@ def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_i
     assert (known.when, known.attempt, known.verdict.code) == ("ended", 1, 0)
     assert ANNOTATION not in may_not.jobset["metadata"]["annotations"]
     assert may_not.says("cannot be written on its JobSet (patch jobsets may-not): HTTP 403")
-
-
-def test_a_job_without_pods_says_where_to_look(here: Place) -> None:
-    gang = here.start("large", Defaults(), command=["true"], resources={"cpu": 500})
-    until("its pod is there", lambda: gang.pods)
-    done = here.launcher("logs", gang.name)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "1 of 1 hosts have no log yet" in done.stderr
 
 
 def broken_off(handler: Handler) -> bool:

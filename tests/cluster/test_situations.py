@@ -6,18 +6,15 @@ Every job is submitted at once; each is then watched until it has settled.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import until
 from tests.cluster.harness import kwok
-from tests.cluster.situations import POOL, PREPARED, SITUATIONS, Situation
+from tests.cluster.situations import POOL, PREPARED, SITUATIONS
 from tests.cluster.stage import Stage, staged
 from tests.found import shows
 from tests.launcher.invoke import launcher
@@ -44,50 +41,6 @@ def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
 def test_a_pull_that_waits_before_its_next_try_is_found_as_that(stage: Stage) -> None:
     again = until("it waits", lambda: [one for one in stage.messages("no-image") if "Back-off" in one])
     shows("`ImagePullBackOff`", again[0])
-
-
-def test_a_job_that_had_to_make_room_says_so(stage: Stage) -> None:
-    job = {"queue": "ranked", "resources": {"cpu": "80m", "memory": "64Mi"}}
-    stage.start("low", Situation("", job | {"priority": "{queues}-low"}, "queues"))
-    stage.settles("low", "runs", "queues")
-    stage.start("high", Situation("", job | {"priority": "{queues}-high"}, "queues"))
-    stage.settles("low", "was preempted by job high and waits: queue ranked .* is full", "queues")
-    stage.settles("high", "runs", "queues")
-
-
-def test_a_job_that_was_stopped_says_with_what(
-    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage.start("halted", Situation("", {"command": SITUATIONS["runs"].job["command"]}))
-    stage.settles("halted", "runs: training at step 3")
-    assert launcher(capsys, monkeypatch, "stop", "halted", "-n", stage.namespaces["plain"]).code == 0
-    found = stage.settles("halted", "is stopped; stopped from outside: ")
-    assert "submit" in (found.next_move or "")
-
-
-# What somebody needs who only looks at the jobs of one namespace.
-READER = (
-    {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list"]},
-    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["list"]},
-    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]},
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-)
-
-
-def test_who_may_not_see_nodes_is_told_what_the_scheduler_says(
-    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage.settles("too-large", SITUATIONS["too-large"].first_line)
-    reader = preparations.make_user(stage.access, stage.namespaces["plain"], READER, tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(reader))
-    left = launcher(capsys, monkeypatch, "explain", "too-large")
-    assert left.code == 0
-    assert re.match(
-        "too-large waits: its host is unschedulable: 0/.* nodes are available: .*Insufficient cpu", left.out
-    )
-    assert "nodes could not be read: nodes is forbidden" in left.out
-    assert launcher(capsys, monkeypatch, "list").code == 0
-    assert launcher(capsys, monkeypatch, "list", "-A").code == 3
 
 
 def test_list_shows_every_job_in_its_state(

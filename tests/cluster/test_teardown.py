@@ -13,7 +13,7 @@ import pytest
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.conftest import those_before
-from tests.cluster.harness import build, cgroups, cluster, image, images, mounts, network, places, process
+from tests.cluster.harness import build, cgroups, image, images, mounts, network, places, process
 from tests.cluster.test_harness import ended, pod
 from tests.cluster.waiting import until
 
@@ -128,29 +128,4 @@ def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
     harness("down")
     assert added(before) == {}
     harness("down")  # of nothing
-    assert added(before) == {}
-
-
-@pytest.mark.extended
-def test_nothing_is_left_when_a_start_is_killed_and_then_its_containerd() -> None:
-    before = state()
-    with subprocess.Popen([*HARNESS, "up"], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as starting:
-        until(process.leading, lambda seen: "kubelet" in seen, "a kubelet")
-        starting.kill()
-    harness("up")  # takes away the half of it, and starts a whole one
-    use()
-    kill("containerd")
-    assert not cluster.is_up()
-    harness("down")
-    assert added(before) == {}
-
-
-@pytest.mark.extended
-def test_a_cluster_that_lost_a_program_is_started_anew() -> None:
-    before = state()
-    harness("up")
-    kill("kcm")
-    assert "has lost kcm" in harness("up")
-    use()  # and what a killed cluster kept in containerd's store does no harm
-    harness("down")
     assert added(before) == {}

@@ -228,18 +228,6 @@ def test_what_a_program_leaves_behind_goes_with_it(tmp_path: Path) -> None:
     assert eventually(lambda: not is_alive(int(gang.out.split()[-1])))
 
 
-def test_a_wrapper_around_the_program_is_not_mistaken_for_it(tmp_path: Path) -> None:
-    text = """
-    def all_gather(): time.sleep(3600)
-    say(phase="step", step=20)
-    all_gather()
-    """
-    command = ("sh", "-c", '"$@"; exit $?', "sh", *program(tmp_path, text))
-    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
-    assert codes == [82]
-    assert "in all_gather (program.py" in gang.verdict["message"]
-
-
 def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:
     command = program(tmp_path, "wait_for('go')\nfor _ in range(100): print('x' * 1000)")
     with Gang(tmp_path, job(command)) as gang:

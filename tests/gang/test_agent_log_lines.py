@@ -52,13 +52,6 @@ def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) ->
     assert log_lines.PREFIX not in (tmp_path / "agent-0-1.err").read_text()
 
 
-def test_host_0_names_the_hosts_that_are_missing(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, "pass")), hosts=3, env=POD) as gang:
-        gang.start(0)
-        beat = gang.until("a beat", lambda: lines(log_of_leader(gang), Beat))[0]
-        assert beat.stage == "gather" and beat.missing_count in (2, 3) and set(beat.missing) >= {1, 2}
-
-
 def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) -> None:
     command = program(tmp_path, CRASH_LATER)
     launch(tmp_path, job(command, in_place_limit=1), hosts=2, env=POD)
@@ -74,10 +67,3 @@ def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) 
         "line of attempt 2",
     ]
     assert tails[0].lines[-1] == "ValueError: fault 2"
-
-
-def test_without_a_shared_folder_the_reason_for_unknown_attempts_is_written(tmp_path: Path) -> None:
-    env = {**POD, contract.RUN_DIR: "gs://bucket/run"}
-    gang, _ = launch(tmp_path, job(program(tmp_path, "pass")), env=env, generation=1)
-    (past,) = lines(log_of_leader(gang), Past)
-    assert past.unknown == "the job has no run folder on storage that outlives its pods"

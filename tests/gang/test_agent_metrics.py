@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.http.server import SCRAPE_INTERVAL_S
@@ -87,21 +84,6 @@ def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path
     with Gang(tmp_path, job(program(tmp_path, silent))) as gang:
         gang.start().until_marked("up-0")
         assert values(scrape(addresses(gang)[0]["address"]), "jaxlaunch_children_up") == {"": 1.0}
-
-
-def test_another_path_is_not_found_and_a_slow_reader_harms_nobody(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, "mark('up'); wait_for('go')"))) as gang:
-        gang.start().until_marked("up-0")
-        address = addresses(gang)[0]["address"]
-        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
-            scrape(address, "/secrets")
-        refused.value.close()
-        host, port = address.split(":")
-        with socket.create_connection((host, int(port))) as idle:
-            idle.sendall(b"GET /met")
-            assert "jaxlaunch_build_info" in scrape(address)
-        gang.allow("go")
-        assert gang.wait() == [0]
 
 
 NOT_FINITE = "say(hello='trainer'); mark('up'); wait_for('go'); os._exit(76)"

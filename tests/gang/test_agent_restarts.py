@@ -121,15 +121,6 @@ def test_the_history_of_another_run_is_not_ours(tmp_path: Path) -> None:
     assert "previous attempt" not in gang.talk and gang.attempts[-1]["attempt"] == 1
 
 
-def test_a_line_that_a_kill_truncated_is_ignored(tmp_path: Path) -> None:
-    command = program(tmp_path, "print('attempt', ATTEMPT); os._exit(3)")
-    gang, _ = launch(tmp_path, job(command))
-    with (gang.run_dir / "attempts.jsonl").open("a") as file:
-        file.write('{"uid": "uid-1", "gener\n')
-    gang, codes = launch(tmp_path, job(command), generation=1)
-    assert codes == [83] and "attempt 2" in gang.out
-
-
 def test_without_a_run_folder_the_gang_runs_all_the_same(tmp_path: Path) -> None:
     gang, codes = launch(tmp_path, job(program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""})
     assert codes == [83]
@@ -141,14 +132,6 @@ def test_a_run_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> Non
     gang, codes = launch(tmp_path, job(program(tmp_path, "print('ran')")), run="file/run")
     assert codes == [0] and "[0] ran" in gang.out
     assert gang.talk.count("cannot be used") == 1
-
-
-def test_a_log_is_bounded(tmp_path: Path) -> None:
-    command = program(tmp_path, "for _ in range(300): print('x' * 65000)")
-    gang, codes = launch(tmp_path, job(command))
-    assert codes == [0]
-    sizes = [path.stat().st_size for path in (gang.run_dir / "starts" / "1" / "logs").iterdir()]
-    assert len(sizes) == 2 and sum(sizes) < 17 * 1024 * 1024
 
 
 # A stand-in for the built-in trainer: like it, a package whose main file does the imports.
@@ -215,17 +198,6 @@ def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_sl
         assert gang.wait() == [0]
 
 
-def test_a_job_that_may_not_restart_in_place_keeps_no_standby_process(tmp_path: Path) -> None:
-    env = fake_trainer(tmp_path)
-    env["JAXLAUNCH_JOB"] = env["JAXLAUNCH_JOB"].replace('"in_place_limit": 1', '"in_place_limit": 0')
-    with Gang(tmp_path, job(None), env=env, argv=ARGV) as gang:
-        gang.start()
-        gang.until("the first step", lambda: "attempt 1" in gang.out)
-        gang.allow("go")
-        assert gang.wait() == [83]
-    assert gang.out.count("imported") == 1
-
-
 FULL = """
 say(hello="trainer")
 say(phase="save", step=5)
@@ -233,12 +205,6 @@ message = "No space left on device: saving step 5 in /ckpt failed"
 say(error={"type": "StorageError", "message": message, "traceback": "", "code": 84})
 os._exit(84)
 """
-
-
-def test_a_full_disk_is_said_at_once_and_not_tried_again_on_the_same_hosts(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, FULL), in_place_limit=3))
-    assert codes == [84] and len(gang.attempts) == 1
-    assert gang.verdict["cause"] == "storage" and "No space left on device: saving step 5" in gang.verdict["message"]
 
 
 @pytest.mark.parametrize("host", [0, 1])

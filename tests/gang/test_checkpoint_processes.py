@@ -61,25 +61,3 @@ def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_on
         assert said == {**first, "notes": []}, "only process 0 speaks"
 
     assert gang(1, tmp_path, "run-c") == [{"notes": [], "restored": [20, {"at": 20}], "steps": [10, 20]}]
-
-
-def test_every_process_learns_that_the_folder_is_another_runs(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
-        stat = Path(f"/proc/{live.pid}/stat").read_text().rpartition(")")[2].split()
-        (tmp_path / "jaxlaunch.owner.json").write_text(
-            json.dumps(
-                {
-                    "uid": "run-other",
-                    "host": socket.gethostname(),
-                    "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-                    "pids": os.readlink("/proc/self/ns/pid"),
-                    "pid": live.pid,
-                    "started": int(stat[19]),
-                    "renewed": 4e9,
-                }
-            )
-        )
-        for said in gang(2, tmp_path, "run-a", 10):
-            assert said["error"][0] == 78 and "belongs to run run-other" in said["error"][1]
-        assert [path.name for path in tmp_path.iterdir()] == ["jaxlaunch.owner.json"]
-        live.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.report import classes
-from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
 
@@ -120,24 +117,6 @@ def test_what_cannot_be_evaluated_is_a_sentence(
     (tmp_path / "job.yaml").write_text("name: t\nhosts: 1\naccelerator: {type: cpu}\ncommand: [ls]\n")
     left = evaluate(*(each.replace("RUN", str(run)).replace("COMMAND", str(tmp_path)) for each in arguments))
     assert left.code == 2 and says in left.err and "Traceback" not in left.err, left.err
-
-
-def test_what_cannot_be_loaded_is_a_sentence(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There is no run nowhere"):
-        jaxlaunch.load("nowhere")
-    with pytest.raises(CheckpointError, match="holds no finished step 7; it holds"):
-        jaxlaunch.load(str(run), step=7)
-    loaded = jaxlaunch.load(str(run), ema=True)
-    with pytest.raises(SpecError, match=r"arrays of one number of rows, \[N, ...\], not image of shape \[\]"):
-        loaded.predict(np.float32(1.0))
-    with pytest.raises(SpecError, match="train.data.eval_exmples"):
-        loaded.evaluate({"eval_exmples": 3})
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy)
-    text = (copy / "job.yaml").read_text()
-    (copy / "job.yaml").write_text(text.replace("width: 32", "width: 16"))
-    with pytest.raises(SpecError, match=r"is \[.*\] in the checkpoint and \[.*\] in the model"):
-        jaxlaunch.load(str(copy), ema=True)
 
 
 def test_a_task_and_a_model_of_one_s_own_are_loaded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,16 +148,3 @@ def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(
         assert running.process.poll() is None
         assert say("stop", "./run").out == "run/run stopped\n"
     assert say("logs", "./run", "--since", "1m").code == 2
-
-
-def test_a_name_without_a_run_and_without_a_cluster_says_where_it_was_looked_for(say: Callable[..., Left]) -> None:
-    missing = say("status", "nowhere")
-    assert missing.code == 3
-    assert (
-        "There is no run nowhere here (neither nowhere nor runs/nowhere is a run folder). There is no kubeconfig"
-        in (missing.err)
-    )
-    assert say("status", "nowhere", "--local").code == 2
-    assert "There are no runs in the folder runs. There is no kubeconfig" in say("list").err and not os.path.exists(
-        "runs"
-    )

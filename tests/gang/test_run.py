@@ -71,22 +71,6 @@ def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file_or_behind_a_pipe
         assert said == [str(number) for number in range(count)]
 
 
-def _endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, _endless], ids=["fifo", "folder", "endless"])
-def test_files_of_a_run_folder_that_are_no_files_hold_no_run_up(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    folder = tmp_path / "run"
-    (folder / "starts" / "1" / "logs").mkdir(parents=True)
-    for name in ("job.yaml", "summary.json", "attempts.jsonl", "agents.json", "starts/1/logs/rank-0.log"):
-        make(folder / name)
-    result = launch(tmp_path, job(command=list(program(tmp_path, "print('done')"))))
-    assert result.code == 0, result.stderr
-    assert "[0] done" in result.stdout and "Traceback" not in result.stderr
-    assert f"the run folder {folder} cannot be used: " in result.stderr
-
-
 def test_a_gpu_job_is_simulated_on_as_many_cpu_devices(tmp_path: Path) -> None:
     document = job(digits(mesh={"dp": 4, "mp": 2}), hosts=1) | {"accelerator": {"type": "h100", "per_host": 8}}
     result = launch(tmp_path, document | {"processes_per_host": 2}, "--simulate")
@@ -107,16 +91,6 @@ def test_a_volume_s_paths_are_in_the_run_folder_and_that_is_said(tmp_path: Path)
     assert result.code == 0, result.stderr[-3000:]
     assert (result.folder / "volumes/ckpt/here/4").is_dir()
     assert f"/ckpt is {result.folder}/volumes/ckpt" in result.stderr
-
-
-def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with Running(tmp_path, job(digits(steps=1_000_000))) as running:
-        running.until_step(2)
-        second = launch(tmp_path, job(digits(steps=1)))
-        assert second.code == 2
-        assert f"in use by the run with pid {running.process.pid}" in second.stderr
-        running.signal(signal.SIGTERM)
-        assert running.wait().code == 80
 
 
 COMMITS = """

@@ -227,13 +227,6 @@ def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: P
     assert launcher(capsys, monkeypatch, "run").code == 83
 
 
-def test_the_shell_completes_commands_and_options() -> None:
-    environ = {"_LAUNCHER_COMPLETE": "bash_complete", "COMP_WORDS": "launcher va", "COMP_CWORD": "1"}
-    assert python("-m", "jaxlaunch.launcher.cli.main", **environ).stdout == "plain,validate\n"
-    environ |= {"COMP_WORDS": "launcher validate --out", "COMP_CWORD": "2"}
-    assert python("-m", "jaxlaunch.launcher.cli.main", **environ).stdout == "plain,--output\n"
-
-
 def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
     left = python("-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml", cwd=tmp_path, PYTHONIOENCODING="ascii")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,6 @@ def run(folder: Path, **keys: object) -> Path:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_a_job_that_is_no_regular_file_is_refused_and_holds_nobody_up(here: Path, make: Callable[[Path], None]) -> None:
-    (here / "runs" / "one").mkdir(parents=True)
-    make(here / "runs" / "one" / "job.yaml")
-    for read in (trained.checkpoints, trained.training):
-        with pytest.raises(UserError, match=r"job.yaml: (not a regular file|is a directory)"):
-            read("one")
 
 
 def test_a_run_is_named_or_its_folder_is(here: Path) -> None:

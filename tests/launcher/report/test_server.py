@@ -150,30 +150,6 @@ def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Pat
     assert step["bytes"] is None
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        "GET http://[::1/{token}/ HTTP/1.1",
-        "GET //[ HTTP/1.1",
-        "GET /{token}/",
-        "GET /{token}/ HTTP/0.9",
-        "GET /{token}/ HTTP/x.1",
-        "GET",
-        "POST /{token}/",
-        "\x16\x03\x01",
-        "GET /" + 70_000 * "a" + " HTTP/1.1",
-        "GET / HTTP/1.1\r\nX: " + 70_000 * "a",
-    ],
-    ids=lambda line: line[:30],
-)
-def test_every_request_is_answered_with_a_status_line(server: Server, request_: str) -> None:
-    with socket.create_connection(server.server_address[:2], timeout=30) as client:
-        client.sendall(f"{request_.format(token=server.token)}\r\nHost: there\r\n\r\n".encode())
-        client.shutdown(socket.SHUT_WR)
-        answer = client.makefile("rb").readline()
-    assert re.fullmatch(rb"HTTP/1.1 [45]\d\d .+\r\n", answer), answer
-
-
 def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) -> None:
     runs = rows_of(server)
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)

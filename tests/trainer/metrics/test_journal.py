@@ -1,8 +1,6 @@
 import json
-import os
 import pathlib
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,15 +33,6 @@ def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once
     lines = read(path)
     assert [line["step"] for line in lines] == list(range(1, 61))
     assert [line["attempt"] for line in lines] == [1.0] * 30 + [2.0] * 30
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_regular_file_is_an_error_and_is_not_waited_for(
-    tmp_path: pathlib.Path, make: Callable[[pathlib.Path], None]
-) -> None:
-    make(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
-        Journal(str(tmp_path / "metrics.jsonl"), 0)
 
 
 def test_a_run_from_the_start_begins_an_empty_file(tmp_path: pathlib.Path) -> None:

@@ -1,11 +1,9 @@
 import jax
 import numpy as np
-import pytest
 from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from tests.trainer.tiny import Counting, run
 
 CONFIG = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16)
 TOKENS = np.random.default_rng(0).integers(0, 32, (2, 16))
@@ -34,11 +32,3 @@ def test_the_first_loss_is_that_of_a_guess() -> None:
     targets = np.random.default_rng(1).integers(0, 32, (2, 16, 1))
     guess = -np.mean(np.take_along_axis(jax.nn.log_softmax(logits), targets, -1))
     np.testing.assert_allclose(guess, np.log(32), rtol=0.05)
-
-
-@pytest.mark.parametrize("keys", [{"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}, {"remat": "full"}], ids=str)
-def test_training_is_the_same_on_any_mesh_and_with_remat(keys: dict[str, object]) -> None:
-    alone, _ = run(Counting(), 5, model=CONFIG)
-    losses, _ = run(Counting(), 5, model=CONFIG, **keys)
-    np.testing.assert_allclose(losses, alone, rtol=1e-5)
-    assert losses[-1] < losses[0]

@@ -61,14 +61,6 @@ def test_images_of_another_shape_are_refused() -> None:
         Patches().model(train, nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("keys", [{"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}, {"remat": "full"}], ids=str)
-def test_training_is_the_same_on_any_mesh_and_with_remat(keys: dict[str, Any]) -> None:
-    alone, _ = run(Patches(), 5, model=CONFIG)
-    losses, _ = run(Patches(), 5, model=CONFIG, **keys)
-    np.testing.assert_allclose(losses, alone, rtol=1e-5)
-    assert losses[-1] < losses[0]
-
-
 def test_pixels_are_scaled_as_the_model_says() -> None:
     pixels = {"pixel_mean": [128.0], "pixel_std": [64.0]}
     losses, _ = run(Patches(), 3, model=changed(**pixels))

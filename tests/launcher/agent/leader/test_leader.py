@@ -16,7 +16,7 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.handshake import HostSide
-from jaxlaunch.launcher.agent.leader import membership, reporter, server
+from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.gang import CLOSE_S
 from jaxlaunch.records.attempt import Record
@@ -67,26 +67,6 @@ def test_what_a_message_costs_does_not_depend_on_how_many_hosts_there_are(
     few, many = messages(gang(6)), messages(gang(300))
     assert all(count > 0 for count in few)
     assert all(large <= 1.5 * small for small, large in zip(few, many, strict=True)), (few, many)
-
-
-@pytest.mark.extended
-def test_what_a_hello_costs_does_not_depend_on_how_many_have_joined(gang: Callable[..., Gang]) -> None:
-    few, many = gang(400, joined=2), gang(400, joined=300)
-    assert many.join(300) <= 1.5 * few.join(2)
-
-
-@pytest.mark.extended
-def test_what_a_message_and_a_loss_cost_while_hosts_are_missing_does_not_depend_on_how_many_are_there(
-    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # On a slow machine the next line about missing hosts would be due.
-    monkeypatch.setattr(membership, "LOG_S", 3600.0)
-    costs = []
-    for hosts in (6, 300):
-        of = gang(hosts, joined=hosts - 2)
-        of.beat(3)
-        costs.append([of.beat(3), of.send(3, "note", text="a note"), of.close(3)])
-    assert all(large <= 1.5 * small for small, large in zip(*costs, strict=True)), costs
 
 
 def test_a_tick_looks_at_those_whose_turn_it_is_and_not_at_every_rank(gang: Callable[..., Gang]) -> None:

@@ -106,23 +106,6 @@ def test_the_end_of_a_log_is_what_fits(tmp_path: Path) -> None:
         assert log.left_out == 11 * (10_000 - len(log.lines))
 
 
-@pytest.mark.parametrize("name", [SUMMARY, ATTEMPTS, "starts/1/logs/rank-0.log"])
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder", "nothing"])
-def test_what_is_no_file_is_read_as_none(tmp_path: Path, name: str, kind: str) -> None:
-    path = told(tmp_path) / name
-    path.unlink()
-    if kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a device":
-        path.symlink_to("/dev/zero")
-    elif kind == "a folder":
-        path.mkdir()
-    found = read(tmp_path)
-    assert (found.recorded is None) == (name == SUMMARY)
-    assert (found.attempts == ()) == (name == ATTEMPTS)
-    assert any(log.lines for log in found.logs) == (not name.startswith("starts"))
-
-
 @pytest.mark.parametrize(
     "text", ["[]", "{", "[" * 100_000, '{"of": {"uid": "5678"}, "verdict": null}', '{"of": 7}', "null"]
 )
