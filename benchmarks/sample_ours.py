@@ -30,7 +30,7 @@ def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
         name: draw.normal(0.0, 0.05, like.shape).astype(np.float32) + ("norm" in name and "scale" in name)
         for name, like in network.abstract.items()
     }
-    save.save(str(folder / WEIGHTS), model, {name: each.astype(np.float32) for name, each in params.items()})
+    save.save_model(str(folder / WEIGHTS), model, {name: each.astype(np.float32) for name, each in params.items()})
     prompts = draw.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
     (folder / ASKED).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
 

@@ -52,7 +52,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
 def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
     """Sizes, random weights and one batch of random images."""
     made, model = step_of(sizes, None)
-    save.save(str(folder / WEIGHTS), model, made.init().params)
+    save.save_model(str(folder / WEIGHTS), model, made.init().params)
     rng, rows = np.random.default_rng(0), sizes["batch"]
     images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
     np.savez(folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32))

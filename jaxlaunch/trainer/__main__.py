@@ -52,7 +52,7 @@ def main() -> NoReturn:
         stop.arm()
         spec, task = read_spec(os.environ)
         spec = of_all_hosts(spec, os.environ, report.note)
-        loop = loop_of(peft.resolved(folder.resolved(spec)), task, Place.from_environ(), stop, report)
+        loop = loop_of(peft.resolved(folder.resolve_spec(spec)), task, Place.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
     except BaseException as raised:  # every end has a code

@@ -1,6 +1,6 @@
 """Exports a checkpoint as a folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
 
-The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form (huggingface/plain).
+The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form (huggingface/save).
 
 A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the code of the training,
 because a checkpoint records its model. FOLDER holds the checkpoints; without it, that of TRAIN_SPEC is used. Prints one
@@ -24,7 +24,8 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import config_json, plain, preprocessor, save
+from jaxlaunch.trainer.huggingface import config_json, save
+from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.training import Place
@@ -62,7 +63,7 @@ def export(
     """
     if base is not None and not merged:
         raise SpecError(f"--base {base} is of --merged: only merged weights are made of the base")
-    save.target(to)  # before a checkpoint of many gigabytes is verified
+    save.check_target(to)  # before a checkpoint of many gigabytes is verified
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
     beside, inputs = saved_files.saved_tokenizer(folder), saved_files.read_inputs(folder)
@@ -70,11 +71,11 @@ def export(
     model = stored_model.model(found)
     params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
     if isinstance(model, MLP) and inputs is not None:
-        return _told(found, "MLP", params, plain.write(to, model, params, beside), notes)
+        return _told(found, "MLP", params, save.save_mlp(to, model, params, beside), notes)
     model = _published(model)
     if isinstance(model, ResNet):
         params = {**params, **stored_model.rest(found, ema)}
-    architecture, lora = FAMILIES[config_json.family(model)].architecture, stored_model.lora(found)
+    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, stored_model.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
@@ -83,7 +84,7 @@ def export(
     if isinstance(model, OfImages) and (lora is None or merged):
         beside |= _preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
-        files = save.save(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
+        files = save.save_model(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
     else:
         files = peft.write_adapters(to, model, lora, params, beside)
         architecture = f"adapters of {architecture}"
@@ -106,14 +107,15 @@ def _told(
 def _preprocessor(model: OfImages, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
     """The file by which transformers prepares an image for the model, where it can."""
     size = inputs.get("shape", model.image if isinstance(model, ViT) else None)
-    said = preprocessor.written(model, size, inputs.get("eval_crop", 1.0))
+    said = folders.render_preprocessor(model, size, inputs.get("eval_crop", 1.0))
     if said is None:
         note(
-            f"no {preprocessor.FILE} is written: this model standardizes each image by itself, which transformers does "
-            "not do; set train.model.pixel_mean and pixel_std before a training whose export transformers is to feed"
+            f"no {folders.PREPROCESSOR_FILE} is written: this model standardizes each image by itself, which "
+            "transformers does not do; set train.model.pixel_mean and pixel_std before a training whose export "
+            "transformers is to feed"
         )
         return {}
-    return {preprocessor.FILE: save.encoded(said)}
+    return {folders.PREPROCESSOR_FILE: save.encode_json(said)}
 
 
 def _published(model: Any) -> Published:

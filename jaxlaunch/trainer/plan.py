@@ -66,7 +66,7 @@ def main() -> int:
 def read_job() -> tuple[TrainSpec, Task]:
     """The training of TRAIN_SPEC, which runs elsewhere: with shapes for its data, and nothing of its own kept here."""
     spec, task = read_spec(os.environ)
-    spec = peft.resolved(folder.resolved(spec, is_here=False), is_here=False)
+    spec = peft.resolved(folder.resolve_spec(spec, is_here=False), is_here=False)
     jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
     return with_synthetic_data(spec, task), task
 

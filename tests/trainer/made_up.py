@@ -76,12 +76,12 @@ def main() -> None:
     each, source, to = params(model), options.folder / "in", options.folder / "out"
     size = sum(int(np.prod(leaf.shape)) for leaf in each.values())
     source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(config_json.config(model)))
+    (source / "config.json").write_text(json.dumps(config_json.render_config(model)))
     plan, memory = planned(str(source))
     print(f"{size:,} parameters; largest tensor {largest(each) / 1e6:.0f} MB", flush=True)
     print(f"plan: {plan['parameters']:,} parameters, its process {memory / 1e6:.0f} MB at most", flush=True)
     assert plan["parameters"] == size
-    peak = peaks.growth(PREPARE, "save.save(sys.argv[2], model, each)", model.model_dump_json(), str(to))
+    peak = peaks.growth(PREPARE, "save.save_model(sys.argv[2], model, each)", model.model_dump_json(), str(to))
     files = sorted(to.glob("*.safetensors"))
     written = sum(file.stat().st_size for file in files)
     print(
@@ -100,7 +100,7 @@ from jaxlaunch.trainer.huggingface import save
 model = spec.Decoder.model_validate_json(sys.argv[1])
 each = made_up.params(model)
 small = spec.Decoder(layers=1, width=8, heads=2, vocab=8, length=8)
-save.save(sys.argv[2] + "-small", small, made_up.params(small))
+save.save_model(sys.argv[2] + "-small", small, made_up.params(small))
 import shutil; shutil.rmtree(sys.argv[2] + "-small")
 """
 

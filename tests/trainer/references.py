@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.huggingface import config_json
-from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.step.state import ModelArrays
 from jaxlaunch.trainer.step.train_step import Step
@@ -129,9 +129,9 @@ def train_spec(
     sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
     model = {**MODELS[case], **(model or {}), "init_from": str(init_from) if init_from else None}
     if "kind" not in model and init_from is None:
-        model |= config_json.model(config(case)).model_dump(exclude={"init_from", *model})
+        model |= config_json.parse_model(config(case)).model_dump(exclude={"init_from", *model})
     keys = {"mesh": {"dp": 1}, "optimizer": sgd, "batch": len(tensors(case, "io")["labels"]), **keys}
-    return resolved(spec.TrainSpec(task="tests:Reference", model=model, **keys))
+    return resolve_spec(spec.TrainSpec(task="tests:Reference", model=model, **keys))
 
 
 def batch(case: str) -> dict[str, np.ndarray]:

@@ -108,7 +108,7 @@ def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path:
         needs.absent(str(error))
     arguments = []
     for case in SCALED:
-        save.save(str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case))
+        save.save_model(str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case))
         arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
     for case, line in zip(SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True):

@@ -33,7 +33,7 @@ def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     job = load.load(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
     assert job.train is not None
     spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-    loop_of(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    loop_of(folders.resolve_spec(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
 
 

@@ -129,7 +129,7 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
         block = json.loads(json.dumps(block).replace("PEFT", str(at)))
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        train = peft.resolved(folder_of.resolved(train))
+        train = peft.resolved(folder_of.resolve_spec(train))
         tiny.run_to_an_error(loop_of(train, task, Place(str(tmp_path / "run")), Stop(), Progress(None)))
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1

@@ -25,9 +25,9 @@ from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize, quanti
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
+from jaxlaunch.trainer.huggingface.load import KEY, Files
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.huggingface.tensors import KEY, Files
 from jaxlaunch.trainer.spec import Lora, Published
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
@@ -99,7 +99,7 @@ def check_digest(
 def _digest(model: Published, wanted: Shapes, keep: Any) -> str:
     """Return one number for all parameters, whatever mesh they lie on; `keep` is called with each while it is here."""
     sums = {}
-    for name, array in load.each(model, wanted, is_cast=False):
+    for name, array in load.iterate_parameters(model, wanted, is_cast=False):
         # Each device adds up its own part.
         everywhere = None
         if isinstance(array.sharding, NamedSharding):
@@ -151,7 +151,7 @@ class MergedParameter:
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
         )
-        part = load.part(self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files)
+        part = load.read_part(self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files)
         self.files.close()  # else what was read stays this process's memory, up to the whole base
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
         if self.a is None or self.b is None:
@@ -177,7 +177,7 @@ def merge_stored(
         )
     check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
     files = Files(model.init_from)
-    leaves, adapted = load.renamed(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
+    leaves, adapted = load.folder_leaves(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
     merged: dict[str, Parameter] = {}
     for name, sizes in recorded["shapes"].items():
         a, b = (adapters[name + end] if name in adapted else None for end in (peft.A, peft.B))

@@ -20,9 +20,9 @@ from jax import Array
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, said
 from jaxlaunch.trainer.huggingface import load, names, save
+from jaxlaunch.trainer.huggingface.load import Files
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.huggingface.tensors import Files
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, Published, TrainSpec
 
 A, B = ".lora_a", ".lora_b"  # ends of the names of an adapter's two matrices, after its kernel's name
@@ -64,7 +64,7 @@ class Kernel(NamedTuple):
 def find_kernels(model: Published) -> list[Kernel]:
     """Return every kernel of the model that can have an adapter. No product of experts is a plain one: they cannot."""
     kernels = []
-    for name, leaf in names.leaves(model).items():
+    for name, leaf in names.parameter_leaves(model).items():
         if leaf.stacked == "l" and name.rpartition(".")[2] in PRODUCTS:
             first, last = leaf.theirs.split()
             inputs, outputs = (first, last) if isinstance(model, GPT2) else (last, first)
@@ -127,7 +127,11 @@ def module_names(model: Published, kernels: Sequence[Kernel]) -> list[str]:
     """Return the names by which peft finds just these kernels: the last part of each, or more where that is another's
     too, as of an expert: the name within a layer, or those of all its layers."""
     ours = {kernel.name for kernel in kernels}
-    others = [f".{leaf.name.removesuffix('.weight')}" for name, leaf in names.leaves(model).items() if name not in ours]
+    others = [
+        f".{leaf.name.removesuffix('.weight')}"
+        for name, leaf in names.parameter_leaves(model).items()
+        if name not in ours
+    ]
     modules: set[str] = set()
     for kernel in kernels:
         for name in (kernel.short_name, kernel.module):
@@ -255,7 +259,7 @@ def read_adapters(
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = Files(folder, KEY)
     load.check_tensors(folder, "train.lora", leaves, wanted, files)
-    return {name: load.read(leaves[name], like, files) for name, like in wanted.items()}
+    return {name: load.read_parameter(leaves[name], like, files) for name, like in wanted.items()}
 
 
 def write_adapters(
@@ -292,4 +296,4 @@ def write_adapters(
         "inference_mode": True,
     }
     files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: adapter_config, **beside}
-    return save.write(folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize)
+    return save.write_folder(folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize)

@@ -25,7 +25,7 @@ from jaxlaunch.trainer.evaluation import readable, table_file, trained
 from jaxlaunch.trainer.evaluation.readable import Part
 from jaxlaunch.trainer.evaluation.trained import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.huggingface import plain
+from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.spec.vision.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
@@ -141,13 +141,15 @@ def _block(described: Mapping[str, Any], model: specs.Model | specs.Published, p
 
 def _exported(folder: str, described: Mapping[str, Any]) -> TaskModel:
     """The model of a folder that `launcher export` wrote. Raises SpecError."""
-    mlp = plain.model_of(folder)
-    config = mlp or folders.described_by(folder).model_copy(update={"init_from": folder})
+    mlp = save.read_mlp_model(folder)
+    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
     spec, task = _block(described, config, "fp32"), Classify()
     task.use_inputs(described)
     compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
     state = compiled.init()
-    params = state.params if mlp is None else plain.read(folder, compiled.builder.to_tree(compiled.abstract)["params"])
+    params = (
+        state.params if mlp is None else save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
+    )
     return TaskModel(spec, task, compiled, None, params, state.rest)
 
 

@@ -238,7 +238,7 @@ def _resolved(spec: TrainSpec, found: StoredStep) -> TrainSpec:
     """The spec with the sizes that the step records: of a whole model, the folder that it began with may be gone."""
     if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
         return spec.model_copy(update={"model": stored_model.model(found).model_copy(update={"init_from": None})})
-    return folders.resolved(spec)
+    return folders.resolve_spec(spec)
 
 
 def _arrays(compiled: Step, found: StoredStep, ema: bool) -> tuple[Named, Named]:

@@ -23,7 +23,6 @@ from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
 from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import load as published
-from jaxlaunch.trainer.huggingface import special_tokens
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.text import tokenizer as tokenizers
@@ -190,16 +189,16 @@ def _is_published(folder: str) -> bool:
 
 
 def _published(folder: str, precision: spec.Precision, mesh: Asked) -> TextModel:
-    config = folders.described_by(folder).model_copy(update={"init_from": folder})
+    config = folders.read_model(folder).model_copy(update={"init_from": folder})
     network = Network(config, _mesh(mesh, None), precision)
-    weights = network.laid_out(published.load(config, network.abstract))
+    weights = network.laid_out(published.load_parameters(config, network.abstract))
     tokenizer = tokenizers.of(network.config.vocab, None, saved_files.read_tokenizer(epath.Path(folder)), folder)
     return TextModel(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
 
 
 def _ends(folder: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The tokens that end a text: as the folder says, and as the tokenizer does."""
-    return tuple({*(special_tokens.ends(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
+    return tuple({*(folders.end_tokens(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
 
 
 def _checkpoint(

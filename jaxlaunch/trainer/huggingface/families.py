@@ -1,12 +1,15 @@
 """The families of published models, as a table: config.json -> options of ours, and back. Reads no file.
 
 A family says which of its keys are ours, what a key that is left out means, and which options all of its models have.
+A config.json may have the keys that are read, those that say nothing, and no other: transformers ignores a key that it
+does not know; here it is refused, since it may be of code that computes otherwise.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Keys = Mapping[str, str]
@@ -29,30 +32,25 @@ class Family:
     has_biases: bool = False  # whether attention_bias and mlp_bias are theirs
 
 
-_SIZES: Keys = {
+# Of decoders and ViTs.
+_BLOCKS: Keys = {
     "num_hidden_layers": "layers",
     "hidden_size": "width",
     "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
     "intermediate_size": "hidden",
+}
+_SIZES: Keys = {
+    **_BLOCKS,
+    "num_key_value_heads": "kv_heads",
     "vocab_size": "vocab",
     "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tied",
     "max_position_embeddings": "positions",
     "head_dim": "head_size",
 }
-_ABSENT: Values = {
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "rope_theta": 10000.0,
-}
+_ABSENT: Values = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0}
 _QWEN_ABSENT: Values = {"sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768}
-_GEMMA_KEYS: Keys = {
-    **_SIZES,
-    "query_pre_attn_scalar": "query_scalar",
-    "final_logit_softcapping": "logit_cap",
-}
+_GEMMA_KEYS: Keys = {**_SIZES, "query_pre_attn_scalar": "query_scalar", "final_logit_softcapping": "logit_cap"}
 _GEMMA_ABSENT: Values = {
     **_ABSENT,
     "tie_word_embeddings": True,
@@ -65,16 +63,14 @@ _GEMMA_ABSENT: Values = {
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
 # Of a model of images: which features it gives where it is a part of another.
-_OF_BACKBONES = frozenset("num_labels out_features out_indices stage_names tie_word_embeddings".split())
+_BACKBONE_KEYS = frozenset("num_labels out_features out_indices stage_names tie_word_embeddings".split())
+# Of convolutional models.
+_STAGES: Keys = {"depths": "depths", "hidden_sizes": "widths", "num_channels": "channels"}
 
 # By model_type. In this order a model that names no family is tried in an export.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
-        "LlamaForCausalLM",
-        "decoder",
-        _SIZES,
-        {**_ABSENT, "max_position_embeddings": 2048},
-        has_biases=True,
+        "LlamaForCausalLM", "decoder", _SIZES, {**_ABSENT, "max_position_embeddings": 2048}, has_biases=True
     ),
     "mistral": Family(
         "MistralForCausalLM",
@@ -196,10 +192,7 @@ FAMILIES: Mapping[str, Family] = {
         "ViTForImageClassification",
         "vit",
         {
-            "num_hidden_layers": "layers",
-            "hidden_size": "width",
-            "num_attention_heads": "heads",
-            "intermediate_size": "hidden",
+            **_BLOCKS,
             "image_size": "image",
             "num_channels": "channels",
             "patch_size": "patch",
@@ -216,13 +209,7 @@ FAMILIES: Mapping[str, Family] = {
     "resnet": Family(
         "ResNetForImageClassification",
         "resnet",
-        {
-            "depths": "depths",
-            "hidden_sizes": "widths",
-            "embedding_size": "stem_width",
-            "layer_type": "block",
-            "num_channels": "channels",
-        },
+        {**_STAGES, "embedding_size": "stem_width", "layer_type": "block"},
         {
             "depths": [3, 4, 6, 3],
             "hidden_sizes": [256, 512, 1024, 2048],
@@ -231,18 +218,12 @@ FAMILIES: Mapping[str, Family] = {
             "num_channels": 3,
         },
         constant={"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False},
-        silent=_OF_BACKBONES,
+        silent=_BACKBONE_KEYS,
     ),
     "convnext": Family(
         "ConvNextForImageClassification",
         "convnext",
-        {
-            "depths": "depths",
-            "hidden_sizes": "widths",
-            "patch_size": "patch",
-            "num_channels": "channels",
-            "layer_norm_eps": "norm_eps",
-        },
+        {**_STAGES, "patch_size": "patch", "layer_norm_eps": "norm_eps"},
         {
             "depths": [3, 3, 9, 3],
             "hidden_sizes": [96, 192, 384, 768],
@@ -251,7 +232,7 @@ FAMILIES: Mapping[str, Family] = {
             "layer_norm_eps": 1e-12,
         },
         constant={"hidden_act": "gelu"},
-        silent=_OF_BACKBONES | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
+        silent=_BACKBONE_KEYS | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
     ),
 }
 
@@ -309,3 +290,62 @@ SAYING_NOTHING = frozenset(
     "tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
     "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache".split()
 )
+
+EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
+ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+# Keys of a block of rotary positions; `finetuned` is of YaRN's own models.
+ROPE_BLOCK_KEYS = frozenset(
+    "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale mscale_all_dim "
+    "original_max_position_embeddings rope_theta rope_type truncate type".split()
+)
+# What each way of a family to say its windows reads.
+WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
+    None: frozenset(),
+    "all": frozenset({"sliding_window"}),
+    "all_switched": frozenset({"sliding_window", "use_sliding_window"}),
+    "switched": frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
+    "layers": frozenset({"sliding_window", "layer_types", "sliding_window_pattern"}),
+}
+BOOLEANS = frozenset(
+    "attention_bias mlp_bias norm_topk_prob output_router_logits tie_word_embeddings use_sliding_window".split()
+)
+
+
+def read_keys(name: str, family: Family) -> frozenset[str]:
+    """Return the keys of theirs that make a model of the family what it is."""
+    keys = {*family.keys, *family.constant, family.activation}
+    if family.kind == "decoder":
+        keys |= ROPE_KEYS | WINDOW_KEYS[family.window]
+    if family.has_biases:
+        keys |= {"attention_bias"} | ({"mlp_bias"} if name == "llama" else set())
+    if "experts" in family.keys.values():
+        keys |= EXPERT_KEYS | ({"decoder_sparse_step", "mlp_only_layers"} if name == "qwen3_moe" else set())
+    return frozenset(keys)
+
+
+def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each key of a config.json that the family does not have, or whose value it has not."""
+    known, plain = read_keys(name, family), {**UNSUPPORTED, **family.constant}
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    can_divide = isinstance(width, int) and isinstance(heads, int) and heads > 0
+    for key, value in config.items():
+        fault = f"{key} is {json.dumps(value)}"
+        if key in family.constant or (key in UNSUPPORTED and key not in known):
+            if value != plain[key] and (value is not None or plain[key]):
+                only = json.dumps(plain[key])
+                yield f"{fault}, which {DOES[key]}: only {only} is supported; start from weights that have it so"
+        elif key in known:
+            if key in BOOLEANS and value is not None and not isinstance(value, bool):
+                yield f"{fault}, not true or false"
+            # transformers cannot read such a null.
+            is_count = family.keys.get(key) in ("experts", "experts_per_token", "expert_hidden", "head_size")
+            if value is None and is_count and family.absent.get(key) is not None:
+                yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
+        # A family without such a key has heads of this size by itself.
+        elif key == "head_dim" and can_divide and value == width // heads:
+            continue
+        elif key not in SAYING_NOTHING and key not in family.silent and value not in (None, False, "", [], {}):
+            yield (
+                f"{fault}, and {name} has no such key: what it changes is not known here; remove it if the weights "
+                "were trained without it"
+            )

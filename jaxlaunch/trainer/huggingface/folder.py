@@ -1,21 +1,36 @@
-"""The folder of `init_from`: its config.json sets every size, and what the job says besides must agree."""
+"""What the files of a Hugging Face folder say apart from the weights, and what an export writes of it.
+
+config.json of `init_from` sets every size, and what the job says must agree. preprocessor_config.json says how
+transformers makes what a model of images reads of a picture; its means and deviations are of pixels times a factor,
+1/255 by default, and ours are of bytes. generation_config.json and the tokenizer say which tokens begin, end and pad a
+text.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
 from etils import epath
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.errors import SpecError, said
-from jaxlaunch.trainer.huggingface import config_json, preprocessor
+from jaxlaunch.trainer.errors import SpecError, StorageError, said
+from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.spec import Decoder, OfImages, Published, TrainSpec
 
+PREPROCESSOR_FILE = "preprocessor_config.json"
+BILINEAR = 2  # Pillow's number
+FACTOR = 1 / 255
+GENERATION = "generation_config.json"
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
-    """The spec with the model of the folder that it starts from; as it is where it starts from none.
+
+def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
+    """Return the spec with the model of the folder that it starts from; unchanged where it starts from none.
 
     With `is_here` False a folder that is not here is forgiven where the job says every size. Raises SpecError where
     config.json cannot be read, describes what is not supported, or does not agree with the job.
@@ -24,84 +39,178 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     if not isinstance(model, Published) or model.init_from is None:
         return train
     folder = model.init_from
-    if not is_here and _says_every_size(model) and (remote.is_remote(folder) or not _config_of(folder).exists()):
-        return train
+    if not is_here:
+        sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
+        sizes |= {"hidden"} if isinstance(model, Decoder) else set()  # 4 × width in the others
+        has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
+        if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
+            return train
     given = {key: getattr(model, key) for key in model.model_fields_set}
-    theirs = described_by(folder)
-    check(model, theirs, folder, set(given))
+    theirs = read_model(folder)
+    check_model(model, theirs, folder, set(given))
     own = {key: value for key, value in given.items() if key in config_json.OWN and key in type(theirs).model_fields}
-    keys = {key: getattr(train, key) for key in train.model_fields_set} | {"model": _with(theirs, own)}
+    keys = {key: getattr(train, key) for key in train.model_fields_set}
+    try:
+        keys["model"] = type(theirs).model_validate({**theirs.model_dump(), **own})
+    except pydantic.ValidationError as error:
+        raise SpecError(f"train.model: {said(error.errors()[0])}") from None
     try:
         return TrainSpec.model_validate(keys)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SpecError(f"train.{place}: {said(first)}") from None
+        raise SpecError(f"{'.'.join(('train', *map(str, first['loc'])))}: {said(first)}") from None
 
 
-def _says_every_size(model: Published) -> bool:
-    sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
-    sizes |= {"hidden"} if isinstance(model, Decoder) else set()  # 4 × width in the others
-    return sizes & type(model).model_fields.keys() <= model.model_fields_set
-
-
-def _with(model: Published, own: dict[str, Any]) -> Published:
-    try:
-        return type(model).model_validate({**model.model_dump(), **own})
-    except pydantic.ValidationError as error:
-        raise SpecError(f"train.model: {said(error.errors()[0])}") from None
-
-
-def _config_of(folder: str) -> epath.Path:
+def _config_path(folder: str) -> epath.Path:
     return epath.Path(folder) / "config.json"
 
 
-def _text(folder: str, name: str = "config.json") -> str:
-    path = epath.Path(folder) / name
-    if not remote.is_remote(folder):
-        return str(path.read_text())
-    remote.check("train.model.init_from", folder)
-    with remote.storage(f"reading train.model.init_from = {folder}", SpecError):
-        return str(path.read_text())
-
-
-def _with_pixels(model: OfImages, folder: str) -> OfImages:
-    """The model with the means and deviations of the folder's preprocessor_config.json, where it has one."""
-    path = epath.Path(folder) / preprocessor.FILE
+def _storage(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Raise what a store raises within the block as SpecError or StorageError; do nothing for a folder here."""
     if remote.is_remote(folder):
-        with remote.storage(f"reading train.model.init_from = {folder}", SpecError):
-            is_there = path.exists()
-    else:
-        is_there = path.exists()
-    if not is_there:
-        return model
-    try:
-        text = _text(folder, preprocessor.FILE)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"train.model.init_from = {folder}: {preprocessor.FILE} cannot be read: {error}") from None
-    return preprocessor.of_model(model, preprocessor.pixels(text, str(path)))
+        return remote.storage(f"reading train.model.init_from = {folder}", SpecError)
+    return contextlib.nullcontext()
 
 
-def described_by(folder: str) -> Published:
-    """The model that the folder's config.json describes, an image's pixels as its preprocessor_config.json does.
+def read_model(folder: str) -> Published:
+    """Return the model that the folder's config.json describes, an image's pixels as its preprocessor_config.json does.
 
     Raises SpecError; StorageError where a store fails.
     """
+    path, name = _config_path(folder), "config.json"
     try:
-        given = json.loads(_text(folder))
+        if remote.is_remote(folder):
+            remote.check("train.model.init_from", folder)
+        with _storage(folder):
+            config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise SpecError(f"{path} is not a block of keys, as transformers writes it")
+        try:
+            model = config_json.parse_model(config)
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from None
+        name = PREPROCESSOR_FILE
+        with _storage(folder):
+            preprocessor = epath.Path(folder) / name
+            text = preprocessor.read_text() if isinstance(model, OfImages) and preprocessor.exists() else None
     except (OSError, ValueError) as error:
-        raise SpecError(f"train.model.init_from = {folder}: config.json cannot be read: {error}") from None
-    if not isinstance(given, dict):
-        raise SpecError(f"{_config_of(folder)} is not a block of keys, as transformers writes it")
+        raise SpecError(f"train.model.init_from = {folder}: {name} cannot be read: {error}") from None
+    if text is None or not isinstance(model, OfImages):
+        return model
+    return with_pixels(model, parse_pixels(text, str(preprocessor)))
+
+
+def check_model(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
+    """Raise SpecError where keys, by default all, of `mine` differ from the model of the folder."""
+    differences = config_json.differences(mine, theirs, keys)
+    if differences:
+        raise SpecError(f"{_config_path(folder)} describes another model than train.model: {'; '.join(differences)}")
+
+
+# --- preprocessor_config.json -----------------------------------------------------------------------------------------
+
+
+def parse_pixels(text: str, where: str) -> dict[str, list[float]]:
+    """Return `pixel_mean` and `pixel_std` by a file's text; neither where it names none. Raises SpecError."""
     try:
-        found = config_json.model(given)
-    except SpecError as error:
-        raise SpecError(f"{_config_of(folder)}: {error}") from None
-    return _with_pixels(found, folder) if isinstance(found, OfImages) else found
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ValueError("it is not a block of keys, as transformers writes it")
+        factor = float(given.get("rescale_factor", FACTOR)) if given.get("do_rescale", True) else 1.0
+        if not given.get("do_normalize", True):
+            given |= {"image_mean": [0.0], "image_std": [1.0]}
+        if given.get("image_mean") is None or given.get("image_std") is None:
+            return {}
+        pixels: dict[str, list[float]] = {}
+        for ours, theirs in (("pixel_mean", "image_mean"), ("pixel_std", "image_std")):
+            values = given[theirs]
+            pixels[ours] = [float(value) for value in (values if isinstance(values, list) else [values])]
+            if not pixels[ours] or not all(map(math.isfinite, pixels[ours])):
+                raise ValueError(f"{values} is not a number for each channel")
+        if factor <= 0 or min(pixels["pixel_std"]) <= 0:
+            raise ValueError("its rescale_factor and image_std must be above 0")
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"{where} cannot be read: {error}") from None
+    return {key: [value / factor for value in values] for key, values in pixels.items()}
 
 
-def check(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
-    """Raises SpecError where keys, by default all, of `mine` differ from the model of the folder."""
-    differing = config_json.differences(mine, theirs, keys)
-    if differing:
-        raise SpecError(f"{_config_of(folder)} describes another model than train.model: {'; '.join(differing)}")
+def with_pixels(model: OfImages, pixels: Mapping[str, list[float]]) -> OfImages:
+    """Return the model with these means and deviations; one number is that of every channel, as in transformers."""
+    update = {key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()}
+    return model.model_copy(update=update)
+
+
+def render_preprocessor(model: OfImages, size: Sequence[int] | None, share: float) -> dict[str, Any] | None:
+    """Return what an evaluation of ours does, in transformers' keys.
+
+    `share` of a side is seen, in `size`, height and width. None where each image is standardized by itself, which
+    transformers does not know.
+    """
+    if model.pixel_mean is None or model.pixel_std is None:
+        return None
+    keys: dict[str, Any] = {"do_rescale": True, "rescale_factor": FACTOR, "do_normalize": True}
+    keys |= {"image_mean": [mean * FACTOR for mean in model.pixel_mean]}
+    keys |= {"image_std": [deviation * FACTOR for deviation in model.pixel_std]}
+    keys |= {"do_resize": size is not None, "resample": BILINEAR}
+    if size is None:
+        return {"image_processor_type": "ViTImageProcessor", **keys}
+    sides = {"height": size[0], "width": size[1]}
+    if size[0] != size[1]:  # it has no crop to the proportions of a size
+        return {"image_processor_type": "ViTImageProcessor", **keys, "size": sides}
+    keys |= {"size": {"shortest_edge": round(size[0] / share)}, "do_center_crop": True, "crop_size": sides}
+    return {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3, **keys}
+
+
+# --- special tokens ---------------------------------------------------------------------------------------------------
+
+
+def read_generation(folder: str | None) -> dict[str, Any]:
+    """Return what generation_config.json of a folder says, over the special tokens of its config.json.
+
+    Empty without a folder, and where it is no longer there or cannot be read.
+    """
+    if folder is None:
+        return {}
+    config = _read_keys(folder, "config.json")
+    tokens = {key: config[key] for key in TOKEN_KEYS if config.get(key) is not None}
+    return {**tokens, **_read_keys(folder, GENERATION)}
+
+
+def _read_keys(folder: str, name: str) -> dict[str, Any]:
+    path = epath.Path(folder) / name
+    try:
+        with _storage(folder):
+            keys = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError, SpecError, StorageError):  # the model is whole without it
+        return {}
+    return keys if isinstance(keys, dict) else {}
+
+
+def end_tokens(folder: str) -> tuple[int, ...]:
+    """Return the tokens that end a text."""
+    ends = read_generation(folder).get("eos_token_id")
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (int(ends),)
+
+
+def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
+    """Return the special tokens that a tokenizer's files name and number; only those that its tokenizer.json has.
+
+    Read as JSON: an export needs no package that tokenizes. What cannot be read says nothing.
+    """
+    names: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the newer one last
+        names |= {key: token for key, token in _parse_keys(files.get(file, b"")).items() if token is not None}
+    main = _parse_keys(files.get("tokenizer.json", b""))
+    vocab = main.get("model", {}).get("vocab")
+    ids: dict[str, int] = dict(vocab) if isinstance(vocab, dict) else {}
+    ids |= {token["content"]: token["id"] for token in main.get("added_tokens", [])}
+    named = {key: names.get(key.removesuffix("_id")) for key in TOKEN_KEYS}
+    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
+    return {key: ids[token] for key, token in tokens.items() if token in ids}
+
+
+def _parse_keys(text: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(keys := json.loads(text), dict):
+            return keys
+    return {}

@@ -1,11 +1,17 @@
 """Loads weights from a Hugging Face folder: config.json and safetensors, one file or many with an index.
 
-Parameter by parameter and part by part: a process reads only what its own devices hold.
+Parameter by parameter and part by part: a process reads only what its own devices hold. The folder may be here or in
+gs:// or s3://; of an object in a store, only the rows that are asked for are fetched, by ranges.
+
+A ViT for images of another size than its folder's gets its positions interpolated, as in transformers and PyTorch.
+N positions: a class token's, then those of the patches, row by row; D model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,80 +19,75 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax import Array
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
+from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import folder, names, resolution
+from jaxlaunch.trainer.huggingface import folder, names
 from jaxlaunch.trainer.huggingface.names import Leaf
-from jaxlaunch.trainer.huggingface.tensors import Files
 from jaxlaunch.trainer.spec import Published, ViT
 
+INDEX = "model.safetensors.index.json"
+KEY = "train.model.init_from"
+DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "F64": np.float64}
+LENGTH_BYTES = 8  # of the header's length
+CURVE = -0.75  # of the cubic between two places; PyTorch's
+
 Slices = tuple[slice, ...]
+Grid = tuple[int, int]  # rows and columns of patches
 
 
-def load(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
-    """The parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
+def load_parameters(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+    """Return the parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
 
     Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
     """
-    return dict(each(model, wanted))
+    return dict(iterate_parameters(model, wanted))
 
 
-def each(
+def iterate_parameters(
     model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
 ) -> Iterator[tuple[str, Array]]:
-    """What `load` returns, one parameter after the other: those that the caller lets go take no memory.
+    """Yield what `load_parameters` returns, one after the other: those that the caller lets go take no memory.
 
-    Unless `is_cast`, each has the dtype that the folder has it in.
+    Unless `is_cast`, each has the dtype of the folder: that which holds every tensor of it, float32 of a double.
     """
     path = model.init_from or ""
-    theirs = folder.described_by(path)
-    folder.check(model, theirs, path)
+    theirs = folder.read_model(path)
+    folder.check_model(model, theirs, path)
     files = Files(path)
-    leaves, drawn = renamed(model, files), names.drawn(model)
-    wanted = {name: like for name, like in wanted.items() if name not in drawn}
-    stored = _stored(model, theirs, wanted)
-    check_tensors(path, "train.model", leaves, stored, files, names.unread(model))
+    leaves, new = folder_leaves(model, files), names.new_parameters(model)
+    wanted = {name: like for name, like in wanted.items() if name not in new}
+    stored = dict(wanted)
+    if isinstance(model, ViT) and isinstance(theirs, ViT) and "positions" in wanted:
+        like = wanted["positions"]
+        count = like.shape[0] - model.patches + theirs.patches
+        stored["positions"] = jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)
+    check_tensors(path, "train.model", leaves, stored, files, names.unread_suffixes(model))
     for name, like in wanted.items():
-        dtype = like.dtype if is_cast else _dtype(leaves[name], like, files)
+        leaf, shape, dtype = leaves[name], stored[name].shape, like.dtype
+        if not is_cast:
+            dtype = jnp.result_type(*{files.dtype(tensor) for tensor, _ in leaf.tensors(like.shape)})
         cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
-        if like.shape == stored[name].shape:
-            yield name, read(leaves[name], cast, files)
-        else:
-            yield name, _interpolated(leaves[name], stored[name].shape, cast, files, model, theirs)
+        if like.shape == shape:
+            yield name, read_parameter(leaf, cast, files)
+            continue
+        # The positions of another grid of patches than the folder's, of which each process reads all.
+        assert isinstance(model, ViT) and isinstance(theirs, ViT), "no other model has a grid"
+        assert cast.sharding is not None, "the train step gives every parameter a sharding"
+        spans = tuple(slice(0, size) for size in shape)
+        whole = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
+        files.close()
+        positions = interpolate_positions(whole, theirs.grid, model.grid).astype(dtype)
+        yield name, jax.make_array_from_callback(cast.shape, cast.sharding, positions.__getitem__)
 
 
-def _stored(
-    model: Published, theirs: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """What is wanted, a ViT's positions as many as the folder has them."""
-    if not isinstance(model, ViT) or not isinstance(theirs, ViT) or "positions" not in wanted:
-        return dict(wanted)
-    like = wanted["positions"]
-    count = like.shape[0] - model.patches + theirs.patches
-    return {**wanted, "positions": jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)}
-
-
-def _interpolated(
-    leaf: Leaf, shape: tuple[int, ...], like: jax.ShapeDtypeStruct, files: Files, model: Published, theirs: Published
-) -> Array:
-    """The positions of another grid of patches than the folder's, of which each process reads all."""
-    assert isinstance(model, ViT) and isinstance(theirs, ViT), "no other model has a grid"
-    whole = part(leaf, tuple(slice(0, size) for size in shape), jax.ShapeDtypeStruct(shape, jnp.float32), files)
-    files.close()
-    made = resolution.interpolated(whole, theirs.grid, model.grid).astype(like.dtype)
-    assert like.sharding is not None, "the train step gives every parameter a sharding"
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: made[index])
-
-
-def _dtype(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> jnp.dtype:
-    """The dtype that holds every tensor of a parameter as it is; float32 of a double, as JAX has it."""
-    return jnp.result_type(*{files.dtype(name) for name, _ in leaf.tensors(like.shape)})
-
-
-def renamed(model: Published, files: Files) -> dict[str, Leaf]:
-    """The leaves under the names of this folder: files of a model without its head lack the prefix."""
-    leaves, prefix = names.leaves(model), names.PREFIX[model.kind]
+def folder_leaves(model: Published, files: Files) -> dict[str, Leaf]:
+    """Return the leaves under the names of this folder: files of a model without its head lack the prefix."""
+    leaves, prefix = names.parameter_leaves(model), names.PREFIX[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
     return {ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
@@ -100,7 +101,7 @@ def check_tensors(
     files: Files,
     unread: tuple[str, ...] = (),
 ) -> None:
-    """Raises SpecError where the folder `path` does not hold just the tensors of what the block `key` asks for.
+    """Raise SpecError where the folder `path` does not hold just the tensors of what the block `key` asks for.
 
     Those whose names end in one of `unread` may be there.
     """
@@ -119,38 +120,38 @@ def check_tensors(
         raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
 
 
-def read(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
-    """A parameter, each device's part read by itself; replicas are read once."""
+def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
+    """Read a parameter, each device's part by itself; replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
-    def of_device(index: Slices | None) -> np.ndarray[Any, Any]:
+    def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
-        spans = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, like.shape, strict=True))
+        spans = tuple(slice(*cut.indices(size)[:2]) for cut, size in zip(index, like.shape, strict=True))
         if str(spans) not in parts:
-            parts[str(spans)] = part(leaf, spans, like, files)
+            parts[str(spans)] = read_part(leaf, spans, like, files)
         return parts[str(spans)]
 
     assert like.sharding is not None, "the train step gives every parameter a sharding"
-    array = jax.make_array_from_callback(like.shape, like.sharding, of_device)
+    array = jax.make_array_from_callback(like.shape, like.sharding, read_shard)
     files.close()
     return array
 
 
-def part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:
-    """`parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
+def read_part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:
+    """Read `parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
     sizes, span = dict(zip(leaf.ours, like.shape, strict=True)), dict(zip(leaf.ours, spans, strict=True))
-    cuts = [_cut(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
+    cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(each for cut in cuts for each in cut.inside)
-    found: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
+    part: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
     for places in leaf.places(span):
         tensor = files[leaf.tensor(places)][tuple(cut.read for cut in cuts)]
         where = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
-        found[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
-    return found
+        part[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
+    return part
 
 
-class Cut(NamedTuple):
+class _Cut(NamedTuple):
     """The slice to read along one axis of a tensor, and how the result is cut into axes of the parameter."""
 
     read: slice
@@ -158,13 +159,173 @@ class Cut(NamedTuple):
     inside: list[slice]
 
 
-def _cut(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> Cut:
-    """The slice of a tensor's axis that covers `span` of these axes of the parameter; all of it if not contiguous."""
+def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> _Cut:
+    """Return the slice of a tensor's axis that covers `span` of these axes; all of it if not contiguous."""
     whole = [sizes[axis] for axis in letters]
     if not letters:
-        return Cut(slice(0, 1), [], [])
+        return _Cut(slice(0, 1), [], [])
     if all(span[axis] == slice(0, sizes[axis]) for axis in letters[1:]):
         first, step = span[letters[0]], math.prod(whole[1:])
         shape = [first.stop - first.start, *whole[1:]]
-        return Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(whole))
-    return Cut(slice(0, math.prod(whole)), whole, [span[axis] for axis in letters])
+        return _Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(whole))
+    return _Cut(slice(0, math.prod(whole)), whole, [span[axis] for axis in letters])
+
+
+def interpolate_positions(positions_ND: NDArray[np.float32], given: Grid, wanted: Grid) -> NDArray[np.float32]:
+    """Return the positions of a grid of patches from those of another: bicubic, and the class token's as it is."""
+    patches_YXD = positions_ND[1:].reshape(*given, -1).astype(np.float64)
+    rows, columns = (_bicubic_weights(*sizes) for sizes in zip(given, wanted, strict=True))
+    patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
+    return np.concatenate([positions_ND[:1], patches_YXD.reshape(wanted[0] * wanted[1], -1)]).astype(np.float32)
+
+
+def _bicubic_weights(given: int, wanted: int) -> NDArray[np.float64]:
+    """Return the weight of each given place in each wanted one; beyond an edge it repeats the place there."""
+    matrix = np.zeros((wanted, given))
+    places = (np.arange(wanted) + 0.5) * given / wanted - 0.5
+    for offset in range(-1, 3):
+        neighbors = np.floor(places) + offset
+        distance = np.abs(places - neighbors)
+        near = ((CURVE + 2) * distance - (CURVE + 3)) * distance**2 + 1
+        far = CURVE * (((distance - 5) * distance + 8) * distance - 4)
+        columns = np.clip(neighbors, 0, given - 1).astype(int)
+        np.add.at(matrix, (np.arange(wanted), columns), np.where(distance <= 1, near, far))
+    return matrix
+
+
+# --- tensors by name --------------------------------------------------------------------------------------------------
+
+
+class Files:
+    """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
+
+    def __init__(self, folder: str, key: str = KEY) -> None:
+        self._key = key
+        storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if remote.is_remote(folder):
+            remote.check(key, folder)
+            storage = remote.storage(f"reading {key} = {folder}", SpecError)
+        with storage:
+            self._paths = _tensor_paths(folder, key)
+        self._open: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._paths
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the tensor `name`, read when it is sliced. Raises SpecError when its file cannot be read."""
+        path = self._paths[name]
+        try:
+            if path not in self._open:
+                self._open[path] = _open_file(path, self._key)
+            return self._open[path].get_slice(name)
+        except (OSError, SafetensorError) as error:
+            raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype of the tensor `name` in its file. Raises SpecError for one that is no float."""
+        stored = self[name].get_dtype()
+        if stored not in DTYPES:
+            raise SpecError(f"{self._key}: {name} is {stored}; {', '.join(DTYPES)} are supported")
+        dtype: np.dtype[Any] = np.dtype(DTYPES[stored])
+        return dtype
+
+    def close(self) -> None:
+        """Close the files: the pages that were read are mapped, and count as this process's memory, until then."""
+        self._open = {path: file for path, file in self._open.items() if isinstance(file, RemoteFile)}
+
+
+def _open_file(path: str, key: str) -> Any:
+    return RemoteFile(path, key) if remote.is_remote(path) else safe_open(path, "np")
+
+
+def _tensor_paths(folder: str, key: str) -> dict[str, str]:
+    """Return the file of each tensor. Without an index all safetensors files of the folder are opened."""
+    root = epath.Path(folder)
+    try:
+        if (root / INDEX).exists():
+            weights = json.loads((root / INDEX).read_text())["weight_map"]
+            return {name: str(root / file) for name, file in weights.items()}
+        paths: dict[str, str] = {}
+        for path in sorted(map(str, root.glob("*.safetensors"))):
+            paths |= dict.fromkeys(_open_file(path, key).keys(), path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
+    if not paths:
+        raise SpecError(f"{key} = {folder}: there is no folder here with safetensors files in it")
+    return paths
+
+
+class RemoteFile:
+    """A file of safetensors in a store: its header, and parts of its tensors, as `safe_open` has them.
+
+    Raises SpecError for a file that is none, or is cut off; StorageError.
+    """
+
+    def __init__(self, url: str, key: str = KEY) -> None:
+        self._url, self._key = url, key
+        with remote.storage(f"reading {url}", SpecError):
+            size = int(remote.filesystem(url).size(url))
+        self._start = LENGTH_BYTES
+        if size > LENGTH_BYTES:
+            self._start += int.from_bytes(self.read(0, LENGTH_BYTES), "little")
+        try:
+            is_complete = LENGTH_BYTES < self._start <= size
+            header = json.loads(self.read(LENGTH_BYTES, self._start)) if is_complete else {}
+            self._header = {name: about for name, about in header.items() if name != "__metadata__"}
+            end = self._start + max(about["data_offsets"][1] for about in self._header.values())
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise SpecError(
+                f"{key}: {url} is not a safetensors file: its {size} bytes do not begin with a header"
+            ) from None
+        if size < end:
+            raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
+
+    def keys(self) -> list[str]:
+        """Return the names of its tensors."""
+        return list(self._header)
+
+    def get_slice(self, name: str) -> RemoteTensor:
+        """Return the tensor `name`. Raises SpecError where it is not in the file, and for a dtype that is no float."""
+        if name not in self._header:
+            raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX} says it is")
+        about = self._header[name]
+        if about["dtype"] not in DTYPES:
+            raise SpecError(
+                f"{self._key}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported"
+            )
+        return RemoteTensor(self, about["shape"], about["dtype"], self._start + about["data_offsets"][0])
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return its bytes from `start` to `end`. Raises SpecError, StorageError."""
+        with remote.storage(f"reading {self._url}", SpecError):
+            data: bytes = remote.filesystem(self._url).cat_file(self._url, start=start, end=end)
+        return data
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteTensor:
+    """A tensor in a store: a slice of it fetches the rows along its first axis that hold it."""
+
+    file: RemoteFile
+    shape: list[int]
+    dtype: str
+    start: int
+
+    def get_shape(self) -> list[int]:
+        """Return the sizes of its axes."""
+        return self.shape
+
+    def get_dtype(self) -> str:
+        """Return its dtype, as safetensors calls it."""
+        return self.dtype
+
+    def __getitem__(self, where: Slices) -> np.ndarray[Any, Any]:
+        dtype, rows = np.dtype(DTYPES[self.dtype]), range(*where[0].indices(self.shape[0]))
+        row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
+        data = self.file.read(self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes)
+        array: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(len(rows), *self.shape[1:])
+        return array[(slice(None), *where[1:])]

@@ -33,42 +33,37 @@ class Leaf:
         return "".join(letter for letter in self.ours if "{" + letter + "}" in self.name)
 
     @property
-    def inside(self) -> str:
-        """The other axes of ours, in their order."""
-        return "".join(letter for letter in self.ours if letter not in self.stacked)
-
-    @property
     def order(self) -> list[int]:
-        """For each axis of `inside`, its index among the axes of their tensor: the transposition theirs -> ours."""
-        letters = "".join(self.theirs.split()).replace("1", "")
-        return [letters.index(axis) for axis in self.inside]
+        """For each other axis of ours, its index among the axes of their tensor: the transposition theirs -> ours."""
+        letters, stacked = "".join(self.theirs.split()).replace("1", ""), self.stacked
+        return [letters.index(axis) for axis in self.ours if axis not in stacked]
 
     def places(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-        """The indexes along the stacked axes within `span`, by axis: one tensor each."""
+        """Yield the indexes along the stacked axes within `span`, by axis: one tensor each."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked]
         return (dict(zip(self.stacked, places, strict=True)) for places in itertools.product(*ranges))
 
     def whole(self, shape: tuple[int, ...]) -> dict[str, slice]:
-        """All of a parameter of this shape, as a span."""
+        """Return all of a parameter of this shape, as a span."""
         return {axis: slice(0, size) for axis, size in zip(self.ours, shape, strict=True)}
 
     def tensors(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The names and shapes of the tensors that make a parameter of this shape."""
+        """Yield the names and shapes of the tensors that make a parameter of this shape."""
         sizes = dict(zip(self.ours, shape, strict=True))
         theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split())
         return ((self.tensor(places), theirs) for places in self.places(self.whole(shape)))
 
     def tensor(self, places: Mapping[str, int]) -> str:
-        """The name of the tensor at these indexes of the stacked axes."""
-        return self.name.format(**{axis: self._said(axis, at) for axis, at in places.items()})
+        """Return the name of the tensor at these indexes of the stacked axes."""
+        names: dict[str, str | int] = dict(places)
+        if "l" in places and self.layers is not None:
+            names["l"] = self.layers[places["l"]]
+        if "t" in places:
+            names["t"] = QKV[places["t"]]
+        return self.name.format(**names)
 
-    def _said(self, axis: str, at: int) -> str | int:
-        if axis == "l" and self.layers is not None:
-            return self.layers[at]
-        return QKV[at] if axis == "t" else at
 
-
-# What their names of a layer's norms are, by where ours are: the same name is of another norm in another family.
+# Their names of a layer's norms, by where ours are: the same name is of another norm in another family.
 NORMS: Mapping[str, Mapping[str, str]] = {
     "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
@@ -116,7 +111,7 @@ def _mlp(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def _experts(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
-    """Mixtral's names, or those of Qwen 3, which has norms of queries and keys."""
+    # Mixtral's names, or those of Qwen 3, which has norms of queries and keys.
     is_mixtral = model.family == "mixtral" or (model.family is None and model.qk_norm is None)
     layer += "block_sparse_moe." if is_mixtral else "mlp."
     theirs = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -127,20 +122,12 @@ def _experts(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def _gpt2(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]]:
-    """Its kernels are [in, out], other than torch's."""
     yield "embedding", Leaf("vd", "v d", "transformer.wte.weight")
     yield "positions", Leaf("nd", "n d", "transformer.wpe.weight")
     yield from _norm("norm", "transformer.ln_f", "")
     yield from _norm("blocks.attention_norm", layer + "ln_1", "l")
     yield from _norm("blocks.mlp_norm", layer + "ln_2", "l")
-    yield "blocks.attention.qkv", Leaf("ldthk", "d thk", layer + "attn.c_attn.weight")
-    yield "blocks.attention.qkv_bias", Leaf("lthk", "thk", layer + "attn.c_attn.bias")
-    yield "blocks.attention.out", Leaf("lhkd", "hk d", layer + "attn.c_proj.weight")
-    yield "blocks.attention.out_bias", Leaf("ld", "d", layer + "attn.c_proj.bias")
-    yield "blocks.mlp.up", Leaf("ldf", "d f", layer + "mlp.c_fc.weight")
-    yield "blocks.mlp.up_bias", Leaf("lf", "f", layer + "mlp.c_fc.bias")
-    yield "blocks.mlp.down", Leaf("lfd", "f d", layer + "mlp.c_proj.weight")
-    yield "blocks.mlp.down_bias", Leaf("ld", "d", layer + "mlp.c_proj.bias")
+    yield from _block_kernels(layer, ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), "thk", is_torch=False)
 
 
 def _vit(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
@@ -149,39 +136,47 @@ def _vit(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "cls", Leaf("d", "1 1 d", "vit.embeddings.cls_token")
     yield "positions", Leaf("nd", "1 n d", "vit.embeddings.position_embeddings")
     yield from _norm("norm", "vit.layernorm", "")
-    yield "head", Leaf("dv", "v d", "classifier.weight")
-    yield "head_bias", Leaf("v", "v", "classifier.bias")
+    yield from _head("classifier")
     yield from _norm("blocks.attention_norm", layer + "layernorm_before", "l")
     yield from _norm("blocks.mlp_norm", layer + "layernorm_after", "l")
-    yield "blocks.attention.qkv", Leaf("ldthk", "hk d", layer + "attention.attention.{t}.weight")
-    yield "blocks.attention.qkv_bias", Leaf("lthk", "hk", layer + "attention.attention.{t}.bias")
-    yield "blocks.attention.out", Leaf("lhkd", "d hk", layer + "attention.output.dense.weight")
-    yield "blocks.attention.out_bias", Leaf("ld", "d", layer + "attention.output.dense.bias")
-    yield "blocks.mlp.up", Leaf("ldf", "f d", layer + "intermediate.dense.weight")
-    yield "blocks.mlp.up_bias", Leaf("lf", "f", layer + "intermediate.dense.bias")
-    yield "blocks.mlp.down", Leaf("lfd", "d f", layer + "output.dense.weight")
-    yield "blocks.mlp.down_bias", Leaf("ld", "d", layer + "output.dense.bias")
+    theirs = ("attention.attention.{t}", "attention.output.dense", "intermediate.dense", "output.dense")
+    yield from _block_kernels(layer, theirs, "hk", is_torch=True)
+
+
+def _block_kernels(
+    layer: str, theirs: tuple[str, str, str, str], qkv: str, *, is_torch: bool
+) -> Iterator[tuple[str, Leaf]]:
+    """Yield the kernels and biases of attention and MLP; kernels are [out, in] as torch has them, GPT-2's [in, out]."""
+    kernels = (
+        ("attention.qkv", "d", "thk", qkv),
+        ("attention.out", "hk", "d", "d"),
+        ("mlp.up", "d", "f", "f"),
+        ("mlp.down", "f", "d", "d"),
+    )
+    for (ours, inputs, outputs, word), name in zip(kernels, theirs, strict=True):
+        axes = f"{word} {inputs}" if is_torch else f"{inputs} {word}"
+        yield f"blocks.{ours}", Leaf(f"l{inputs}{outputs}", axes, f"{layer}{name}.weight")
+        yield f"blocks.{ours}_bias", Leaf(f"l{outputs}", word, f"{layer}{name}.bias")
 
 
 def _resnet(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
-    for ours, theirs in _normalized(model):
+    for ours, theirs in _normalized_convolutions(model):
         yield f"{ours}.convolution.kernel", Leaf("yxio", "o i y x", f"{theirs}.convolution.weight")
         yield from _norm(f"{ours}.norm", f"{theirs}.normalization", "")
         yield f"{ours}.norm.mean", Leaf("d", "d", f"{theirs}.normalization.running_mean")
         yield f"{ours}.norm.variance", Leaf("d", "d", f"{theirs}.normalization.running_var")
-    yield "head", Leaf("dv", "v d", "classifier.1.weight")
-    yield "head_bias", Leaf("v", "v", "classifier.1.bias")
+    yield from _head("classifier.1")
 
 
-def _normalized(model: spec.ResNet) -> Iterator[tuple[str, str]]:
-    """The convolutions of a ResNet that have a batch normalization, as ours and theirs name them."""
+def _normalized_convolutions(model: spec.ResNet) -> Iterator[tuple[str, str]]:
+    """Yield the convolutions of a ResNet that have a batch normalization, as ours and theirs name them."""
     yield "stem", "resnet.embedder.embedder"
     before = model.stem_width
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
         for at in range(depth):
             ours, theirs = f"stages.{stage}.{at}", f"resnet.encoder.stages.{stage}.layers.{at}"
-            for each in range(2 if model.block == "basic" else 3):
-                yield f"{ours}.branch.{each}", f"{theirs}.layer.{each}"
+            for number in range(2 if model.block == "basic" else 3):
+                yield f"{ours}.branch.{number}", f"{theirs}.layer.{number}"
             if at == 0 and (stage or before != width):
                 yield f"{ours}.shortcut", f"{theirs}.shortcut"
         before = width
@@ -205,8 +200,7 @@ def _convnext(model: spec.ConvNeXt) -> Iterator[tuple[str, Leaf]]:
             yield f"{ours}.down_bias", Leaf("d", "d", block + "pwconv2.bias")
             yield f"{ours}.layer_scale", Leaf("d", "d", block + "layer_scale_parameter")
     yield from _norm("norm", "convnext.layernorm", "")
-    yield "head", Leaf("dv", "v d", "classifier.weight")
-    yield "head_bias", Leaf("v", "v", "classifier.bias")
+    yield from _head("classifier")
 
 
 def _convolution(ours: str, theirs: str) -> Iterator[tuple[str, Leaf]]:
@@ -214,12 +208,17 @@ def _convolution(ours: str, theirs: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.bias", Leaf("o", "o", f"{theirs}.bias")
 
 
+def _head(theirs: str) -> Iterator[tuple[str, Leaf]]:
+    yield "head", Leaf("dv", "v d", f"{theirs}.weight")
+    yield "head_bias", Leaf("v", "v", f"{theirs}.bias")
+
+
 def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.scale", Leaf(stacked + "d", "d", f"{theirs}.weight")
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
-# What a kind's files hold beside parameters; and the start of names that is missing in files without the head.
+# What a kind's files hold apart from parameters; and the start of names that is missing in files without the head.
 _UNREAD: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
@@ -237,44 +236,44 @@ PREFIX: Mapping[str, str] = {
 HEAD = ("head", "head_bias")  # of a model of images
 
 
-def unread(model: spec.Published) -> tuple[str, ...]:
-    """Ends of the names of tensors that this model's files may hold and nothing reads."""
+def unread_suffixes(model: spec.Published) -> tuple[str, ...]:
+    """Return ends of the names of tensors that this model's files may hold and nothing reads."""
     if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
         return (*_UNREAD[model.kind], "lm_head.weight")
-    heads = (leaves(model)[name].name for name in drawn(model))
-    return (*_UNREAD[model.kind], *heads)
+    return (*_UNREAD[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 
 
-def drawn(model: spec.Published) -> tuple[str, ...]:
-    """The parameters that are drawn at random beside those that are read: of a new head."""
+def new_parameters(model: spec.Published) -> tuple[str, ...]:
+    """Return the parameters that are drawn at random instead of read: those of a new head."""
     return HEAD if isinstance(model, spec.OfImages) and model.new_head else ()
 
 
-def counts(model: spec.Published) -> dict[str, Leaf]:
-    """What their files hold beside what ours is made of, by a name for each: how many batches a norm has seen."""
+def batch_counts(model: spec.Published) -> dict[str, Leaf]:
+    """Return how many batches each norm has seen, which their files hold and ours lack, by a name for each."""
     if not isinstance(model, spec.ResNet):
         return {}
     return {
         f"{ours}.norm.count": Leaf("", "", f"{theirs}.normalization.num_batches_tracked")
-        for ours, theirs in _normalized(model)
+        for ours, theirs in _normalized_convolutions(model)
     }
 
 
-def leaves(model: spec.Published) -> dict[str, Leaf]:
-    """How the parameters of a model are stored, by name, and the running statistics of a ResNet.
+def parameter_leaves(model: spec.Published) -> dict[str, Leaf]:
+    """Return how the parameters of a model are stored, by name, and the running statistics of a ResNet.
 
     Raises SpecError for what theirs lacks: a ViT's pooling, a ResNet's small stem or another epsilon.
     """
-    if isinstance(model, spec.ResNet):
-        if model.stem != "imagenet":
-            raise SpecError(f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet")
-        if model.norm_eps != 1e-5:
-            raise SpecError(f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet knows only 1e-05")
-        return dict(_resnet(model))
-    if isinstance(model, spec.ConvNeXt):
-        return dict(_convnext(model))
-    if isinstance(model, spec.ViT) and model.pool != "cls":
-        raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
-    if isinstance(model, spec.Decoder):
-        return dict(_decoder(model))
+    match model:
+        case spec.ResNet():
+            if model.stem != "imagenet":
+                raise SpecError(f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet")
+            if model.norm_eps != 1e-5:
+                raise SpecError(f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet knows only 1e-05")
+            return dict(_resnet(model))
+        case spec.ConvNeXt():
+            return dict(_convnext(model))
+        case spec.Decoder():
+            return dict(_decoder(model))
+        case spec.ViT() if model.pool != "cls":
+            raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
     return dict(_gpt2() if isinstance(model, spec.GPT2) else _vit())

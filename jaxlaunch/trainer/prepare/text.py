@@ -27,7 +27,9 @@ def main() -> int:
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
-    return print_result(lambda: {"prepared": prepare(folder.resolved(read_spec(os.environ)[0]), lambda: bool(asked))})
+    return print_result(
+        lambda: {"prepared": prepare(folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(asked))}
+    )
 
 
 def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: Callable[[], None]) -> None:
@@ -40,7 +42,7 @@ def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: C
     if spec is None or not texts(spec):
         return
     tell()
-    for _ in _made(folder.resolved(spec), is_stopped):
+    for _ in _made(folder.resolve_spec(spec), is_stopped):
         pass
 
 

@@ -300,7 +300,7 @@ class StateBuilder:
         if self.adapters is not None:
             read |= self.adapters.read_start(self.saved(self.abstract.params))
         elif isinstance(model, Published) and model.init_from is not None:
-            read |= load.load(model, self.saved(self.abstract.params) | statistics(self.abstract.rest))
+            read |= load.load_parameters(model, self.saved(self.abstract.params) | statistics(self.abstract.rest))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         options = once(self._placement.mesh)
         with self.context():

@@ -16,7 +16,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.generate.loaded import load
-from jaxlaunch.trainer.huggingface.tensors import Files
+from jaxlaunch.trainer.huggingface.load import Files
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.state import TrainState

@@ -243,7 +243,7 @@ def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: 
 
 
 def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, seen = load.read, []
+    read, seen = load.read_parameter, []
 
     def watched(*arguments: Any) -> Any:
         assert not seen or seen[-1]() is None, "the parameter before this one is still held"

@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "lora":
         train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    loop_of(folders.resolved(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    loop_of(folders.resolve_spec(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
     document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     (folder / ".lock").touch()

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.generate import __main__ as program
 from jaxlaunch.trainer.generate.choose import Sampling
-from jaxlaunch.trainer.huggingface import save, special_tokens
+from jaxlaunch.trainer.huggingface import folder, save
 from jaxlaunch.trainer.text import tokenizer as tokenizers
 from tests.trainer.generate.generators import bytes_model, one_device
 from tests.trainer.text import corpora
@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a Hugging Face folder."""
     to = tmp_path_factory.mktemp("hf") / "model"
-    save.save(str(to), bytes_model().network.config, params())
+    save.save_model(str(to), bytes_model().network.config, params())
     return to
 
 
@@ -97,28 +97,30 @@ def test_all_devices_share_a_model_whose_mesh_is_not_here(exported: Path) -> Non
 
 def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
-    assert [config[key] for key in special_tokens.KEYS] == [None] * 3
-    assert json.loads((exported / special_tokens.GENERATION).read_text()) == {}
-    assert (config["max_position_embeddings"], special_tokens.ends(str(exported))) == (64, ())
+    assert [config[key] for key in folder.TOKEN_KEYS] == [None] * 3
+    assert json.loads((exported / folder.GENERATION).read_text()) == {}
+    assert (config["max_position_embeddings"], folder.end_tokens(str(exported))) == (64, ())
     (exported.parent / "source").mkdir()
     said = {"eos_token_id": [3, 4], "temperature": 0.6}
-    (exported.parent / "source" / special_tokens.GENERATION).write_text(json.dumps(said))
+    (exported.parent / "source" / folder.GENERATION).write_text(json.dumps(said))
     (exported.parent / "source" / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 3}))
     source = str(exported.parent / "source")
-    save.save(str(tmp_path / "out"), bytes_model().network.config.model_copy(update={"init_from": source}), params())
+    save.save_model(
+        str(tmp_path / "out"), bytes_model().network.config.model_copy(update={"init_from": source}), params()
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [config[key] for key in special_tokens.KEYS] == [1, [3, 4], None]
-    assert json.loads((tmp_path / "out" / special_tokens.GENERATION).read_text()) == {"bos_token_id": 1, **said}
-    assert special_tokens.ends(source) == (3, 4)
+    assert [config[key] for key in folder.TOKEN_KEYS] == [1, [3, 4], None]
+    assert json.loads((tmp_path / "out" / folder.GENERATION).read_text()) == {"bos_token_id": 1, **said}
+    assert folder.end_tokens(source) == (3, 4)
 
 
 def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
     files = saved_files.read_tokenizer(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
-    save.save(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
-    for name in ("config.json", special_tokens.GENERATION):
+    save.save_model(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
+    for name in ("config.json", folder.GENERATION):
         found = json.loads((tmp_path / "out" / name).read_text())
         assert (found["bos_token_id"], found["eos_token_id"], found.get("pad_token_id")) == (1, 0, None), name
-    assert special_tokens.of_tokenizer({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}
+    assert folder.special_token_ids({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}
 
 
 def test_a_stream_is_of_one_sample(trained: Path) -> None:

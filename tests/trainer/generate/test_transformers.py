@@ -39,7 +39,9 @@ def gpt2(to: Path) -> Path:
     shapes = step("gpt2_tiny", None, model={"positions": POSITIONS}).abstract.params
     draw = np.random.default_rng(0)
     assert isinstance(model, spec.Published)
-    save.save(str(to), model, {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()})
+    save.save_model(
+        str(to), model, {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()}
+    )
     return to
 
 
@@ -70,7 +72,7 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
         place = gpt2(tmp_path / case) if case == "gpt2_tiny" else folder(case, tmp_path / case)
         loaded = load(str(place), mesh=one_device())
         place = tmp_path / f"{case}-out"  # as transformers reads it: the fixtures do not name their format
-        save.save(str(place), loaded.config, loaded.params)
+        save.save_model(str(place), loaded.config, loaded.params)
         calls = [call(place, prompts(case, (32, 7, 13)))]  # the first is as long as ours are padded to
         found += [ours(loaded, each) for each in calls]
         if case == "mistral_tiny":  # a text that ends before the others, and beams; both beyond its window

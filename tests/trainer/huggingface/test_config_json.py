@@ -12,7 +12,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.huggingface.families import FAMILIES
-from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
 from jaxlaunch.trainer.spec.presets import PRESETS
 from tests.trainer.references import config
@@ -25,7 +25,7 @@ def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> 
     """The spec of a job that starts from a folder of this config.json."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(given))
-    return resolved(TrainSpec(task=task, model={"init_from": str(folder), **model}))
+    return resolve_spec(TrainSpec(task=task, model={"init_from": str(folder), **model}))
 
 
 @pytest.mark.parametrize("case", [*DECODERS, "gpt2_tiny", "vit_tiny"])
@@ -33,21 +33,21 @@ def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str,
     given = config(case)
     model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
     assert model.kind == FAMILIES[given["model_type"]].kind
-    written = config_json.config(model)
+    written = config_json.render_config(model)
     assert written["model_type"] == given["model_type"]
     same = [key for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim") if key in given]
     assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
         given[key] for key in same if given[key] is not None
     ]
-    assert config_json.differences(model, config_json.model(written)) == []
+    assert config_json.differences(model, config_json.parse_model(written)) == []
 
 
 @pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
 def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[str, Any]) -> None:
     model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
-    written = config_json.config(model)
+    written = config_json.render_config(model)
     assert written["model_type"] == sizes.get("family", sizes["kind"])
-    assert config_json.differences(model, config_json.model(written)) == []
+    assert config_json.differences(model, config_json.parse_model(written)) == []
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,15 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
 )
 def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, Any]) -> None:
     dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - given.keys()
-    model = config_json.model({key: value for key, value in config("llama_tiny").items() if key not in dropped} | given)
+    model = config_json.parse_model(
+        {key: value for key, value in config("llama_tiny").items() if key not in dropped} | given
+    )
     for key, wanted in says.items():
         found = getattr(model, key)
         assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
             wanted
         ), key
-    assert config_json.differences(model, config_json.model(config_json.config(model))) == []
+    assert config_json.differences(model, config_json.parse_model(config_json.render_config(model))) == []
 
 
 @pytest.mark.parametrize(
@@ -163,26 +165,26 @@ def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp_path: Path) -> None:
     away = str(tmp_path / "nowhere")
     whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
-    assert resolved(whole, is_here=False) == whole
+    assert resolve_spec(whole, is_here=False) == whole
     for job, is_here in ((whole, True), (TrainSpec(task=LM, model={"init_from": away}), False)):
         with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-            resolved(job, is_here=is_here)
+            resolve_spec(job, is_here=is_here)
 
 
 def test_a_decoder_that_no_family_has_is_not_exported() -> None:
     odd = spec.Decoder(norms="both", qk_norm="whole")
     with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"):
-        config_json.config(odd)
+        config_json.render_config(odd)
     with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
-        config_json.config(spec.Decoder(family="llama", qk_norm="head"))
-    assert config_json.config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
+        config_json.render_config(spec.Decoder(family="llama", qk_norm="head"))
+    assert config_json.render_config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
 
 
 def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
     thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
-    assert config_json.family(thin) == "llama"
+    assert config_json.find_family(thin) == "llama"
     with pytest.raises(SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"):
-        config_json.family(thin.model_copy(update={"family": "olmo2"}))
+        config_json.find_family(thin.model_copy(update={"family": "olmo2"}))
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -262,18 +264,18 @@ ACCEPTED: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize(("case", "key", "value"), REFUSED, ids=str)
 def test_a_key_that_changes_the_model_and_is_not_ours_is_refused_by_name(case: str, key: str, value: Any) -> None:
     with pytest.raises(SpecError, match=key):
-        config_json.model(config(case) | {key: value})
+        config_json.parse_model(config(case) | {key: value})
 
 
 @pytest.mark.parametrize(("case", "key", "value"), ACCEPTED, ids=str)
 def test_a_key_that_says_nothing_changes_nothing(case: str, key: str, value: Any) -> None:
-    assert config_json.model(config(case) | {key: value}) == config_json.model(config(case))
+    assert config_json.parse_model(config(case) | {key: value}) == config_json.parse_model(config(case))
 
 
 @pytest.mark.parametrize("case", ["qwen2_tiny", "qwen3_tiny"])
 def test_a_window_that_is_turned_on_and_not_said_is_transformers_own(case: str) -> None:
     given = {key: value for key, value in config(case).items() if key not in ("sliding_window", "layer_types")}
-    model: Any = config_json.model(given | {"use_sliding_window": True, "max_window_layers": 1})
+    model: Any = config_json.parse_model(given | {"use_sliding_window": True, "max_window_layers": 1})
     assert (model.window, model.looks) == (4096, ("full", "window"))
 
 
@@ -348,9 +350,9 @@ def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(missi
     sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
     model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
     whole = TrainSpec(task=LM, model=model)
-    assert resolved(whole, is_here=False) == whole
+    assert resolve_spec(whole, is_here=False) == whole
     with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-        resolved(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), is_here=False)
+        resolve_spec(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), is_here=False)
 
 
 def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:

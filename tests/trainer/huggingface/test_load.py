@@ -10,7 +10,7 @@ from safetensors.numpy import save as save_one
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.huggingface.tensors import INDEX, Files
+from jaxlaunch.trainer.huggingface.load import INDEX, Files
 from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
@@ -32,7 +32,7 @@ def written(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> None:
     params = step(case, folder(case, tmp_path / "in")).init().params
-    save.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    save.save_model(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), tensors(case, "weights"))
     assert equal(step(case, tmp_path / "out").init().params, params)
 
@@ -41,7 +41,7 @@ def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> N
 def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init().params
-    save.save(str(tmp_path), train_spec(case, None, model=model).model, params)
+    save.save_model(str(tmp_path), train_spec(case, None, model=model).model, params)
     axes = {"ep" if getattr(train_spec(case, None).model, "experts", None) else "dp": 2, "fsdp": 2, "mp": 2}
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
     assert equal(split, params)
@@ -55,7 +55,7 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
     source = _copied(case, tmp_path / "in", rounded)
     precision = {"params": "bfloat16", "compute": "bfloat16"}
     params = step(case, source, precision=precision).init().params
-    save.save(str(tmp_path / "out"), train_spec(case, None).model, params)
+    save.save_model(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), rounded)
     wide = step(case, source).init().params
     assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})
@@ -76,7 +76,7 @@ step = Step(NextToken(), train, mesh.build(train.mesh, jax.devices()), 1)
 
 def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     params = peaks.large()
-    save.save(str(tmp_path / "hf"), peaks.LARGE, params)
+    save.save_model(str(tmp_path / "hf"), peaks.LARGE, params)
     peak = peaks.growth(STEP, "state = step.init()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
     assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface import folder, preprocessor
+from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.spec import ResNet, TrainSpec, ViT
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "vit_tiny"
@@ -44,15 +44,15 @@ def test_a_folder_s_pixels_are_those_of_its_preprocessor_unless_the_job_says_oth
     home.mkdir()
     (home / "config.json").write_text(json.dumps(json.loads((FIXTURE / "config.json").read_text())["hf_config"]))
     model: dict[str, Any] = {"kind": "vit", "init_from": str(home)}
-    before = folder.described_by(str(home))
+    before = folder.read_model(str(home))
     assert isinstance(before, ViT) and before.pixel_mean is None
     (home / "preprocessor_config.json").write_text(json.dumps(given))
-    found = folder.resolved(TrainSpec.model_validate({"task": "classify", "model": model})).model
+    found = folder.resolve_spec(TrainSpec.model_validate({"task": "classify", "model": model})).model
     assert isinstance(found, ViT) and found.pixel_mean and found.pixel_std
     ours = [(each - m) / s for each, m, s in zip(PIXEL, found.pixel_mean, found.pixel_std, strict=True)]
     assert ours == pytest.approx(of_transformers(given), rel=1e-6)
     for own in ({"pixel_mean": None, "pixel_std": None}, {"pixel_mean": [1.0] * 3, "pixel_std": [2.0] * 3}):
-        kept = folder.resolved(TrainSpec.model_validate({"task": "classify", "model": model | own})).model
+        kept = folder.resolve_spec(TrainSpec.model_validate({"task": "classify", "model": model | own})).model
         assert isinstance(kept, ViT) and kept.pixel_mean == own["pixel_mean"]
 
 
@@ -67,17 +67,17 @@ def test_a_folder_s_pixels_are_those_of_its_preprocessor_unless_the_job_says_oth
 )
 def test_a_damaged_one_is_a_sentence(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"x/preprocessor_config.json cannot be read: .*{says}|{says}"):
-        preprocessor.pixels(text, "x/preprocessor_config.json")
+        folder.parse_pixels(text, "x/preprocessor_config.json")
 
 
 def test_what_is_written_is_read_again_and_what_cannot_be_written_is_not() -> None:
     model = ResNet(pixel_mean=[120.0, 110.0, 100.0], pixel_std=[60.0, 61.0, 62.0])
-    said = preprocessor.written(model, (224, 224), 0.875)
+    said = folder.render_preprocessor(model, (224, 224), 0.875)
     assert said is not None and said["size"] == {"shortest_edge": 256}
-    again = preprocessor.pixels(json.dumps(said), "")
+    again = folder.parse_pixels(json.dumps(said), "")
     assert again["pixel_mean"] == pytest.approx(model.pixel_mean) and again["pixel_std"] == pytest.approx(
         model.pixel_std
     )
-    wide = preprocessor.written(model, (224, 320), 1.0)
+    wide = folder.render_preprocessor(model, (224, 320), 1.0)
     assert wide is not None and wide["size"] == {"height": 224, "width": 320} and "crop_size" not in wide
-    assert preprocessor.written(ResNet(), (224, 224), 1.0) is None
+    assert folder.render_preprocessor(ResNet(), (224, 224), 1.0) is None

@@ -30,7 +30,7 @@ def momentum(step: Any, state: TrainState) -> dict[str, jax.Array]:
 
 def theirs(case: str, params: dict[str, jax.Array], to: Path) -> dict[str, np.ndarray]:
     """Arrays in the places of our parameters, by the names of Hugging Face."""
-    save.save(str(to), train_spec(case, None).model, params)
+    save.save_model(str(to), train_spec(case, None).model, params)
     return load_file(to / "model.safetensors")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from tests.trainer import references
 from tests.trainer.references import folder, step, tensors
 
@@ -31,4 +31,4 @@ def test_an_image_that_the_folder_s_patches_do_not_divide_is_refused(tmp_path: P
     block = {"kind": "vit", "init_from": str(folder(CASE, tmp_path / "hf")), "image": [36, 36]}
     train = spec.TrainSpec.model_validate({"task": "classify", "model": block})
     with pytest.raises(SpecError, match=r"image = \[36, 36\] is not a height and a width that are multiples"):
-        resolved(train)
+        resolve_spec(train)

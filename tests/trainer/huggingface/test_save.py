@@ -9,7 +9,7 @@ import pytest
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
-from jaxlaunch.trainer.huggingface.tensors import INDEX
+from jaxlaunch.trainer.huggingface.load import INDEX
 from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
@@ -23,7 +23,7 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
-    names = save.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    names = save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
     index = json.loads((tmp_path / "out" / INDEX).read_text())
@@ -44,7 +44,7 @@ class Halting(dict[str, Any]):
 
 def test_a_folder_is_whole_or_is_not_there(params: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
-        save.save(str(tmp_path / "out"), MODEL, Halting(params))
+        save.save_model(str(tmp_path / "out"), MODEL, Halting(params))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,19 +54,19 @@ def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
     synced: list[bool] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((tmp_path / "out").exists()) or real(fd))
-    save.save(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
+    save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     assert synced == [False] * len(list((tmp_path / "out").iterdir()))
 
 
 def test_an_empty_folder_is_filled_and_any_other_left_alone(params: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    save.save(str(tmp_path / "out"), MODEL, params)
+    save.save_model(str(tmp_path / "out"), MODEL, params)
     kept = (tmp_path / "out" / "config.json").read_bytes()
     with pytest.raises(SpecError, match="out already exists; name a new folder or an empty one"):
-        save.save(str(tmp_path / "out"), MODEL, params)
+        save.save_model(str(tmp_path / "out"), MODEL, params)
     assert (tmp_path / "out" / "config.json").read_bytes() == kept
     with pytest.raises(SpecError, match="gs://bucket/out is not a local folder"):
-        save.save("gs://bucket/out", MODEL, params)
+        save.save_model("gs://bucket/out", MODEL, params)
 
 
 class Counted:
@@ -83,7 +83,7 @@ class Counted:
 
 def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
     asked: list[int] = []
-    save.save(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
+    save.save_model(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
     assert sorted(asked) == sorted(array.nbytes for array in tensors("llama3_tiny", "weights").values())
 
 
@@ -97,14 +97,14 @@ def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: 
 )
 def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
-        save.save(str(tmp_path / "out"), model, given)
+        save.save_model(str(tmp_path / "out"), model, given)
     assert says in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
-    assert config_json.config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
-    assert "eos_token_id" not in config_json.config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
+    assert config_json.render_config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
+    assert "eos_token_id" not in config_json.render_config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
 
 
 def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: P
     model = spec.Decoder(layers=4, width=256, heads=4, vocab=65536, length=256, tied=False)
     each = made_up.params(model, np.float32)
     peak = peaks.growth(
-        made_up.PREPARE, "save.save(sys.argv[2], model, each)", model.model_dump_json(), str(tmp_path / "out")
+        made_up.PREPARE, "save.save_model(sys.argv[2], model, each)", model.model_dump_json(), str(tmp_path / "out")
     )
     assert made_up.largest(each) == 65536 * 256 * 4
     assert peak <= 2 * made_up.largest(each) + 8e6

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.huggingface.folder import resolved
+from jaxlaunch.trainer.huggingface.folder import resolve_spec
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
@@ -62,7 +62,7 @@ def step(
     train = spec.TrainSpec.model_validate(
         {"task": "tests:R", "batch": 8, "mesh": {"dp": devices}, "model": block, "optimizer": sgd} | keys
     )
-    train = resolved(train)
+    train = resolve_spec(train)
     images = Images((*described(case)["size"], 3))
     return Step(images, train, mesh.build(train.mesh, jax.devices()[:devices]), 20)
 

@@ -30,7 +30,7 @@ def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Pa
     np.testing.assert_allclose(logits_BV, given["eval_logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(found, given["loss"][0], rtol=0, atol=5e-6)
     for name, arrays, wanted in (("grads", grads, tensors(CASE, "grads")), ("same", state.params, None)):
-        save.save(str(tmp_path / name), trained._spec.model, arrays)  # type: ignore[arg-type]
+        save.save_model(str(tmp_path / name), trained._spec.model, arrays)  # type: ignore[arg-type]
         written, wanted = load_file(tmp_path / name / "model.safetensors"), wanted or tensors(CASE, "weights")
         assert written.keys() == wanted.keys()
         for each, array in wanted.items():

@@ -27,7 +27,7 @@ def momentum(trained: Step, state: TrainState) -> dict[str, jax.Array]:
 
 def theirs(of: Step, params: dict[str, Any], rest: dict[str, Any], to: Path) -> dict[str, np.ndarray]:
     """Arrays in the places of our parameters, by the names of Hugging Face."""
-    save.save(str(to), of._spec.model, {**params, **rest})  # type: ignore[arg-type]
+    save.save_model(str(to), of._spec.model, {**params, **rest})  # type: ignore[arg-type]
     return load_file(to / "model.safetensors")
 
 

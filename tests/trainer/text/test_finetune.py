@@ -85,7 +85,9 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
     if "samples" in given["eval"]:
         given["eval"]["samples"] = {"prompts": ["the lazy"], "max_tokens": 4}
     given["eval"]["every"] = given["checkpoint"]["every"] = STEPS
-    return weights.resolved(TrainSpec.model_validate(given | {"batch": 8, "steps": STEPS, "mesh": {"dp": 8}} | keys))
+    return weights.resolve_spec(
+        TrainSpec.model_validate(given | {"batch": 8, "steps": STEPS, "mesh": {"dp": 8}} | keys)
+    )
 
 
 def bits_per_byte(training: BuiltInTraining) -> float:
