@@ -88,7 +88,7 @@ class Sample:
     )
 
     def how(self) -> dict[str, Any]:
-        """How tokens are chosen, as far as it is said: fields of jaxlaunch.trainer.generate.choose.Sampling."""
+        """How tokens are chosen, as far as it is said: fields of jaxlaunch.trainer.generate.decoding.Sampling."""
         names = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "beams", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 

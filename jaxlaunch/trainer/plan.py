@@ -24,7 +24,7 @@ from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.data.examples import NARROW, Examples
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate import samples
+from jaxlaunch.trainer.generate.loaded import sampling_bytes_per_device
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
@@ -137,7 +137,7 @@ class Plan:
     def _samples(self) -> int:
         """Bytes on a device while samples of an evaluation are made, when there are no activations."""
         asked = self.spec.eval.samples
-        return 0 if asked is None else samples.bytes_per_device(self.spec, asked, self.mesh)
+        return 0 if asked is None else sampling_bytes_per_device(self.spec, asked, self.mesh)
 
     def _activations(self) -> dict[str, Range]:
         """Residuals on a device: as the spec rematerializes, without rematerialization, and with `full`.

@@ -20,9 +20,10 @@ from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Prefetcher
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
-from jaxlaunch.trainer.generate.samples import Samples
+from jaxlaunch.trainer.generate.loaded import TrainingSamples
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.means import Means
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
@@ -66,7 +67,7 @@ class HeldOut:
     ) -> None:
         self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
         self.batches, self._baselines = batches, baselines
-        self._samples = None if spec.eval.samples is None else Samples(spec, spec.eval.samples, step.mesh)
+        self._samples = None if spec.eval.samples is None else TrainingSamples(spec, spec.eval.samples, step.mesh)
         self._pictures = Pictures.of(spec, task, step)
         self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
         self._classify = task if isinstance(task, Classify) and task.tells_classes(spec) else None
@@ -130,7 +131,7 @@ class HeldOut:
         """Return a sample of each prompt of train.eval.samples; report what the task shows."""
         if self._pictures is not None:
             self._pictures.report(state)
-        return () if self._samples is None else self._samples.taken(state.evaluated_params())
+        return () if self._samples is None else self._samples.take(state.evaluated_params())
 
 
 class ResumeCheck:
@@ -258,16 +259,11 @@ class BuiltInTraining(Training[TrainState]):
         has_tokens = reads_tokens(self.spec, self.pipeline.like())
         is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
         return Metrics(
+            Workload(self.settings.steps, self.spec.batch, has_tokens, is_row, len(train_set), train_set.epochs),
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
             socket=self.place.socket,
             report=self.report,
-            total_steps=self.settings.steps,
-            examples_per_step=self.spec.batch,
-            has_tokens=has_tokens,
-            has_targets=is_row,
-            dataset_examples=len(train_set),
-            epochs=train_set.epochs,
         )
 
     # --- the state ----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = bytes_model()
     store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")
     store.claim()
-    params = {name: np.asarray(each) for name, each in model.network.stacked(model.weights).items()}
+    params = {name: np.asarray(each) for name, each in model.network.stack(model.weights).items()}
     recorded = {"data": {"source": "text", "tokenizer": "bytes"}}
     store.save(2, {"params": params}, {"model": model.network.config.model_dump(mode="json"), "train": recorded})
     store.close()

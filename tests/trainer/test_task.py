@@ -14,9 +14,9 @@ from flax import linen, nnx
 from jaxlaunch import contract
 from jaxlaunch.trainer import tasks
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.metrics.counters import StepTimer, Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
-from jaxlaunch.trainer.metrics.timer import StepTimer
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.task import Loss, Task, task_class
@@ -187,9 +187,7 @@ def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -
 
 
 def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
-    metrics = Metrics(
-        rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None), total_steps=2, examples_per_step=1
-    )
+    metrics = Metrics(Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None))
     metrics.start(0)
     metrics.interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})
     metrics.evaluated(1, {"loss": 1.0, "hits": 0.5, "examples": 3.0})

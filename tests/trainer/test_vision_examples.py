@@ -40,7 +40,7 @@ def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
 def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
     """What the trained model predicts."""
     asked = programs.Predict(folder=str(folder / "checkpoints"), files=tuple(map(str, files)))
-    return list(predict.predicted(asked)["rows"])
+    return list(predict.predict(asked)["rows"])
 
 
 def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The folder holds adapter_config.json and adapter_model.safetensors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -215,11 +216,9 @@ def described_by(folder: str, model: Published) -> Lora:
     store fails."""
     path = epath.Path(folder) / CONFIG
     try:
-        if remote.is_remote(folder):
+        if is_remote := remote.is_remote(folder):
             remote.check(KEY, folder)
-            with remote.storage(f"reading {KEY} = {folder}", SpecError):
-                config = json.loads(path.read_text())
-        else:
+        with remote.storage(f"reading {KEY} = {folder}", SpecError) if is_remote else contextlib.nullcontext():
             config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"{KEY} = {folder}: {CONFIG} cannot be read: {error}") from None

@@ -18,21 +18,20 @@ from jaxlaunch.trainer.start.process import print_result
 
 
 def main() -> int:
-    """Evaluates as the arguments say and prints the means as JSON; returns the exit code."""
-    asked = programs.read(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
+    """Evaluate as the arguments say and print the means as JSON; return the exit code."""
+    options = programs.read(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
 
-    def find() -> dict[str, Any]:
+    def evaluate() -> dict[str, Any]:
         if (train := os.environ.get(contract.TRAIN_SPEC)) is None:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []
-        found = load(asked.folder, train, step=asked.step, ema=asked.ema, note=notes.append)
-        means, told = found.report()
-        examples = means.pop(Key.EXAMPLES)
-        return {"step": found.step, "metrics": finite(means), "examples": int(examples), "notes": notes} | (
-            {} if told is None else {"classification": told}
-        )
+        model = load(options.folder, train, step=options.step, ema=options.ema, note=notes.append)
+        means, classification = model.report()
+        examples = int(means.pop(Key.EXAMPLES))
+        result = {"step": model.step, "metrics": finite(means), "examples": examples, "notes": notes}
+        return result if classification is None else result | {"classification": classification}
 
-    return print_result(find)
+    return print_result(evaluate)
 
 
 if __name__ == "__main__":

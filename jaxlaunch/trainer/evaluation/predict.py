@@ -3,29 +3,44 @@
 FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor, for a task of ours,
 the job of the training is needed: how a file becomes what the model reads is beside the weights. With TRAIN_SPEC the
 task may be a user's. Prints one JSON object; exits with a code of the contract.
+
+Files are read some at a time, each example with the place it is from, and become rows of a table: .csv, .jsonl or
+.parquet, a file that appears when all rows are in it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import itertools
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from jaxlaunch import contract, programs
+from jaxlaunch import atomic_file, contract, programs
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
+from jaxlaunch.trainer.data import files as data_files
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.evaluation import readable, table_file, trained
-from jaxlaunch.trainer.evaluation.readable import Part
+from jaxlaunch.trainer.evaluation import trained
 from jaxlaunch.trainer.evaluation.trained import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
+from jaxlaunch.trainer.sources.images import held, index, listing, picture
+from jaxlaunch.trainer.sources.images.index import joined, shown
+from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.tables import files as tables
+from jaxlaunch.trainer.sources.tables.features import Features
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.spec.vision.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
@@ -34,123 +49,324 @@ from jaxlaunch.trainer.tasks.classify import Classify
 
 SHOWN = 20  # rows of the result where no file is written
 CHUNK = 256  # examples at a time, at most
+COLUMN_ROWS = 256  # of a Parquet file that are in memory at once
 Row = dict[str, Any]
+Array = np.ndarray[Any, Any]
+Skip = Callable[[str], None]  # of what cannot be read: refuses it, or leaves it out
 
 
 def main() -> int:
-    """Predicts as the arguments say and prints what was found as JSON; returns the exit code."""
-    asked = programs.read(programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__)
-    return print_result(lambda: predicted(asked))
+    """Predict as the arguments say and print the result as JSON; return the exit code."""
+    options = programs.read(programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__)
+    return print_result(lambda: predict(options))
 
 
-def predicted(asked: programs.Predict) -> dict[str, Any]:
-    """Writes the table, or returns its first rows; and how many there are. Raises a TrainerError."""
-    if asked.output is not None:
-        table_file.check(asked.output)
-    if remote.is_remote(asked.folder):
-        remote.check("the folder of weights", asked.folder)
-    described = saved_files.read_inputs(asked.folder)
-    if described is None:
+def predict(options: programs.Predict) -> dict[str, Any]:
+    """Write the table, or return its first rows; and how many there are. Raises a TrainerError."""
+    if options.output is not None:
+        _check_output(options.output)
+    if remote.is_remote(options.folder):
+        remote.check("the folder of weights", options.folder)
+    inputs = saved_files.read_inputs(options.folder)
+    if inputs is None:
         raise SpecError(
-            f"{asked.folder} does not say how files become what its model reads ({saved_files.INPUTS}): trainings of "
+            f"{options.folder} does not say how files become what its model reads ({saved_files.INPUTS}): trainings of "
             "images and tables of this version write it; from Python, jaxlaunch.load predicts for arrays"
         )
     notes: list[str] = []
     skipped: list[str] = []
 
-    def broken(what: str) -> None:
-        if not asked.skip_broken:
-            raise DataError(f"{what}; fix or remove it, or leave such out with --skip-broken")
-        skipped.append(what)
+    def skip(fault: str) -> None:
+        if not options.skip_broken:
+            raise DataError(f"{fault}; fix or remove it, or leave such out with --skip-broken")
+        skipped.append(fault)
 
-    names = readable.listed(asked.files, described["kind"], broken)
-    model = _loaded(asked, described, notes.append)
-    parts = _parts(described, names, min(model.spec.batch, CHUNK), broken)
-    rows = (row for part in parts for row in _rows(part, model.predict(dict(part.arrays)), described, asked.top))
-    count, shown = table_file.write(asked.output, rows, SHOWN)
+    paths = _list_files(options.files, inputs["kind"], skip)
+    model = load_model(options, inputs, notes.append)
+    size = min(model.spec.batch, CHUNK)
+    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(paths, inputs, size, skip)
+    rows = (row for part in parts for row in _rows(part, model.predict(part.arrays), inputs, options.top))
+    count, shown_rows = _write_table(options.output, rows)
     return {
         "step": model.step,
         "examples": count,
-        "rows": shown,
+        "rows": shown_rows,
         "skipped": len(skipped),
-        "notes": [*notes, *(f"left out: {what}" for what in skipped[:SHOWN])],
+        "notes": [*notes, *(f"left out: {fault}" for fault in skipped[:SHOWN])],
     }
 
 
-def _parts(described: Mapping[str, Any], names: list[str], size: int, broken: Callable[[str], None]) -> Iterator[Part]:
-    """The examples of the files, up to `size` at a time."""
-    if described["kind"] == "table":
-        return readable.of_tables(names, described, size, broken)
-    shape = described["shape"]
-    augment = Augment(eval_crop=described["eval_crop"])
-    transform = Transform(augment, (shape[0], shape[1]), "eval")
-    return readable.of_images(names, transform, shape, size, broken)
-
-
-def _rows(part: Part, found: Any, described: Mapping[str, Any], top: int) -> Iterator[Row]:
-    """A row of the table for each example: where it is from, then what the model says of it."""
-    said_BV = np.asarray(found, np.float64)
-    match described["target"]:
-        case "regression":
-            names = described.get("label") or [f"value_{number}" for number in range(1, said_BV.shape[1] + 1)]
-            for place, said_V in zip(part.places, said_BV, strict=True):
-                yield place | dict(zip(names, said_V.tolist(), strict=True))
-        case "multi_label":
-            names = described.get("label") or list(map(str, range(said_BV.shape[1])))
-            chances_BV = 0.5 * (1.0 + np.tanh(0.5 * said_BV))  # the sigmoid, which does not overflow
-            for place, chance_V in zip(part.places, chances_BV, strict=True):
-                yield place | dict(zip(names, chance_V.tolist(), strict=True))
-        case _:
-            chances_BV = np.exp(said_BV - said_BV.max(-1, keepdims=True))
-            chances_BV /= chances_BV.sum(-1, keepdims=True)
-            for place, chance_V in zip(part.places, chances_BV, strict=True):
-                yield place | _likeliest(chance_V, described.get("classes", ()), top)
-
-
-def _likeliest(chance_V: np.ndarray[Any, Any], classes: list[str], top: int) -> Row:
-    """The labels of the largest probabilities; of equal ones the first."""
-    row: Row = {}
-    for rank, label in enumerate(np.argsort(-chance_V, kind="stable")[:top].tolist(), 1):
-        ending = "" if rank == 1 else f"_{rank}"
-        row[f"label{ending}"] = classes[label] if label < len(classes) else str(label)
-        row[f"probability{ending}"] = float(chance_V[label])
-    return row
+def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
+    """Return the files: those of a folder by their names, in order. Raises DataError where there is none."""
+    paths: list[str] = []
+    for name in names:
+        if listing.is_folder(name):
+            members = sorted(listing.walked(name))
+            if kind == "table":
+                endings, readable = tables.ENDINGS, [member for member in members if tables.is_table(member)]
+            else:
+                endings = (*picture.ENDINGS, ".tar", *listing.TABLES)
+                # Images; where there are none, what holds images.
+                readable = [member for member in members if listing.kind_of(member) == "files"]
+                readable = readable or [member for member in members if listing.kind_of(member) in ("tar", "table")]
+            if not readable:
+                raise DataError(f"{shown(name)} holds none of {', '.join(endings)}, which the model reads")
+            paths += [joined(name, member) for member in readable]
+        elif remote.is_remote(name) or os.path.lexists(name):
+            paths.append(name)
+        else:
+            skip(f"{shown(name)} does not exist")
+    return paths
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _loaded(asked: programs.Predict, described: Mapping[str, Any], note: Callable[[str], None]) -> TaskModel:
+def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Callable[[str], None]) -> TaskModel:
+    """Load the model of a folder of checkpoints, or of one that `launcher export` wrote. Raises a TrainerError."""
+    folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
-        return trained.load(asked.folder, train, step=asked.step, ema=asked.ema, note=note)
-    if (epath.Path(asked.folder) / "config.json").exists():
-        if asked.step is not None or asked.ema:
-            raise SpecError(f"{asked.folder} is an export, which holds neither steps nor a moving average")
-        return _exported(asked.folder, described)
-    found = reader.find(asked.folder, asked.step, note)
-    train_block = _block(described, stored_model.model(found), found.meta.get("precision", "fp32"))
-    return trained.load(asked.folder, train_block.model_dump_json(exclude_unset=True), step=found.step, ema=asked.ema)
+        return trained.load(folder, train, step=step, ema=options.ema, note=note)
+    if not (epath.Path(folder) / "config.json").exists():
+        stored = reader.find(folder, step, note)
+        spec = _built_in_spec(inputs, stored_model.model(stored), stored.meta.get("precision", "fp32"))
+        return trained.load(folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema)
+    if step is not None or options.ema:
+        raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
+    mlp = save.read_mlp_model(folder)
+    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
+    spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
+    task.use_inputs(inputs)
+    compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
+    state = compiled.init()
+    params = state.params
+    if mlp is not None:
+        params = save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
+    return TaskModel(spec, task, compiled, None, params, state.rest)
 
 
-def _block(described: Mapping[str, Any], model: specs.Model | specs.Published, precision: Any) -> TrainSpec:
-    """What a model of the built-in task was trained as, as far as a prediction asks."""
-    loss = {"target": described["target"]}
+def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.Published, precision: Any) -> TrainSpec:
+    """Return what a model of the built-in task was trained as, as far as a prediction asks."""
+    loss = {"target": inputs["target"]}
     keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision, "loss": loss, "batch": CHUNK}
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})  # it has no state
 
 
-def _exported(folder: str, described: Mapping[str, Any]) -> TaskModel:
-    """The model of a folder that `launcher export` wrote. Raises SpecError."""
-    mlp = save.read_mlp_model(folder)
-    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
-    spec, task = _block(described, config, "fp32"), Classify()
-    task.use_inputs(described)
-    compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
-    state = compiled.init()
-    params = (
-        state.params if mlp is None else save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
-    )
-    return TaskModel(spec, task, compiled, None, params, state.rest)
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Some examples: where each is from, and arrays [N, …] by name."""
+
+    places: list[Row]
+    arrays: dict[str, Array]
+
+
+class Item(NamedTuple):
+    """An image that is not read yet; `name` is the file, and what in it the image is called."""
+
+    name: str
+    read: Callable[[], bytes]
+
+
+def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
+    """Yield `image`, uint8 of the shape that the model reads, as an evaluation sees it, up to `size` at a time."""
+    shape = inputs["shape"]
+    channels = shape[2] if len(shape) == 3 else 1
+    transform = Transform(Augment(eval_crop=inputs["eval_crop"]), (shape[0], shape[1]), "eval")
+
+    def find_items() -> Iterator[Item]:
+        for path in paths:
+            with _skipping(path, skip):
+                yield from _items(path)
+
+    def read_pixels(item: Item) -> Array | str:
+        """Return the pixels of an image, or what is wrong with it."""
+        try:
+            return transform(Picture(item.read(), channels)).reshape(shape)
+        except Broken as error:
+            return f"{item.name} {error}"
+        except OSError as error:
+            return f"{item.name} cannot be read: {error.strerror or error}"
+
+    items = find_items()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        while chunk := list(itertools.islice(items, size)):
+            places, images = [], []
+            for item, pixels in zip(chunk, threads.map(read_pixels, chunk), strict=True):
+                if isinstance(pixels, str):
+                    skip(pixels)
+                else:
+                    places.append({"file": item.name})
+                    images.append(pixels)
+            if places:
+                yield Part(places, {"image": np.stack(images)})
+
+
+@contextlib.contextmanager
+def _skipping(path: str, skip: Skip) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        skip(str(error))
+    except OSError as error:
+        skip(f"{shown(path)} cannot be read: {error.strerror or error}")
+
+
+def _items(path: str) -> Iterator[Item]:
+    """Yield the images of a file: itself, members of a tar, rows of Parquet and Arrow. Raises DataError where it is
+    damaged or holds none, OSError and StorageError."""
+    kind = listing.kind_of(path)
+    if kind not in ("tar", "table"):
+        yield Item(shown(path), partial(index.whole, path))
+        return
+    item: Item | None = None
+    for item in _tar_items(path) if kind == "tar" else _table_items(path):
+        yield item
+    if item is None:
+        raise DataError(f"{shown(path)} holds no image")
+
+
+def _tar_items(path: str) -> Iterator[Item]:
+    size_bytes = data_files.file_size(path)
+    with held.opened_tar(path) as tar:
+        for member in tar:
+            name = os.path.basename(member.name)
+            if member.isreg() and not name.startswith(".") and name.lower().endswith(picture.ENDINGS):
+                if member.offset_data + member.size > size_bytes:
+                    raise DataError(f"{shown(path)} is truncated: it ends within {shown(member.name)}")
+                read = partial(data_files.read_bytes, path, member.offset_data, member.size)
+                yield Item(f"{shown(path)}, {shown(member.name)}", read)
+
+
+def _table_items(path: str) -> Iterator[Item]:
+    """Yield the rows of the column that holds images; a row without one is empty bytes, which are no image."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from jaxlaunch.trainer.sources.images import columns
+
+    local = data_files.local_path(path)
+    try:
+        batches: Iterator[Any]
+        if path.lower().endswith(".parquet"):
+            file = parquet.ParquetFile(local)
+            batches = file.iter_batches(COLUMN_ROWS, columns=[columns.image_of(None, path, file.schema_arrow)])
+        else:
+            schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
+            name = columns.image_of(None, path, schema)
+            batches = (batch.select([name]) for batch in batches)
+        row = 0
+        for batch in batches:
+            column = batch.column(0)
+            if pyarrow.types.is_struct(column.type):
+                column = column.flatten()[column.type.get_field_index("bytes")]
+            for value in column:
+                row += 1
+                yield Item(f"{shown(path)}, row {row}", partial(bytes, value.as_py() or b""))
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+            raise
+        raise DataError(f"{shown(path)} is truncated or damaged: {error}") from None
+
+
+def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
+    """Yield `features`, float32 [N, F] of the rows, which are numbered from 1 in each file, up to `size` at a time."""
+    features = Features.of(inputs)
+    for path in paths:
+        contents = None
+        with _skipping(path, skip):
+            table = tables.read([path], features.texts)
+            contents = table, *features.read(table)
+        if contents is None:
+            continue
+        table, x_NF, faults = contents
+        for row in sorted(faults):
+            skip(f"{table.where(row)}: {faults[row]}")
+        valid = [row for row in range(len(table)) if row not in faults]
+        for start in range(0, len(valid), size):
+            rows = valid[start : start + size]
+            yield Part([{"file": shown(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
+GROUP_ROWS = 4096  # of a group of Parquet
+
+
+def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iterator[Row]:
+    """Yield a row of the table for each example: where it is from, then what the model says of it."""
+    outputs_BV = np.asarray(outputs, np.float64)
+    if inputs["target"] in ("regression", "multi_label"):
+        is_regression = inputs["target"] == "regression"
+        defaults = [f"value_{number + 1}" if is_regression else str(number) for number in range(outputs_BV.shape[1])]
+        names = inputs.get("label") or defaults
+        # The sigmoid, which does not overflow.
+        values_BV = outputs_BV if is_regression else 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
+        for place, value_V in zip(part.places, values_BV, strict=True):
+            yield place | dict(zip(names, value_V.tolist(), strict=True))
+        return
+    chances_BV = np.exp(outputs_BV - outputs_BV.max(-1, keepdims=True))
+    chances_BV /= chances_BV.sum(-1, keepdims=True)
+    classes = inputs.get("classes", ())
+    for place, chance_V in zip(part.places, chances_BV, strict=True):
+        row = dict(place)
+        # The labels of the largest probabilities; of equal ones the first.
+        for rank, label in enumerate(np.argsort(-chance_V, kind="stable")[:top].tolist(), 1):
+            ending = "" if rank == 1 else f"_{rank}"
+            row[f"label{ending}"] = classes[label] if label < len(classes) else str(label)
+            row[f"probability{ending}"] = float(chance_V[label])
+        yield row
+
+
+def _check_output(path: str) -> None:
+    """Raise SpecError for a name or a place that no table is written to."""
+    if "://" in path:
+        raise SpecError(f"{path} is not a local file; write to a local one, and copy it from there")
+    if os.path.splitext(path)[1] not in TABLE_ENDINGS:
+        raise SpecError(f"{path} has an unknown ending; {', '.join(TABLE_ENDINGS)} can be written")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SpecError(f"{path} cannot be written: {folder} is not a folder that this user can write to")
+
+
+def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]:
+    """Write the rows; return their number, and without a path the first of them. Raises DataError where none is."""
+    first = next(rows, None)
+    if first is None:
+        raise DataError("nothing is left that can be read")
+    rows = itertools.chain([first], rows)
+    if path is None:
+        shown_rows = list(itertools.islice(rows, SHOWN))
+        return len(shown_rows) + sum(1 for _ in rows), shown_rows
+    numbered = itertools.count()
+    counted = (row for row, _ in zip(rows, numbered, strict=False))
+    with atomic_file.draft(Path(path)) as draft:
+        if path.endswith(".parquet"):
+            _write_parquet(draft, counted)
+        else:
+            with draft.open("w", encoding="utf-8", newline="") as file:
+                if path.endswith(".jsonl"):
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in counted)
+                else:
+                    table = csv.DictWriter(file, [*first])
+                    table.writeheader()
+                    table.writerows(counted)
+    return next(numbered), []
+
+
+def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = iter(rows)
+    with contextlib.ExitStack() as stack:
+        writer = None
+        while group := list(itertools.islice(rows, GROUP_ROWS)):
+            table = pyarrow.Table.from_pylist(group)
+            writer = writer or stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ batches, with which weights. The mesh may be another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +22,6 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
-from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, said
 from jaxlaunch.trainer.huggingface import folder as folders
@@ -61,7 +61,7 @@ class TaskModel:
     ) -> None:
         self.spec, self.step, self.params, self.rest = spec, step, params, rest
         self._task, self._step = task, compiled
-        self._predicts: Any = None
+        self._predict: Any = None
 
     @property
     def model(self) -> nnx.Module:
@@ -87,18 +87,26 @@ class TaskModel:
 
         [`TrainerError`](#trainererror) if the arrays have different numbers of rows.
         """
-        batch = inputs if isinstance(inputs, Mapping) else {"image": inputs}
-        rows = {name: np.asarray(each) for name, each in batch.items()}
-        counts = {len(each) if each.ndim else 0 for each in rows.values()}
+        named = inputs if isinstance(inputs, Mapping) else {"image": inputs}
+        arrays = {name: np.asarray(array) for name, array in named.items()}
+        counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1 or 0 in counts:
-            what = ", ".join(f"{name} of shape {list(each.shape)}" for name, each in rows.items())
-            raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {what or 'none'}")
-        count, most = counts.pop(), self.spec.batch
-        if self._predicts is None:
-            self._predicts = jax.jit(self._said)
-        size = min(most, -(-count // meshes.shards(self._step.mesh)) * meshes.shards(self._step.mesh))
-        parts = [self._part(rows, start, size) for start in range(0, count, size)]
-        return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
+            shapes = ", ".join(f"{name} of shape {list(array.shape)}" for name, array in arrays.items())
+            raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {shapes or 'none'}")
+        if self._predict is None:
+            self._predict = jax.jit(
+                lambda params, rest, batch: self._task.predict(self._step.loss.model(params, rest), batch)
+            )
+        count, shards, split = counts.pop(), meshes.shards(self._step.mesh), meshes.batch_sharding(self._step.mesh)
+        size = min(self.spec.batch, -(-count // shards) * shards)
+        parts = []
+        for start in range(0, count, size):
+            # The last part is filled up with the first rows.
+            rows = np.arange(start, start + size) % count
+            batch = {name: jax.device_put(array[rows], split) for name, array in arrays.items()}
+            with self._step.builder.context():
+                parts.append(jax.device_get(self._predict(self.params, self.rest, batch)))
+        return jax.tree.map(lambda *outputs: np.concatenate(outputs)[:count], *parts)
 
     def held_out(self, data: Mapping[str, Any] | None = None) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """Yields the batches of the evaluation in order, with the rows of this process.
@@ -131,7 +139,7 @@ class TaskModel:
         The means of the loss and the metrics by name, and the number of `examples`: what the training logs at this
         step.
         """
-        return self._means(self._evaluation(data), None, lambda number, found: None)
+        return self._means(self._evaluation(data), None, None)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any] | None]:
         """Evaluates the held-out data, each example once, and reports on the classes of a classification.
@@ -147,32 +155,44 @@ class TaskModel:
         """
         evaluation, task = self._evaluation(None), self._task
         if not isinstance(task, Classify) or not task.tells_classes(self.spec):
-            return self._means(evaluation, None, lambda number, found: None), None
-        told: list[Classification] = []
+            return self._means(evaluation, None, None), None
+        reports: list[Classification] = []
 
-        def add(number: int, found: Any) -> None:
-            if not told:
-                told.append(task.classification())
-            seen, weight_B = jax.device_get(found)
-            told[0].add(seen, weight_B, evaluation.indexes(number))
+        def add(number: int, outputs: Any) -> None:
+            # The classes are known once the loss was traced.
+            if not reports:
+                reports.append(task.classification())
+            seen, weight_B = jax.device_get(outputs)
+            reports[0].add(seen, weight_B, evaluation.indexes(number))
 
         means = self._means(evaluation, task.seen, add)
-        return means, told[0].record(task.names, evaluation.source.where)
+        return means, reports[0].record(task.names, evaluation.source.where)
 
     def _means(
-        self, evaluation: Evaluation, also: Callable[..., Any] | None, add: Callable[[int, Any], None]
+        self,
+        evaluation: Evaluation,
+        also: Callable[..., Any] | None,
+        add: Callable[[int, Any], None] | None,
     ) -> dict[str, float]:
-        """One pass over the held-out data; `add` gets what `also` makes of each batch."""
+        """Return the means of one pass over the held-out data; `add` gets what `also` makes of each batch."""
         means, compiled = Means(self._task.derived), None
         for number, batch in enumerate(evaluation.iterate(self._step.put)):
             compiled = compiled or self._step.evaluator(batch, also)
-            sums, found = compiled(self.params, self.rest, batch)
+            sums, outputs = compiled(self.params, self.rest, batch)
             means.add(evaluation.parts[number], jax.device_get(sums))
-            add(number, found)
+            if add is not None:
+                add(number, outputs)
         return means.all()
 
     def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
-        spec = self.spec if data is None else _with_data(self.spec, data)
+        spec = self.spec
+        if data is not None:
+            keys = spec.data.model_dump(exclude_unset=True) | dict(data)
+            try:
+                spec = spec.model_copy(update={"data": type(spec.data).model_validate(keys)})
+            except pydantic.ValidationError as error:
+                fault = error.errors()[0]
+                raise SpecError(f"train.data.{'.'.join(map(str, fault['loc']))}: {said(fault)}") from None
         source = checked_source(spec, self._task.source(spec, "eval"))
         if source is None or len(source) == 0:
             raise SpecError("train.data has no held-out examples; name some, as eval_split or eval_path")
@@ -188,18 +208,6 @@ class TaskModel:
             check=partial(self._task.check_batch, spec),
         )
 
-    def _part(self, rows: Mapping[str, np.ndarray[Any, Any]], start: int, size: int) -> Any:
-        """The predictions of `size` rows from `start` on, filled up with the first ones."""
-        where = meshes.batch_sharding(self._step.mesh)
-        take = np.arange(start, start + size) % len(next(iter(rows.values())))
-        batch = {name: jax.device_put(each[take], where) for name, each in rows.items()}
-        with self._step.builder.context():
-            return jax.device_get(self._predicts(self.params, self.rest, batch))
-
-    def _said(self, params: Named, rest: Named, batch: Named) -> Any:
-        model: Any = self._step.loss.model(params, rest)
-        return self._task.predict(model, batch)
-
 
 def load(
     folder: str,
@@ -210,8 +218,8 @@ def load(
     mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TaskModel:
-    """The model of a folder of checkpoints whose training has the train block `train`, as JSON; by default its newest
-    undamaged step.
+    """Load the model of a folder of checkpoints whose training has the train block `train`, as JSON; by default its
+    newest undamaged step.
 
     `ema` takes the moving average. The mesh is the training's where it fits the devices that are here, else all of them
     split the batch, or the first alone has it. Raises CheckpointError, DataError, SpecError and StorageError.
@@ -219,42 +227,37 @@ def load(
     if remote.is_remote(folder):
         remote.check("the folder of checkpoints", folder)
     spec, task = read_spec({contract.TRAIN_SPEC: train})
-    found = reader.find(folder, step, note)
-    if "loop" in found.meta:
+    stored = reader.find(folder, step, note)
+    if "loop" in stored.meta:
         raise SpecError(
-            f"step {found.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
+            f"step {stored.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
         )
-    described = saved_files.read_inputs(folder)
-    if described is not None and isinstance(task, Classify):
-        task.use_inputs(described)
-    spec = peft.resolved(_resolved(spec, found)).model_copy(update={"accumulate": 1, "attention": "xla"})
-    compiled = Step(task, spec, mesh_for(spec, mesh), int(found.meta.get("total_steps", 1)))
-    if not ema and found.part("ema"):
-        note(f"step {found.step} has a moving average, which its training evaluates: take it with ema")
-    return TaskModel(spec, task, compiled, found.step, *_arrays(compiled, found, ema))
-
-
-def _resolved(spec: TrainSpec, found: StoredStep) -> TrainSpec:
-    """The spec with the sizes that the step records: of a whole model, the folder that it began with may be gone."""
+    inputs = saved_files.read_inputs(folder)
+    if inputs is not None and isinstance(task, Classify):
+        task.use_inputs(inputs)
     if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
-        return spec.model_copy(update={"model": stored_model.model(found).model_copy(update={"init_from": None})})
-    return folders.resolve_spec(spec)
-
-
-def _arrays(compiled: Step, found: StoredStep, ema: bool) -> tuple[Named, Named]:
-    """Parameters and other arrays of a step. Raises SpecError for those of another model, StorageError."""
-    rest = _placed(stored_model.rest(found, ema), compiled.abstract.rest)
-    saved: Mapping[str, Any] = stored_model.parameters(found, ema)
+        # The step records the sizes of a whole model: the folder that it began with may be gone.
+        model: Any = stored_model.model(stored).model_copy(update={"init_from": None})
+        spec = spec.model_copy(update={"model": model})
+    else:
+        spec = folders.resolve_spec(spec)
+    spec = peft.resolved(spec).model_copy(update={"accumulate": 1, "attention": "xla"})
+    compiled = Step(task, spec, mesh_for(spec, mesh), int(stored.meta.get("total_steps", 1)))
+    if not ema and stored.part("ema"):
+        note(f"step {stored.step} has a moving average, which its training evaluates: take it with ema")
+    rest = _read_arrays(stored_model.rest(stored, ema), compiled.abstract.rest)
+    saved: Mapping[str, Any] = stored_model.parameters(stored, ema)
     wanted = compiled.builder.to_tree(compiled.abstract)["params"]
     if odd := sorted(saved.keys() ^ wanted.keys()):
-        raise SpecError(f"step {found.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
-    with compiled.builder.checks_base(found.meta.get("base"), f"step {found.step}"):
-        return compiled.builder.with_base(_placed(saved, wanted)), rest
+        raise SpecError(f"step {stored.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
+    with compiled.builder.checks_base(stored.meta.get("base"), f"step {stored.step}"):
+        params = compiled.builder.with_base(_read_arrays(saved, wanted))
+    return TaskModel(spec, task, compiled, stored.step, params, rest)
 
 
-def _placed(stored: Mapping[str, Any], like: Named) -> Named:
-    """Stored arrays on the devices, each read whole and by itself. Raises StorageError."""
-    found: dict[str, Array] = {}
+def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
+    """Read stored arrays onto the devices, each whole and by itself. Raises SpecError, StorageError."""
+    arrays: dict[str, Array] = {}
     for name, leaf in like.items():
         if name not in stored:
             raise SpecError(f"the checkpoint does not contain {name} of the model")
@@ -262,35 +265,18 @@ def _placed(stored: Mapping[str, Any], like: Named) -> Named:
             raise SpecError(
                 f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} in the model"
             )
-        whole = np.asarray(stored[name][...])
-        found[name] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, partial(_part_of, whole.astype(leaf.dtype))
-        )
-    return found
+        whole = np.asarray(stored[name][...]).astype(leaf.dtype)
+        arrays[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, whole.__getitem__)
+    return arrays
 
 
 def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
-    """The mesh asked for; else the training's where it fits, all devices where they divide the batch, or the first."""
+    """Return the mesh asked for; else the training's where it fits, all devices where they divide the batch, or the
+    first."""
     if asked is not None:
         return meshes.asked(asked)
     count = jax.device_count()
-    try:
+    with contextlib.suppress(ValueError, SpecError):
         spec.mesh.resolve(count)
         return meshes.build(spec.mesh)
-    except (ValueError, SpecError):
-        pass
     return meshes.build(specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1])
-
-
-def _with_data(spec: TrainSpec, data: Mapping[str, Any]) -> TrainSpec:
-    try:
-        block = type(spec.data).model_validate(spec.data.model_dump(exclude_unset=True) | dict(data))
-    except pydantic.ValidationError as error:
-        wrong = error.errors()[0]
-        raise SpecError(f"train.data.{'.'.join(map(str, wrong['loc']))}: {said(wrong)}") from None
-    return spec.model_copy(update={"data": block})
-
-
-def _part_of(whole: np.ndarray[Any, Any], at: Any) -> np.ndarray[Any, Any]:
-    part: np.ndarray[Any, Any] = whole[at]
-    return part

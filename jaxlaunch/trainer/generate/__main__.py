@@ -16,72 +16,145 @@ from typing import Any, cast
 
 from jaxlaunch import programs
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.chat import Chat
-from jaxlaunch.trainer.generate.choose import SamplingOptions
-from jaxlaunch.trainer.generate.loaded import Prompt, described, load, streamed
+from jaxlaunch.trainer.generate.decoding import SamplingOptions
+from jaxlaunch.trainer.generate.generator import Ids, Sample
+from jaxlaunch.trainer.generate.loaded import Prompt, TextModel, end_also, load
 from jaxlaunch.trainer.start.process import print_result
+from jaxlaunch.trainer.text.chats import ASSISTANT, Chats
+from jaxlaunch.trainer.text.documents import Unfit
+
+CHAT_MAX_TOKENS = 512  # of an answer, where nothing else is asked for
+INCOMPLETE = "\ufffd"  # stands for a character whose last bytes are still to come
 
 
 def main() -> int:
-    """Samples as the arguments say and prints JSON; returns the exit code."""
-    asked = programs.read(programs.Sample, "jaxlaunch.trainer.generate", __doc__)
+    """Sample as the arguments say and print JSON; return the exit code."""
+    options = programs.read(programs.Sample, "jaxlaunch.trainer.generate", __doc__)
     answers = sys.stdout
 
     def tell(event: Mapping[str, Any]) -> None:
-        """Prints an event, while notes and libraries print to stderr."""
+        """Print an event, while notes and libraries print to stderr."""
         print(json.dumps(event), file=answers, flush=True)
 
-    def say(piece: str) -> None:
-        tell({"piece": piece})
-
-    return print_result(lambda: converse(asked, sys.stdin, tell) if asked.chat else sample(asked, say))
+    return print_result(lambda: converse(options, sys.stdin, tell) if options.chat else sample(options, tell))
 
 
-def sample(asked: programs.Sample, say: Callable[[str], None]) -> dict[str, Any]:
-    """The samples that the arguments ask for; `say` gets a single one piece by piece."""
-    notes: list[str] = []
-    loaded = load(asked.folder, step=asked.step, ema=asked.ema, precision=asked.precision, note=notes.append)
-    rows, how = loaded.rows([*asked.prompt, *map(_ids, asked.ids)]), asked.how()
+def sample(options: programs.Sample, tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Return the samples that the arguments ask for; `tell` gets a single one piece by piece."""
+    model, notes = _load(options)
+    rows, how = model.rows([*options.prompt, *map(_parse_ids, options.ids)]), options.how()
     began = time.perf_counter()
     if len(rows) == 1 and how.get("n", 1) == 1 and how.get("beams", 1) == 1:
-        samples = [[streamed(loaded, rows[0], cast(SamplingOptions, how), say)]]
+        groups = [[_stream(model, rows[0], cast(SamplingOptions, how), tell)]]
     else:
-        samples = loaded.generate(rows, **how)
+        groups = model.generate(rows, **how)
     seconds = time.perf_counter() - began
     return {
-        "step": loaded.step,
-        "samples": described(samples, loaded.text),
-        "tokens": sum(len(each.ids) + each.ended for of_prompt in samples for each in of_prompt),
+        "step": model.step,
+        "samples": [[_to_json(model, sample) for sample in group] for group in groups],
+        "tokens": sum(len(sample.ids) + sample.ended for group in groups for sample in group),
         "seconds": seconds,
         "notes": notes,
     }
 
 
-def converse(asked: programs.Sample, lines: Iterable[str], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Answers what each line says until there are no more; `tell` gets the answers in pieces, and how each ended."""
-    notes: list[str] = []
-    loaded = load(asked.folder, step=asked.step, ema=asked.ema, precision=asked.precision, note=notes.append)
-    chat = Chat(loaded, cast(SamplingOptions, asked.how()), asked.system)
+def converse(
+    options: programs.Sample, lines: Iterable[str], tell: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """Answer what each line says until there are no more; `tell` gets the answers in pieces, and how each ended."""
+    model, notes = _load(options)
+    chat = Chat(model, cast(SamplingOptions, options.how()), options.system)
     tokens, seconds = 0, 0.0
-    tell({"ask": loaded.step, "notes": notes})
+    tell({"ask": model.step, "notes": notes})
     for line in lines:
         began = time.perf_counter()
         try:
-            answer = chat.answer(json.loads(line), lambda piece: tell({"piece": piece}))
+            answer = chat.answer(json.loads(line), tell)
         except SpecError as error:
             tell({"refused": str(error)})
         else:
             tokens, seconds = tokens + len(answer.ids) + answer.ended, seconds + time.perf_counter() - began
             tell({"ended": answer.ended})
-        tell({"ask": loaded.step})
-    return {"step": loaded.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
+        tell({"ask": model.step})
+    return {"step": model.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
 
 
-def _ids(text: str) -> Prompt:
+class Chat:
+    """A conversation, by the chat template of the model's tokenizer. Raises SpecError where either is missing."""
+
+    def __init__(self, model: TextModel, how: SamplingOptions, system: str | None) -> None:
+        if model.tokenizer is None:
+            raise SpecError("--chat needs a model with a tokenizer, whose chat template says how turns are written")
+        self._model, self._tokenizer = model, model.tokenizer
+        try:
+            self._chats = Chats(model.tokenizer)
+        except SpecError as error:
+            raise SpecError(f"--chat needs the chat template of the model's tokenizer: {error}") from None
+        self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
+        end_also(model, self._turn_end())
+
+    def answer(self, text: str, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
+        """Return the model's answer to what the user says; `tell` gets it piece by piece.
+
+        Raises SpecError where the template refuses the messages or the model has no positions left for them. The
+        messages are then as before.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        try:
+            (prompt,) = self._tokenizer.encode_batch([self._chats.asked(messages)])
+        except Unfit as error:
+            raise SpecError(str(error)) from None
+        sample = _stream(self._model, prompt, self._how, tell)
+        self.messages = [*messages, {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}]
+        return sample
+
+    def _turn_end(self) -> tuple[int, ...]:
+        """Return the special token with which the template ends an assistant's turn; it need not be a text's end.
+
+        A template that writes none, or refuses the turns that are tried, leaves it to the tokens that end a text.
+        """
+        try:
+            rest = self._chats.after_an_answer()
+        except Unfit:
+            return ()
+        first = self._tokenizer.encode_batch([rest.lstrip()])[0][:1]
+        return tuple(first) if first and not self._tokenizer.decode(first) else ()
+
+
+def _load(options: programs.Sample) -> tuple[TextModel, list[str]]:
+    notes: list[str] = []
+    precision, note = options.precision, notes.append
+    return load(options.folder, step=options.step, ema=options.ema, precision=precision, note=note), notes
+
+
+def _parse_ids(text: str) -> Prompt:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
         raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
+
+
+def _stream(model: TextModel, prompt: Ids, how: SamplingOptions, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
+    """Return the sample of a prompt; `tell` gets its text in pieces, or its ids where there is no tokenizer."""
+    told, text, sample = "", "", Sample([], 0.0, False)
+    for sample in model.stream(prompt, **how):
+        decoded = model.text(sample)
+        text = "".join(f"{token} " for token in sample.ids) if decoded is None else decoded
+        complete = text.rstrip(INCOMPLETE)
+        if len(complete) > len(told):
+            tell({"piece": complete[len(told) :]})
+            told = complete
+    if rest := text[len(told) :]:
+        tell({"piece": rest})
+    return sample
+
+
+def _to_json(model: TextModel, sample: Sample) -> dict[str, Any]:
+    """Return a sample as JSON, with its text where there is a tokenizer."""
+    text = model.text(sample)
+    numbers = {"ids": sample.ids, "score": sample.score, "ended": sample.ended}
+    return numbers if text is None else {"text": text, **numbers}
 
 
 if __name__ == "__main__":

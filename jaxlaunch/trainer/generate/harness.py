@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.choose import CUTTING
+from jaxlaunch.trainer.generate.decoding import CUTTING
 from jaxlaunch.trainer.generate.generator import Ids
 from jaxlaunch.trainer.generate.loaded import TextModel
 
@@ -39,33 +39,34 @@ class Answers:
         self._length = loaded.config.reach if loaded.config.kind == "decoder" else loaded.config.rows
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each (context, continuation) the continuation's log-probability, and whether it is the greedy one."""
-        return self._scored([self._pair(*request.args) for request in requests])
+        """Return each (context, continuation)'s log-probability of the continuation, and whether it is greedy."""
+        return self._score([self._pair(*request.args) for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of each (text,) its log-probability, in windows of the model's length, the last of them full too."""
-        windows = [list(self._windows(self._after_prefix(request.args[0]))) for request in requests]
-        scores = iter(self._scored([row for of_text in windows for row in of_text]))
-        return [sum(next(scores)[0] for _ in of_text) for of_text in windows]
+        """Return each (text,)'s log-probability, in windows of the model's length, the last of them full too."""
+        windows = [list(self._windows(self._encode_text(request.args[0]))) for request in requests]
+        scores = iter(self._score([row for rows in windows for row in rows]))
+        return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
+        """Return what the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
         `temperature`, `top_k`, `top_p`, `min_p`. What is drawn depends on the seed and on the requests before it."""
-        found = [""] * len(requests)
+        answers = [""] * len(requests)
         alike: defaultdict[str, list[int]] = defaultdict(list)
-        for at, request in enumerate(requests):
-            alike[json.dumps(request.args[1], sort_keys=True, default=str)].append(at)
-        for places in alike.values():
-            asked = requests[places[0]].args[1]
-            for part in self._batches(places, lambda at: len(requests[at].args[0])):
-                for at, text in zip(part, self._answers([requests[at].args[0] for at in part], asked), strict=True):
-                    found[at] = text
-        return found
+        for index, request in enumerate(requests):
+            alike[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
+        for indexes in alike.values():
+            arguments = requests[indexes[0]].args[1]
+            for batch in self._batches(indexes, lambda index: len(requests[index].args[0])):
+                contexts = [requests[index].args[0] for index in batch]
+                for index, text in zip(batch, self._answer(contexts, arguments), strict=True):
+                    answers[index] = text
+        return answers
 
     def _pair(self, context: str, continuation: str) -> Scored:
-        """Both as one row, and how many of its last tokens count."""
+        """Return both as one row, and how many of its last tokens count."""
         if not context:
-            whole = self._after_prefix(continuation)
+            whole = self._encode_text(continuation)
             count = len(whole) - 1
         else:
             whole = self._tokenizer.encode(context + continuation)
@@ -75,54 +76,54 @@ class Answers:
             count = len(whole) - max(before, 1)
         return whole[-self._length - 1 :], min(count, self._length)
 
-    def _after_prefix(self, text: str) -> Ids:
-        """The tokens of a text behind the one that every text stands behind, where there is one."""
+    def _encode_text(self, text: str) -> Ids:
+        """Return the tokens of a text behind the one that every text stands behind, where there is one."""
         ids, prefix = self._tokenizer.encode(text), self._tokenizer.prefix
         return ids if prefix is None or ids[:1] == [prefix] else [prefix, *ids]
 
     def _windows(self, ids: Ids) -> Iterator[Scored]:
-        """Rows whose counted tokens are all of `ids` but the first, each once, behind as many as the model is for."""
+        """Yield rows whose counted tokens are all of `ids` but the first, each once, behind as many as fit."""
         for done in range(1, len(ids), self._length):
             end = min(done + self._length, len(ids))
             yield ids[max(end - self._length - 1, 0) : end], end - done
 
-    def _scored(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
-        """Nothing to count is certain: 0 and greedy."""
-        found = [(0.0, True)] * len(rows)
-        for part in self._batches([at for at, (_, count) in enumerate(rows) if count > 0], lambda at: len(rows[at][0])):
-            scored = self._loaded.scored([rows[at][0] for at in part])
-            for at, (logprob_L, is_best_L) in zip(part, scored, strict=True):
-                last = slice(len(logprob_L) - rows[at][1], None)
-                found[at] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
-        return found
+    def _score(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
+        # Nothing to count is certain: 0 and greedy.
+        scores = [(0.0, True)] * len(rows)
+        counted = [index for index, (_, count) in enumerate(rows) if count > 0]
+        for batch in self._batches(counted, lambda index: len(rows[index][0])):
+            scored = self._loaded.scored([rows[index][0] for index in batch])
+            for index, (logprob_L, is_best_L) in zip(batch, scored, strict=True):
+                last = slice(len(logprob_L) - rows[index][1], None)
+                scores[index] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
+        return scores
 
-    def _batches(self, places: Sequence[int], length: Callable[[int], int]) -> Iterator[list[int]]:
-        """The places in batches of like lengths, the longest first: a batch that fits comes before those that do."""
-        ordered = sorted(places, key=length, reverse=True)
-        for at in range(0, len(ordered), self._batch):
-            yield ordered[at : at + self._batch]
+    def _batches(self, indexes: Sequence[int], length: Callable[[int], int]) -> Iterator[Sequence[int]]:
+        """Yield the indexes in batches of like lengths, the longest first: if a batch fits, those after it do."""
+        ordered = sorted(indexes, key=length, reverse=True)
+        return (ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch))
 
-    def _answers(self, contexts: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
-        """Of one batch, whose arguments are equal."""
-        until, tokens = asked.get("until") or [], min(int(asked.get("max_gen_toks", NEW_TOKENS)), self._length - 1)
+    def _answer(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+        """Return the answers of one batch, whose arguments are equal."""
+        until = arguments.get("until") or []
+        tokens = min(int(arguments.get("max_gen_toks", NEW_TOKENS)), self._length - 1)
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         how: dict[str, Any] = {"max_tokens": tokens}
-        is_drawn = asked.get("do_sample", bool(asked.get("temperature")))
-        if is_drawn and (temperature := asked.get("temperature", 1.0)):
+        is_drawn = arguments.get("do_sample", bool(arguments.get("temperature")))
+        if is_drawn and (temperature := arguments.get("temperature", 1.0)):
             how |= {"temperature": temperature, "seed": self._seed}
-            how |= {key: asked[key] for key in CUTTING if asked.get(key)}
+            how |= {key: arguments[key] for key in CUTTING if arguments.get(key)}
             self._seed += 1  # the next batch draws anew, as the same request asked again
         prompts = [
-            (self._tokenizer.encode(each) or self._after_prefix(each))[tokens - self._length :] for each in contexts
+            (self._tokenizer.encode(text) or self._encode_text(text))[tokens - self._length :] for text in contexts
         ]
-        samples = self._loaded.generate(prompts, stop=stops, **how)
-        return [_before(stops, self._loaded.text(sample) or "") for (sample,) in samples]
-
-
-def _before(stops: Sequence[str], text: str) -> str:
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return text
+        answers = []
+        for (sample,) in self._loaded.generate(prompts, stop=stops, **how):
+            text = self._loaded.text(sample) or ""
+            for stop in stops:
+                text = text.partition(stop)[0]
+            answers.append(text)
+        return answers
 
 
 def model(loaded: TextModel, batch: int = BATCH, seed: int = 0) -> Any:

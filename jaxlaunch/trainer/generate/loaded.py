@@ -1,7 +1,11 @@
-"""A trained model in a program's hands: out of a checkpoint, or out of a Hugging Face folder."""
+"""A trained model in a program's hands: out of a checkpoint, or out of a Hugging Face folder.
+
+Also what a model goes on with while it trains: the prompts of `eval.samples`, at each evaluation.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,22 +18,24 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.base import merge_stored
+from jaxlaunch.trainer.adapters.base import MergingParameters, merge_stored
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.choose import Sampling, SamplingOptions
-from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample
-from jaxlaunch.trainer.generate.network import Network
+from jaxlaunch.trainer.generate.decoding import Sampling, SamplingOptions
+from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample, check_prompts
+from jaxlaunch.trainer.generate.network import Network, Weights
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import load as published
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.parallel import mesh as meshes
+from jaxlaunch.trainer.sources.open import tokenizer_files
+from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.text import tokenizer as tokenizers
 from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 Prompt = str | Ids
-Asked = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
+AnyMesh = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
 
 
 class TextModel:
@@ -60,12 +66,12 @@ class TextModel:
     @property
     def params(self) -> dict[str, Array]:
         """A copy of the parameters by name, with the layers stacked as `[layers, …]`; each access makes a new one."""
-        return self._generator.network.stacked(self._generator.weights)
+        return self._generator.network.stack(self._generator.weights)
 
     @property
     def model(self) -> LanguageModel:
         """A flax.nnx module with a copy of the parameters, from tokens `[B, L]` to logits `[B, L, V]`."""
-        return self._generator.network.merged(self.params)
+        return self._generator.network.model(self.params)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Unpack[SamplingOptions]
@@ -101,8 +107,8 @@ class TextModel:
         if how.get("beams", 1) > 1:
             raise SpecError("stop ends a sample, and beams are compared whole: leave one out")
         decode = self.tokenizer.decode
-        found = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
-        return [[each._replace(ids=_before(stop, each.ids, decode)) for each in samples] for samples in found]
+        groups = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
+        return [[sample._replace(ids=_cut_at_stop(stop, sample.ids, decode)) for sample in group] for group in groups]
 
     def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
         """One sample of a prompt, again after every few tokens; the arguments are those of `generate`.
@@ -111,12 +117,12 @@ class TextModel:
 
         [`TrainerError`](#trainererror) for beams and for several samples.
         """
-        asked = Sampling(**how)
-        if asked.beams > 1 or asked.n > 1:
+        sampling = Sampling(**how)
+        if sampling.beams > 1 or sampling.n > 1:
             raise SpecError(
-                f"stream gives one sample as it grows, not beams = {asked.beams} and n = {asked.n}; call generate"
+                f"stream gives one sample as it grows, not beams = {sampling.beams} and n = {sampling.n}; call generate"
             )
-        for samples in self._generator.stream(self.rows([prompt]), asked, every=4):
+        for samples in self._generator.stream(self.rows([prompt]), sampling, every=4):
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
@@ -139,13 +145,13 @@ class TextModel:
 
         [`TrainerError`](#trainererror) for a text without a tokenizer.
         """
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
-        each: Any = [prompts] if is_one else prompts
-        return [self._ids(prompt) for prompt in each]
+        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
+        rows: Any = [prompts] if is_single else prompts
+        return [
+            self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt] for prompt in rows
+        ]
 
-    def _ids(self, prompt: Prompt) -> Ids:
-        if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+    def _encode(self, prompt: str) -> Ids:
         if self.tokenizer is None:
             raise SpecError(
                 f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer here: give token ids"
@@ -156,127 +162,14 @@ class TextModel:
             raise SpecError(f"the prompt {prompt!r} is not UTF-8 text") from None
 
 
-def load(
-    folder: str,
-    *,
-    step: int | Literal["best"] | None = None,
-    ema: bool = False,
-    precision: spec.Precision | None = None,
-    mesh: Asked = None,
-    note: Callable[[str], None] = print,
-) -> TextModel:
-    """The model of a folder of checkpoints, by default its newest undamaged step, or of a Hugging Face folder.
-
-    `ema` takes the moving average. `precision` is by default the training's, and fp32 for a Hugging Face folder; `mesh`
-    the training's where it fits the devices that are here, else all of them split the weights. `note` gets sentences
-    about what is not as asked. Raises CheckpointError where no step is usable, SpecError for what is not supported.
-    """
-    if remote.is_remote(folder):
-        remote.check("the folder of weights", folder)
-    if _is_published(folder):
-        if step is not None or ema:
-            raise SpecError(f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average")
-        return _published(folder, precision or "fp32", mesh)
-    return _checkpoint(folder, step, ema, precision, mesh, note)
-
-
-def _is_published(folder: str) -> bool:
-    config = epath.Path(folder) / "config.json"
-    if not remote.is_remote(folder):
-        return bool(config.exists())
-    with remote.storage(f"reading {folder}", SpecError):
-        return bool(config.exists())
-
-
-def _published(folder: str, precision: spec.Precision, mesh: Asked) -> TextModel:
-    config = folders.read_model(folder).model_copy(update={"init_from": folder})
-    network = Network(config, _mesh(mesh, None), precision)
-    weights = network.laid_out(published.load_parameters(config, network.abstract))
-    tokenizer = tokenizers.of(network.config.vocab, None, saved_files.read_tokenizer(epath.Path(folder)), folder)
-    return TextModel(Generator(network, weights, _ends(folder, tokenizer)), tokenizer, None)
-
-
-def _ends(folder: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens that end a text: as the folder says, and as the tokenizer does."""
-    return tuple({*(folders.end_tokens(folder) if folder else ()), *(tokenizer.ends if tokenizer else ())})
-
-
-def _checkpoint(
-    folder: str,
-    step: int | Literal["best"] | None,
-    ema: bool,
-    precision: spec.Precision | None,
-    mesh: Asked,
-    note: Callable[[str], None],
-) -> TextModel:
-    found = reader.find(folder, step, note)
-    config = stored_model.model(found)
-    recorded = found.meta.get("train", {})
-    of: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(found.meta.get("precision", "fp32"))
-    network = Network(config, _mesh(mesh, recorded.get("mesh")), of)
-    stored: Mapping[str, Any] = stored_model.parameters(found, ema)
-    if (lora := stored_model.lora(found)) is not None:
-        where = f"step {found.step} of {folder}"
-        stored = merge_stored(network.config, lora, found.meta.get("base"), stored, where)
-    weights = network.laid_out(_Read(network, stored))
-    tokenizer = tokenizers.of(config.vocab, recorded.get("data"), saved_files.saved_tokenizer(folder), folder)
-    return TextModel(Generator(network, weights, _ends(config.init_from, tokenizer)), tokenizer, found.step)
-
-
-class _Read(dict[str, Any]):
-    """The parameters of a checkpoint by name, each read when it is taken: no two are in memory at a time."""
-
-    def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
-        odd = sorted(network.abstract.keys() ^ stored.keys())
-        if odd:
-            raise SpecError(f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}")
-        super().__init__(stored)
-        self._abstract = network.abstract
-
-    def pop(self, name: str, *default: Any) -> Array:
-        like, whole = self._abstract[name], _whole(super().pop(name))
-        return jax.make_array_from_callback(like.shape, like.sharding, lambda at: whole[at].astype(like.dtype))
-
-
-def _whole(stored: Any) -> np.ndarray[Any, Any]:
-    """A stored parameter; a stack is read layer by layer, as what merges adapters gives it."""
-    axes = [slice(None)] * len(stored.shape)
-    if len(axes) < 3 or isinstance(stored, reader.StoredArray):
-        return np.asarray(stored[tuple(axes)])
-    return np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
-
-
-def _mesh(asked: Asked, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
-    """The mesh asked for; else that of the training where it fits, else all devices as fsdp."""
-    if asked is not None:
-        return meshes.asked(asked)
-    devices = jax.devices()
-    sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
-    if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
-        return meshes.build(spec.Mesh.model_validate(recorded))
-    return meshes.build(spec.Mesh(fsdp=len(devices)))
-
-
-def end_also(loaded: TextModel, ids: Sequence[int]) -> None:
-    """Ends the texts of a model at these tokens as well."""
-    generator = loaded._generator
+def end_also(model: TextModel, ids: Sequence[int]) -> None:
+    """End the texts of a model at these tokens as well."""
+    generator = model._generator
     generator.ends = tuple({*generator.ends, *ids})
 
 
-def described(samples: Sequence[Sequence[Sample]], texts: Callable[[Sample], str | None]) -> list[list[dict[str, Any]]]:
-    """Samples as JSON: `text` where there is a tokenizer, `ids`, `score` and whether they `ended`."""
-
-    def one(sample: Sample) -> dict[str, Any]:
-        """One of them."""
-        text = texts(sample)
-        known = {} if text is None else {"text": text}
-        return {**known, "ids": sample.ids, "score": sample.score, "ended": sample.ended}
-
-    return [[one(sample) for sample in of_prompt] for of_prompt in samples]
-
-
-def _before(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
-    """The most tokens whose text ends where the first text of `stop` begins, or before; all of them without one."""
+def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
+    """Return the most tokens whose text ends where the first text of `stop` begins, or before; all without one."""
     whole = decode(ids)
     places = [place for text in stop if (place := whole.find(text)) >= 0]
     if not places:
@@ -284,22 +177,129 @@ def _before(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str
     return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))
 
 
-LOST = "\ufffd"  # stands for a character whose last bytes are still to come
+def load(
+    folder: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    precision: spec.Precision | None = None,
+    mesh: AnyMesh = None,
+    note: Callable[[str], None] = print,
+) -> TextModel:
+    """Load the model of a folder of checkpoints, by default its newest undamaged step, or of a Hugging Face folder.
+
+    `ema` takes the moving average. `precision` is by default the training's, and fp32 for a Hugging Face folder; `mesh`
+    the training's where it fits the devices that are here, else all of them split the weights. `note` gets sentences
+    about what is not as asked. Raises CheckpointError where no step is usable, SpecError for what is not supported.
+    """
+    path = epath.Path(folder)
+    if is_remote := remote.is_remote(folder):
+        remote.check("the folder of weights", folder)
+    with remote.storage(f"reading {folder}", SpecError) if is_remote else contextlib.nullcontext():
+        is_published = (path / "config.json").exists()
+    if is_published:
+        if step is not None or ema:
+            raise SpecError(f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average")
+        config: Any = folders.read_model(folder).model_copy(update={"init_from": folder})
+        network = Network(config, _choose_mesh(mesh, None), precision or "fp32")
+        params, loaded_step = published.load_parameters(config, network.abstract), None
+        data, files, ends_from = None, saved_files.read_tokenizer(path), folder
+    else:
+        stored = reader.find(folder, step, note)
+        config, recorded, loaded_step = stored_model.model(stored), stored.meta.get("train", {}), stored.step
+        saved_as = stored.meta.get("precision", "fp32")
+        dtypes: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(saved_as)
+        network = Network(config, _choose_mesh(mesh, recorded.get("mesh")), dtypes)
+        arrays: Mapping[str, Any] = stored_model.parameters(stored, ema)
+        if (lora := stored_model.lora(stored)) is not None:
+            owner = f"step {stored.step} of {folder}"
+            arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
+        params = _StoredParameters(network, arrays)
+        data, files, ends_from = recorded.get("data"), saved_files.saved_tokenizer(folder), config.init_from
+    tokenizer = tokenizers.of(network.config.vocab, data, files, folder)
+    # A text ends as the folder says, and as the tokenizer does.
+    ends = {*(folders.end_tokens(ends_from) if ends_from else ()), *(tokenizer.ends if tokenizer else ())}
+    return TextModel(Generator(network, network.unstack(params), tuple(ends)), tokenizer, loaded_step)
 
 
-def streamed(loaded: TextModel, prompt: Ids, how: SamplingOptions, say: Callable[[str], None]) -> Sample:
-    """The sample of a prompt; `say` gets its text piece by piece, or its ids where there is no tokenizer."""
-    said, last = "", Sample([], 0.0, False)
-    for last in loaded.stream(prompt, **how):
-        text = _shown(loaded, last).rstrip(LOST)
-        if len(text) > len(said):
-            say(text[len(said) :])
-            said = text
-    if rest := _shown(loaded, last)[len(said) :]:
-        say(rest)
-    return last
+class _StoredParameters(dict[str, Any]):
+    """The parameters of a checkpoint by name, each read when it is taken: no two are in memory at a time."""
+
+    def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
+        if odd := sorted(network.abstract.keys() ^ stored.keys()):
+            raise SpecError(f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}")
+        super().__init__(stored)
+        self._abstract = network.abstract
+
+    def pop(self, name: str, *default: Any) -> Array:
+        like, stored = self._abstract[name], super().pop(name)
+        axes = [slice(None)] * len(stored.shape)
+        if len(axes) < 3 or isinstance(stored, reader.StoredArray):
+            whole = np.asarray(stored[tuple(axes)])
+        else:
+            # A stack is read layer by layer, as what merges adapters gives it.
+            whole = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index].astype(like.dtype))
 
 
-def _shown(loaded: TextModel, sample: Sample) -> str:
-    text = loaded.text(sample)
-    return "".join(f"{each} " for each in sample.ids) if text is None else text
+def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
+    """Return the mesh asked for; else that of the training where it fits, else all devices as fsdp."""
+    if mesh is not None:
+        return meshes.asked(mesh)
+    devices = jax.devices()
+    sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
+    if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
+        return meshes.build(spec.Mesh.model_validate(recorded))
+    return meshes.build(spec.Mesh(fsdp=len(devices)))
+
+
+# --- samples of a training --------------------------------------------------------------------------------------------
+
+
+def sampling_bytes_per_device(train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> int:
+    """Return what one device holds while samples are made: weights in the compute dtype, and the keys and values.
+
+    The tokenizer of text need not be here: a token is one byte at least.
+    """
+    lengths = (len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in samples.prompts)
+    network = Network(train.model, mesh, train.precision)
+    return network.bytes_per_device(len(samples.prompts), max(lengths) + samples.max_tokens)
+
+
+class TrainingSamples:
+    """Samples of a training's prompts. Raises SpecError where its model cannot go on from them."""
+
+    def __init__(self, train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> None:
+        self._prompts, self._lora = samples.prompts, train.lora
+        try:
+            network = Network(train.model, mesh, train.precision)
+            files = tokenizer_files(train.data)
+            self._tokenizer = tokenizers.of(
+                network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
+            )
+            self._sampling = Sampling(max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed)
+            self._rows = [self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in samples.prompts]
+            check_prompts(network.config, self._rows, samples.max_tokens)
+        except SpecError as error:
+            raise SpecError(f"train.eval.samples: {error}") from None
+        self._generator = Generator(network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
+
+    def take(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
+        """Return a sample of each prompt with these stacked parameters of the training, as JSON. Every process takes
+        part.
+
+        While they are made, a copy of the parameters in the compute dtype is on the devices, adapters merged.
+        """
+        network, decode = self._generator.network, self._tokenizer.decode if self._tokenizer else None
+        self._generator.weights = network.unstack(MergingParameters(params, network.config, self._lora))
+        groups = self._generator.generate(self._rows, self._sampling)
+        self._generator.weights = Weights({}, ())
+        return [
+            {"prompt": prompt, "sample": decode(sample.ids) if decode else sample.ids}
+            for prompt, (sample,) in zip(self._prompts, groups, strict=True)
+        ]
+
+    def _encode(self, prompt: str) -> Ids:
+        if self._tokenizer is None:
+            raise SpecError(f"{prompt!r} is text, and train.data has no tokenizer; give token ids")
+        return self._tokenizer.encode(prompt)

@@ -3,7 +3,13 @@
 Training scans over stacked layers; here every layer is written out. What a scan takes from a stack, it copies, and
 one token reads each parameter once: the copy would cost more than the token.
 
-B batch, L length, P tokens of the prompts, D model, V vocabulary.
+A cache holds the keys and values of the tokens that a layer has seen, so that one more token costs one token. It is a
+ring: the token at index t of a row lies in slot t mod S. A layer with a window has as many slots as its window, or as
+the row is long where that is less; the others have a slot for every token. All rows of a batch end at the same index,
+so prompts are padded on the left: a row begins at the index `pad`, and sees nothing before it.
+
+B batch, L length, P tokens of the prompts, D model, V vocabulary, H query heads, G key and value heads, R query heads
+that share keys, K head size, S slots.
 """
 
 from __future__ import annotations
@@ -20,9 +26,8 @@ from jax import Array
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.attention.implementations import Attention, Keys, Visible
+from jaxlaunch.trainer.attention.implementations import UNSEEN, Attention, Keys, Visible
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.cache import Cache, OfPrompts, OfToken
 from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
 from jaxlaunch.trainer.models.experts import Mixture, Routed
 from jaxlaunch.trainer.models.gpt2 import GPT2
@@ -51,46 +56,48 @@ class Network:
     Raises SpecError for a model that does not predict tokens, or does not split over the mesh.
     """
 
-    def __init__(self, model: Any, mesh: jax.sharding.Mesh, of: spec.Precision = "fp32") -> None:
+    def __init__(self, model: Any, mesh: jax.sharding.Mesh, dtypes: spec.Precision = "fp32") -> None:
         if not isinstance(model, spec.Decoder | spec.GPT2):
             raise SpecError(f"train.model.kind = {model.kind} does not generate tokens; decoder and gpt2 do")
         self.config: Config = model
         self.mesh = mesh
-        self._precision = precision.policy(of)
+        self._precision = precision.policy(dtypes)
         with self.context():
-            self._arrays = ModelArrays(nnx.eval_shape(partial(_built, model, self._precision.output)))
-        self.abstract = {name: self._placed(name, leaf) for name, leaf in self._arrays.params.items()}
-        self._looks = _looks(model)
+            self._arrays = ModelArrays(nnx.eval_shape(partial(_build_model, model, self._precision.output)))
+        self.abstract = {}
+        for name, leaf in self._arrays.params.items():
+            split = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], self.mesh)
+            self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, self._precision.compute, sharding=split)
+        looks = _layer_looks(model)
+        self._looks = [looks[layer % len(looks)] for layer in range(model.layers)]
         stacks = model.stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
         self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The mesh and the precision that everything is traced under."""
+        """Set the mesh and the precision that everything is traced under."""
         matmul = self._precision.matmul
         with jax.set_mesh(self.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
 
     def slots(self, length: int) -> tuple[int, ...]:
-        """The slots of each layer's cache, for rows of up to `length` tokens."""
-        windows = [look.window for look in self._looks]
-        each = [windows[layer % len(windows)] for layer in range(self.config.layers)]
-        return tuple(length if window is None else min(window, length) for window in each)
+        """Return the slots of each layer's cache, for rows of up to `length` tokens."""
+        return tuple(length if look.window is None else min(look.window, length) for look in self._looks)
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
     def bytes_per_device(self, count: int, length: int) -> int:
-        """Weights, and keys and values of `count` rows of `length` tokens, on one device."""
+        """Return the bytes of weights, and of keys and values of `count` rows of `length` tokens, on one device."""
         config, mp = self.config, self.mesh.shape["mp"]
         heads = config.groups if isinstance(config, spec.Decoder) else config.heads
         size = config.size if isinstance(config, spec.Decoder) else config.width // config.heads
-        rows, own = -(-count // meshes.shards(self.mesh)), heads if heads % mp else heads // mp
-        tokens = 2 * rows * own * size * sum(self.slots(length))
+        rows, local_heads = -(-count // meshes.shards(self.mesh)), heads if heads % mp else heads // mp
+        tokens = 2 * rows * local_heads * size * sum(self.slots(length))
         return memory.bytes_per_device(self.abstract) + tokens * jnp.dtype(self._precision.compute).itemsize
 
-    def laid_out(self, params: dict[str, Array]) -> Weights:
-        """Stacked `params`, in any float dtype, as the weights that the passes read.
+    def unstack(self, params: dict[str, Array]) -> Weights:
+        """Return stacked `params`, in any float dtype, as the weights that the passes read.
 
         Each stacked array leaves `params` as soon as its layers are copied.
         """
@@ -101,83 +108,75 @@ class Network:
             stack, _, rest = name.partition(".")
             with self.context():
                 if stack not in self._stacks:
-                    outer[name] = _copied(leaf, like.dtype, like.sharding)
+                    outer[name] = _copy(leaf, like.dtype, like.sharding)
                     continue
-                one = jax.sharding.PartitionSpec(*like.sharding.spec[1:])  # of one layer of the stack
-                parts = _unstacked(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, one))
+                layer_spec = jax.sharding.PartitionSpec(*like.sharding.spec[1:])
+                parts = _unstack(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][rest] = part
         return Weights(outer, layers)
 
-    def stacked(self, weights: Weights) -> dict[str, Array]:
-        """The parameters by the names that the trainer and its checkpoints have for them."""
-
-        def of(name: str) -> Any:
-            """One of them."""
-            stack, _, rest = name.partition(".")
-            if stack not in self._stacks:
-                return weights.outer[name]
-            return jnp.stack([weights.layers[layer][rest] for layer in self._stacks[stack]])
-
+    def stack(self, weights: Weights) -> dict[str, Array]:
+        """Return the parameters by the names that the trainer and its checkpoints have for them."""
+        params = {}
         with self.context():
-            return {name: of(name) for name in self.abstract}
+            for name in self.abstract:
+                stack, _, rest = name.partition(".")
+                if stack in self._stacks:
+                    params[name] = jnp.stack([weights.layers[layer][rest] for layer in self._stacks[stack]])
+                else:
+                    params[name] = weights.outer[name]
+        return params
 
-    def merged(self, params: Mapping[str, Array]) -> LanguageModel:
-        """The model of these stacked parameters, to be called with tokens_BL."""
+    def model(self, params: Mapping[str, Array]) -> LanguageModel:
+        """Return the model of these stacked parameters, to be called with tokens_BL."""
         model: LanguageModel = self._arrays.merge(dict(params), {}, jax.random.key(0))
         model.eval()  # type: ignore[no-untyped-call]
         return model
-
-    def _placed(self, name: str, leaf: Any) -> jax.ShapeDtypeStruct:
-        where = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], self.mesh)
-        return jax.ShapeDtypeStruct(leaf.shape, self._precision.compute, sharding=where)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Logits_BV after the last token of prompts that are padded on the left, and the layers' caches."""
+        """Return logits_BV after the last token of prompts that are padded on the left, and the layers' caches."""
         index_1P = jnp.arange(tokens_BP.shape[1])[None, :]
         places_BP = jnp.maximum(index_1P - pad_B[:, None], 0)
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
-        attends = [OfPrompts(self._look(layer).plain, each) for layer, each in enumerate(slots)]
-        model, x_BPD = self._through(weights, tokens_BP, places_BP, attends, keys)
+        attends = [PromptAttention(look.plain, count) for look, count in zip(self._looks, slots, strict=True)]
+        model, x_BPD = self._run(weights, tokens_BP, places_BP, attends, keys)
         return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Logits_BV after one more token a row, at index `at`, and the caches with it."""
+        """Return logits_BV after one more token a row, at index `at`, and the caches with it."""
         attends = [
-            OfToken(cache, at, pad_B, scale=self._look(layer).scale, cap=self._look(layer).cap)
-            for layer, cache in enumerate(caches)
+            TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
+            for look, cache in zip(self._looks, caches, strict=True)
         ]
-        model, x_B1D = self._through(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
+        model, x_B1D = self._run(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def logits(self, weights: Weights, tokens_BL: Array) -> Array:
-        """Logits_BLV without a cache; what pads a row comes after its tokens, which do not see it."""
-        attends = [self._look(layer).plain for layer in range(self.config.layers)]
-        model, x_BLD = self._through(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
+        """Return logits_BLV without a cache; what pads a row comes after its tokens, which do not see it."""
+        attends = [look.plain for look in self._looks]
+        model, x_BLD = self._run(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
         return model.project(x_BLD, model.head_DV)
 
-    def _through(
+    def _run(
         self, weights: Weights, tokens_BL: Array, places_BL: Array, attends: Sequence[Attention], keys: Keys
     ) -> tuple[LanguageModel, Array]:
-        """The model, whose own layers are not to be used, and its normalized stream after the last layer."""
-        model = self.merged({**self._arrays.params, **weights.outer})
+        """Return the model, whose own layers are not to be used, and its normalized stream after the last layer."""
+        model = self.model({**self._arrays.params, **weights.outer})
         blocks = {layer: _Stack(getattr(model, stack)) for stack in self._stacks for layer in self._stacks[stack]}
         if isinstance(self.config, spec.GPT2):
             places_BL = jnp.minimum(places_BL, self.config.rows - 1)  # of what only fills a row
         x_BLD = model.stream(tokens_BL, places_BL)
-        for layer, own in enumerate(weights.layers):
-            block = blocks[layer].layer(own)
-            x_BLD = self._look(layer).apply(block, x_BLD, attends[layer], places_BL, keys)
+        for layer, look in enumerate(self._looks):
+            block = blocks[layer].layer(weights.layers[layer])
+            x_BLD = look.apply(block, x_BLD, attends[layer], places_BL, keys)
         return model, whole(model.norm(x_BLD))
-
-    def _look(self, layer: int) -> LayerLook:
-        return self._looks[layer % len(self._looks)]
 
 
 class _Stack:
@@ -188,9 +187,9 @@ class _Stack:
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self._names = [".".join(str(key.key) for key in path[:-1]) for path, _ in leaves]
 
-    def layer(self, own: Named) -> Any:
-        """The layer of these parameters."""
-        leaves = [own[name] for name in self._names]
+    def layer(self, params: Named) -> Any:
+        """Return the layer of these parameters."""
+        leaves = [params[name] for name in self._names]
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
 
@@ -204,27 +203,25 @@ class LayerLook(NamedTuple):
     apply: Callable[..., Array]  # (block, x_BLD, attend, places_BL, keys) -> x_BLD
 
 
-def _looks(config: Config) -> tuple[LayerLook, ...]:
-    """As a pattern that is repeated over the layers."""
+def _layer_looks(config: Config) -> list[LayerLook]:
+    """Return the looks of layers, as a pattern that is repeated over them."""
     if isinstance(config, spec.GPT2):
-        return (LayerLook(implementations.causal(ATTENTION), None, None, None, _gpt2_layer),)
-
-    def of(name: str) -> LayerLook:
-        """The look of that name."""
-        look = Look.of(config, name, ATTENTION)
-        window, scale = config.window if name == "window" else None, (config.query_scalar or config.size) ** -0.5
-        return LayerLook(look.attend, window, scale, config.score_cap, partial(_decoder_layer, config, look))
-
-    return tuple(map(of, config.looks))
+        return [LayerLook(implementations.causal(ATTENTION), None, None, None, _apply_gpt2_layer)]
+    looks, scale = [], (config.query_scalar or config.size) ** -0.5
+    for name in config.looks:
+        look, window = Look.of(config, name, ATTENTION), config.window if name == "window" else None
+        apply = partial(_apply_decoder_layer, config, look)
+        looks.append(LayerLook(look.attend, window, scale, config.score_cap, apply))
+    return looks
 
 
-def _gpt2_layer(block: Any, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys) -> Array:
+def _apply_gpt2_layer(block: Any, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys) -> Array:
     block.attention.attend = attend
-    applied: Array = block(x_BLD, keys, None)
-    return applied
+    output_BLD: Array = block(x_BLD, keys, None)
+    return output_BLD
 
 
-def _decoder_layer(
+def _apply_decoder_layer(
     config: spec.Decoder, look: Look, block: Block, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys
 ) -> Array:
     look = Look(attend, partial(look.rope, places_BL=places_BL))
@@ -235,7 +232,7 @@ def _decoder_layer(
     return block.routed((x_BLD, Routed.none(mixture)), keys, look, real_BL, place_M)[0]
 
 
-def _built(config: Config, output: jnp.dtype) -> LanguageModel:
+def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
     options = ModelOptions(attention=ATTENTION, output=output)
     if isinstance(config, spec.GPT2):
         return GPT2(config.model_copy(update={"dropout": 0.0, "drop_path": 0.0}), nnx.Rngs(0), options)
@@ -244,11 +241,80 @@ def _built(config: Config, output: jnp.dtype) -> LanguageModel:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _copied(array: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -> Array:
-    copied: Array = jax.lax.with_sharding_constraint(array.astype(dtype), where)
-    return copied
+def _copy(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> Array:
+    copy: Array = jax.lax.with_sharding_constraint(array.astype(dtype), split)
+    return copy
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _unstacked(stack: Array, dtype: jnp.dtype, where: jax.sharding.NamedSharding) -> tuple[Array, ...]:
-    return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), where) for part in jnp.unstack(stack))
+def _unstack(stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> tuple[Array, ...]:
+    return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), split) for part in jnp.unstack(stack))
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, heads first: each head's are a matrix of their own."""
+
+    key_BGSK: Array
+    value_BGSK: Array
+
+    def with_token(self, key_B1GK: Array, value_B1GK: Array, at: Array) -> Cache:
+        """Return the same with the token at index `at` in place of the oldest."""
+        slot = at % self.key_BGSK.shape[2]
+        pairs = zip(self, (key_B1GK, value_B1GK), strict=True)
+        rings = (jax.lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2), slot, axis=2) for ring, new in pairs)
+        return Cache(*map(_constrain_ring, rings))
+
+    def seen_BS(self, at: Array, pad_B: Array) -> Array:
+        """Return which slots hold a token of the row, once the token at index `at` is in its slot."""
+        slots = self.key_BGSK.shape[2]
+        index_S = at - (at - jnp.arange(slots)) % slots  # of what a slot holds; below 0: nothing yet
+        return index_S[None, :] >= pad_B[:, None]
+
+
+def _constrain_ring(ring_BGSK: Array) -> Array:
+    return sharding.constrain(ring_BGSK, "batch", "kv_heads", "length", "head")
+
+
+def _make_ring(array_BPGK: Array, slots: int) -> Array:
+    """Return the last `slots` tokens of the prompts, and empty slots where they are fewer."""
+    array_BGPK, length = array_BPGK.swapaxes(1, 2), array_BPGK.shape[1]
+    if length < slots:
+        return _constrain_ring(jnp.pad(array_BGPK, ((0, 0), (0, 0), (0, slots - length), (0, 0))))
+    return _constrain_ring(jnp.roll(array_BGPK[:, :, length - slots :], length % slots, axis=2))
+
+
+class PromptAttention:
+    """The attention of whole prompts; once it was called, `cache` holds their keys and values."""
+
+    cache: Cache
+
+    def __init__(self, plain: Attention, slots: int) -> None:
+        self._plain, self._slots = plain, slots
+
+    def __call__(self, query_BPHK: Array, key_BPGK: Array, value_BPGK: Array, keys: Keys) -> Array:
+        self.cache = Cache(_make_ring(key_BPGK, self._slots), _make_ring(value_BPGK, self._slots))
+        return self._plain(query_BPHK, key_BPGK, value_BPGK, keys)
+
+
+class TokenAttention:
+    """The attention of one token a row, to itself and to those in `cache`, which then holds it too."""
+
+    def __init__(self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None) -> None:
+        self.cache, self._at, self._pad_B = cache, at, pad_B
+        self._scale, self._cap = scale, cap
+
+    def __call__(self, query_B1HK: Array, key_B1GK: Array, value_B1GK: Array, keys: Keys) -> Array:
+        self.cache = self.cache.with_token(key_B1GK, value_B1GK, self._at)
+        (batch, _, heads, size), groups, dtype = query_B1HK.shape, key_B1GK.shape[2], query_B1HK.dtype
+        query_BGRK = query_B1HK.reshape(batch, groups, heads // groups, size)
+        query_BGRK = query_BGRK * (size**-0.5 if self._scale is None else self._scale)
+        scores_BGRS = jnp.einsum("bgrk,bgsk->bgrs", query_BGRK, self.cache.key_BGSK, preferred_element_type=jnp.float32)
+        if self._cap is not None:
+            scores_BGRS = self._cap * jnp.tanh(scores_BGRS / self._cap)
+        seen_B11S = self.cache.seen_BS(self._at, self._pad_B)[:, None, None, :]
+        shares_BGRS = jax.nn.softmax(jnp.where(seen_B11S, scores_BGRS, UNSEEN)).astype(dtype)
+        mixed_BGRK = jnp.einsum("bgrs,bgsk->bgrk", shares_BGRS, self.cache.value_BGSK)
+        return mixed_BGRK.reshape(batch, 1, heads, size).astype(dtype)

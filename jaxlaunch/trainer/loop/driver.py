@@ -26,9 +26,9 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import Stopped
 from jaxlaunch.trainer.loop.training import Place, Training, cut_spans
+from jaxlaunch.trainer.metrics.means import BestSteps, Patience, value_of
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import FLAGS
-from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
 from jaxlaunch.trainer.start.distributed import Stop, meet

@@ -43,6 +43,7 @@ from jaxlaunch.trainer.loop.user_program import (
     check_metrics,
     describe_type,
 )
+from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
@@ -208,12 +209,11 @@ class UserTraining(Training[Named]):
             keep=options.keep,
         )
         self.metrics = Metrics(
+            Workload(options.steps, 0 if self.batches is None else self.batches.size),
             rank=jax.process_index(),
             run_dir=place.run_dir,
             socket=place.socket,
             report=report,
-            total_steps=options.steps,
-            examples_per_step=0 if self.batches is None else self.batches.size,
         )
 
     @property

@@ -1,17 +1,36 @@
-"""What is known of a run in numbers: means of steps and evaluations, speeds, counts, memory."""
+"""What is known of a run in numbers: means, speeds, counts, memory, the time of steps; and their export to Prometheus.
+
+The loop splits its time into parts, measured on the host at about a microsecond a step. Steps are asynchronous, so the
+parts say what the loop waited for, not what the device did: `device` is the wait for the step before, `host` is what is
+left when every other part is taken away.
+
+The process's agent gets all numbers as one Prometheus text, over a Unix socket. They are read at each scrape, by a
+thread of its own, so they cost the loop nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
+import socket
+import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
 
 import jax
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
-from jaxlaunch.contract import PROMETHEUS, Key
-from jaxlaunch.trainer.metrics.prometheus import Histogram, Value
-from jaxlaunch.trainer.metrics.timer import BOUNDS, StepTimer
+from jaxlaunch.contract import PROMETHEUS, Key, Metric
 
 CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
@@ -19,6 +38,124 @@ SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
 STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
 # Prometheus name of each number that is also one of a line of metrics.jsonl.
 GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row.type == "gauge"}
+
+# Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold device.
+WARMUP = 2
+RECENT = 100  # steps that the median looks back on
+
+
+class Part:
+    """Seconds spent in one part of the loop; a context manager, entered again and again. Parts do not nest.
+
+    The scraping thread reads while the loop writes, so what was spent and since when it is in here change as one.
+    """
+
+    __slots__ = ("_spent",)
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the time spent so far."""
+        self._spent: tuple[float, float | None] = (0.0, None)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the visits that have ended."""
+        return self._spent[0]
+
+    def until(self, now: float) -> float:
+        """Return the seconds including those of the present visit until `now`: they never fall."""
+        seconds, began = self._spent
+        return seconds if began is None else seconds + max(0.0, now - began)
+
+    def __enter__(self) -> None:
+        self._spent = (self._spent[0], perf_counter())
+
+    def __exit__(self, *raised: object) -> None:
+        self._spent = (self.until(perf_counter()), None)
+
+
+class Interval(NamedTuple):
+    """What happened between two calls of `StepTimer.interval`."""
+
+    seconds: float  # of wall time
+    parts: dict[str, float]  # seconds by part; they add up to `seconds`
+    steps_per_s: float | None  # after warm-up, evaluation and saves left out; None within the warm-up
+
+
+class Mark(NamedTuple):
+    """A moment between two steps."""
+
+    steps: int
+    ended: float
+    paused: float  # seconds of evaluation and saves until then
+
+
+class StepTimer:
+    """Counts steps and splits the time between them."""
+
+    def __init__(self) -> None:
+        self._parts = {"data": Part(), "device": Part(), "save": Part(), "eval": Part()}
+        self.steps = self._dispatches = 0
+        self.counts = [0] * (len(BOUNDS) + 1)  # of steps by time, last: longer than every bound
+        self.seconds = 0.0  # of all counted steps
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self.start()
+
+    def start(self) -> None:
+        """Begin the loop now: what came before (restore, compile) is no step's time."""
+        for part in self._parts.values():
+            part.clear()
+        self._began = perf_counter()
+        self._host = 0.0
+        self._last = Mark(self.steps, self._began, 0.0)
+        self._warm: Mark | None = None  # what the next interval's speed is measured from
+        self._seen = self.parts()
+
+    def part(self, name: str) -> Part:
+        """Return the part `name` (data, device, save, eval), to be entered with `with`."""
+        return self._parts[name]
+
+    def step_done(self, count: int = 1) -> None:
+        """Count one more step that went through the loop, or `count` of them in one dispatch."""
+        before = self._last
+        now, paused = perf_counter(), self._parts["save"].seconds + self._parts["eval"].seconds
+        seconds = now - before.ended - (paused - before.paused)
+        self.steps += count
+        self._dispatches += 1
+        self._last = Mark(self.steps, now, paused)
+        self.counts[bisect_left(BOUNDS, seconds / count)] += count
+        self.seconds += seconds
+        if self._dispatches > WARMUP:
+            self._recent.append(seconds / count)
+        elif self._dispatches == WARMUP:
+            self._warm = self._last
+
+    def interval(self, share: float = 1.0) -> Interval:
+        """Return what happened since the last call; of the time this share, whose rest is left for the next call."""
+        before, now = self._seen, self.parts()
+        parts = {name: (seconds - before[name]) * share for name, seconds in now.items()}
+        self._seen = now if share == 1.0 else {name: before[name] + seconds for name, seconds in parts.items()}
+        steps_per_s = None
+        if self._warm is not None and self._last.steps > self._warm.steps:
+            busy = self._last.ended - self._warm.ended - (self._last.paused - self._warm.paused)
+            steps_per_s = (self._last.steps - self._warm.steps) / busy
+            self._warm = self._last
+        return Interval(sum(parts.values()), parts, steps_per_s)
+
+    def median_s(self) -> float | None:
+        """Return the median of the last RECENT steps after warm-up; None before there is one."""
+        return statistics.median(self._recent) if self._recent else None
+
+    def parts(self) -> dict[str, float]:
+        """Return seconds by part since the start; `host` is what no other part took. None of them ever falls."""
+        now = perf_counter()
+        seconds = {name: part.until(now) for name, part in self._parts.items()}
+        self._host = max(self._host, now - self._began - sum(seconds.values()))
+        return seconds | {"host": self._host}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +204,28 @@ class Throughput:
     def end_interval(self, steps_per_s: float | None) -> None:
         """Compute the speeds of an interval with this many steps per second; None leaves those before."""
         if steps_per_s is not None:
-            work, flops, count = self._workload, self.flops_per_step, len(self._recent)
+            work, flops, peak, count = self._workload, self.flops_per_step, self.peak_flops, len(self._recent)
             tokens, targets = (sum(each) / count for each in zip(*self._recent, strict=True)) if count else (0.0, 0.0)
             has_tokens = work.has_tokens and count
-            has_mfu = flops is not None and self.peak_flops is not None
             self.speeds = {
                 Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s if work.examples_per_step else None,
                 Key.TOKENS_PER_S: tokens * steps_per_s if has_tokens else None,
                 Key.TARGETS_PER_S: targets * steps_per_s if has_tokens and work.has_targets else None,
-                Key.MFU: flops * steps_per_s / self.peak_flops if has_mfu else None,  # type: ignore[operator]
+                Key.MFU: flops * steps_per_s / peak if flops is not None and peak is not None else None,
             }
         self._recent.clear()
+
+
+class Histogram(NamedTuple):
+    """Number of observations by upper bound, and their sum; the last count is of those above every bound."""
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+
+Labels = tuple[str, ...]  # the values of a metric's labels after `rank`, in its order
+Value = float | None | Mapping[Labels, float | None] | Histogram
 
 
 @dataclasses.dataclass
@@ -114,7 +262,7 @@ class Counters:
         """Return the trainer's rows of contract.PROMETHEUS; called by the scraping thread."""
         timer, work, speed, checkpoints = self.timer, self.workload, self.throughput, self.checkpoints
         step, steps = self.first_step + timer.steps, timer.steps
-        task: dict[tuple[str, ...], float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
+        task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
         task |= {("train", name): value for name, value in self.trained.items() if name not in STEP_KEYS}
         task |= {("eval", name): value for name, value in self.evaluated.items()}
         numbers = self.trained | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch(step)}
@@ -151,11 +299,78 @@ def _resident_bytes() -> float | None:
         return None
 
 
-def read_device_bytes() -> dict[tuple[str, ...], float | None]:
+def read_device_bytes() -> dict[Labels, float | None]:
     """Return bytes by (device, kind); None where a platform does not count them, as CPU does not."""
     kinds = {"in_use": "bytes_in_use", "peak": "peak_bytes_in_use", "limit": "bytes_limit"}
-    sizes: dict[tuple[str, ...], float | None] = {}
+    sizes: dict[Labels, float | None] = {}
     for device in jax.local_devices():
         stats = device.memory_stats() or {}
         sizes |= {(str(device.id), kind): stats.get(key) for kind, key in kinds.items()}
     return sizes
+
+
+# --- the export -------------------------------------------------------------------------------------------------------
+
+ROWS = tuple(metric for metric in PROMETHEUS if metric.by == "trainer")
+PATIENCE_S = 5.0  # for a reader that connects and does not read
+
+
+class RankCollector(Collector):
+    """The trainer's rows of contract.PROMETHEUS with the values that `read` returns by metric name."""
+
+    def __init__(self, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
+        self._rank, self._read = str(rank), read
+
+    def collect(self) -> Iterable[Family]:
+        """Yield one family for each row; NaN for what is not known."""
+        values = self._read()
+        for row in ROWS:
+            yield self._family(row, values[row.name])
+
+    def _family(self, row: Metric, value: Value) -> Family:
+        if isinstance(value, Histogram):
+            histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
+            bounds = [*map(str, value.bounds), "+Inf"]
+            cumulative = itertools.accumulate(value.counts)
+            histogram.add_metric([self._rank], list(zip(bounds, cumulative, strict=True)), value.sum)
+            return histogram
+        kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
+        family = kind(row.name, row.help, labels=row.labels)
+        for labels, number in (value if isinstance(value, Mapping) else {(): value}).items():
+            family.add_metric([self._rank, *labels], float("nan") if number is None else number)
+        return family
+
+
+class Exporter:
+    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError when it cannot bind."""
+
+    def __init__(self, path: str, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(RankCollector(rank, read))
+        self._path = path
+        if os.path.exists(path):
+            os.unlink(path)  # of an attempt that was killed
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and remove the socket, which others may have removed before: its folder is temporary."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._thread.join(2 * PATIENCE_S)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with connection, contextlib.suppress(OSError):  # the reader may have gone
+                connection.settimeout(PATIENCE_S)
+                connection.sendall(generate_latest(self._registry))

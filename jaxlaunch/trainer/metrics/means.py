@@ -1,40 +1,126 @@
-"""The means of an evaluation, from the sums of its batches: of the whole set, and of each part of a mixture."""
+"""The means of an evaluation, and what a watched one decides: the best steps, and when a run gets no better. Pure.
+
+What was seen is saved beside the state, so that a run that resumes decides as one that was never broken.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from jaxlaunch.contract import Key
-
-Pairs = dict[str, tuple[float, float]]  # of a metric's name: its sum, and the weight of that
+from jaxlaunch.trainer.spec import EVAL, Best, StopEarly, Watched
 
 
 class Means:
-    """Adds up batches. `derived` gives what follows from means, such as the perplexity of a loss."""
+    """The sums of an evaluation's batches. `derived` gives what follows from means, as the perplexity of a loss."""
 
     def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
         self._derived = derived
-        self._of: dict[str | None, Pairs] = {None: {}}  # of the whole set under None, and of each part
+        # Sum and weight of each metric: of the whole set under None, and of each part of a mixture.
+        self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
 
-    def add(self, part: str | None, found: Mapping[str, Any]) -> None:
-        """Adds a batch's sums and weights, all its examples being of `part`, or of a set without parts."""
-        for of in {None, part}:
-            pairs = self._of.setdefault(of, {})
-            for name, (total, weight) in found.items():
-                before = pairs.get(name, (0.0, 0.0))
-                pairs[name] = (before[0] + float(total), before[1] + float(weight))
+    def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
+        """Add a batch's sums and weights, all its examples being of `part`, or of a set without parts."""
+        for key in {None, part}:
+            pairs = self._pairs.setdefault(key, {})
+            for name, (total, weight) in sums.items():
+                total_before, weight_before = pairs.get(name, (0.0, 0.0))
+                pairs[name] = (total_before + float(total), weight_before + float(weight))
 
     def all(self) -> dict[str, float]:
-        """Those of the whole set and of its parts, as `loss` and `loss/code`, and how many `examples` each has."""
-        found = self._means(None)
-        for part in self._of.keys() - {None}:
-            found |= {f"{name}/{part}": mean for name, mean in self._means(part).items() if "/" not in name}
-        return found
+        """Return those of the whole set and of its parts, as `loss` and `loss/code`, and the `examples` of each."""
+        means = self._part_means(None)
+        for part in self._pairs.keys() - {None}:
+            means |= {f"{name}/{part}": mean for name, mean in self._part_means(part).items() if "/" not in name}
+        return means
 
-    def _means(self, part: str | None) -> dict[str, float]:
-        pairs = dict(self._of[part])
+    def _part_means(self, part: str | None) -> dict[str, float]:
+        pairs = dict(self._pairs[part])
         examples, _ = pairs.pop(Key.EXAMPLES)
         means = {name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()}
         return {**means, **self._derived(means), Key.EXAMPLES: examples}
+
+
+def value_of(watched: Watched, means: Mapping[str, float]) -> float:
+    """Return the watched metric among the means of an evaluation."""
+    return means[watched.metric.removeprefix(EVAL)]
+
+
+def _is_better(watched: Watched, value: float, than: float, by: float = 0.0) -> bool:
+    return value < than - by if watched.mode == "min" else value > than + by
+
+
+def _key(watched: Watched) -> dict[str, str]:
+    return {"metric": watched.metric, "mode": watched.mode}
+
+
+class BestSteps:
+    """The steps of the best values so far, at most `keep`; of equal values the older step."""
+
+    def __init__(self, best: Best) -> None:
+        self._best = best
+        self._values: list[tuple[int, float]] = []  # step and value, the best first
+
+    def see(self, step: int, value: float) -> None:
+        """Take an evaluation into account; what is not finite is never among the best."""
+        if math.isfinite(value) and step not in self.steps:
+            place = sum(not _is_better(self._best, value, other) for _, other in self._values)
+            self._values.insert(place, (step, value))
+            del self._values[self._best.keep :]
+
+    @property
+    def steps(self) -> list[int]:
+        """The best steps, the best first."""
+        return [step for step, _ in self._values]
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what a checkpoint says of them."""
+        return {**_key(self._best), "steps": [[step, value] for step, value in self._values]}
+
+    def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
+        """Go on from what a checkpoint says, if it is of the same metric, with the `steps` that are still there."""
+        if meta is not None and _key(self._best).items() <= meta.items():
+            values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
+            self._values = values[: self._best.keep]
+
+
+class Patience:
+    """Counts evaluations in a row that were no better than the best before them."""
+
+    def __init__(self, rule: StopEarly) -> None:
+        self._rule = rule
+        self._best: tuple[int, float] | None = None
+        self._stale = 0
+
+    def see(self, step: int, value: float) -> None:
+        """Take an evaluation into account; what is not finite is not better."""
+        is_better = self._best is None or _is_better(self._rule, value, self._best[1], self._rule.min_delta)
+        if math.isfinite(value) and is_better:
+            self._best, self._stale = (step, value), 0
+        else:
+            self._stale += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is to end."""
+        return self._stale >= self._rule.patience
+
+    def sentence(self) -> str:
+        """Return why it ends."""
+        rule = self._rule
+        by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
+        best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
+        times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
+        return f"{rule.metric} was not better{best}{by} in {times} (train.stop_early)"
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what a checkpoint says of it."""
+        return {**_key(self._rule), "best": None if self._best is None else list(self._best), "stale": self._stale}
+
+    def resume(self, meta: Mapping[str, Any] | None) -> None:
+        """Go on from what a checkpoint says, if it is of the same metric."""
+        if meta is not None and _key(self._rule).items() <= meta.items():
+            self._best = None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
+            self._stale = int(meta["stale"])

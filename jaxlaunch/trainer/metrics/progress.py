@@ -40,27 +40,27 @@ class Progress:
             self._thread.start()
 
     def hello(self) -> None:
-        """Identifies the built-in trainer: from now on the agent reads the exit code as one of the contract."""
+        """Identify the built-in trainer: from now on the agent reads the exit code as one of the contract."""
         self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
 
     def joined(self) -> None:
-        """The process knows all others."""
+        """Report that the process knows all others."""
         self._post({"joined": True})
 
     def phase(self, name: str, step: int) -> None:
-        """The process is in `name` and has completed `step` steps. Cheap enough for every step."""
+        """Report that the process is in `name` and has completed `step` steps. Cheap enough for every step."""
         if self._fd is None:
             return
         before, self._state = self._state, (name, step)
         shown.at_step(step)
-        if before[0] != name and self._may_leave_now():
+        if before[0] != name and self._takes_credit():
             self._flush()
         elif not self._due.is_set():
             self._due.set()
 
     @contextlib.contextmanager
     def within(self, name: str, step: int) -> Iterator[None]:
-        """The process is in `name` for a while, and then again where it was before: an error is said to be of there."""
+        """Report that the process is in `name` for a while, where an error is said to be; then where it was before."""
         before = self._state
         self.phase(name, step)
         try:
@@ -69,42 +69,42 @@ class Progress:
             self.phase(*before)
 
     def found(self, step: int) -> None:
-        """The checkpoint of `step` is on storage; whether training goes on from it is not decided yet."""
+        """Report that the checkpoint of `step` is on storage; whether training goes on from it is not decided yet."""
         self._post({"found": step})
 
     def restored(self, step: int) -> None:
-        """Training goes on from the checkpoint of `step`."""
+        """Report that training goes on from the checkpoint of `step`."""
         self._post({"restored": step})
 
     def committed(self, step: int) -> None:
-        """The checkpoint of `step` is complete on storage."""
+        """Report that the checkpoint of `step` is complete on storage."""
         self._post({"committed": step})
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """The newest metrics; those that are not finite become null, so that the line is JSON to every reader."""
+        """Report the newest metrics; what is not finite becomes null, so that the line is JSON to every reader."""
         if self._fd is not None:
             with self._lock:
                 self._metrics = values
             self._due.set()
 
     def stopped(self, step: int, saved: bool, note: str = "") -> None:
-        """The process stopped after `step`, as SIGTERM asked; `saved` says whether it saved a checkpoint for that."""
+        """Report that the process stopped after `step`, as SIGTERM asked; `saved`: whether it saved a checkpoint."""
         self._post({"stopped": {"step": step, "saved": saved, "note": note}})
 
     def profile(self, values: Mapping[str, Any]) -> None:
-        """The state of a profile that the agent requested."""
+        """Report the state of a profile that the agent requested."""
         self._post({"profile": values})
 
     def note(self, text: str) -> None:
-        """A sentence for the reader of summary.json."""
+        """Report a sentence for the reader of summary.json."""
         self._post({"note": text})
 
     def error(self, exception: BaseException, code: int | None, said: str = "") -> None:
-        """Reports the exception that ends the process, and the exit code that follows; `said` in place of its words."""
+        """Report the exception that ends the process, and the exit code that follows; `said` in place of its words."""
         self._post(contract.error_line(exception, code, said))
 
     def close(self) -> None:
-        """Sends what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""
+        """Send what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""
         if self._fd is not None:
             self._closed.set()
             self._due.set()
@@ -122,7 +122,7 @@ class Progress:
             self._outbox.append(message)
             self._flush()
 
-    def _may_leave_now(self) -> bool:
+    def _takes_credit(self) -> bool:
         now = time.monotonic()
         self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
         self._credited = now
@@ -132,7 +132,7 @@ class Progress:
         return True
 
     def _flush(self) -> None:
-        """Writes what waits; what a full pipe refuses stays queued, and the thread tries again."""
+        """Write what waits; what a full pipe refuses stays queued, and the thread tries again."""
         assert self._fd is not None
         with self._lock:
             while self._outbox:

@@ -6,20 +6,24 @@ Prometheus, process 0 also writes and prints. A disk or a socket that fails rais
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.monitoring
 
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer.metrics.counters import Counters, Workload, read_device_bytes
-from jaxlaunch.trainer.metrics.outputs import MetricsFiles, attempt
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.journal import Journal, TensorBoard
+from jaxlaunch.trainer.metrics.counters import Counters, Exporter, Workload, read_device_bytes
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.prometheus import Exporter
 from jaxlaunch.trainer.tracking import feeding
 
 # Values of a step that the loop alone reads.
@@ -30,21 +34,9 @@ class Metrics:
     """The metrics of one process. Made before the first compile, so that every scrape has every name."""
 
     def __init__(
-        self,
-        *,
-        rank: int,
-        run_dir: str | None,
-        socket: str | None,
-        report: Progress,
-        total_steps: int,
-        examples_per_step: int,
-        has_tokens: bool = False,
-        has_targets: bool = True,
-        dataset_examples: int | None = None,
-        epochs: Callable[[int], Mapping[str, float]] | None = None,
+        self, workload: Workload, *, rank: int, run_dir: str | None, socket: str | None, report: Progress
     ) -> None:
-        self._workload = Workload(total_steps, examples_per_step, has_tokens, has_targets, dataset_examples, epochs)
-        self._counters = Counters(self._workload)
+        self._workload, self._counters = workload, Counters(workload)
         self.timer = self._counters.timer
         self._is_first, self._report = rank == 0, report
         if run_dir is None and self._is_first and feeding.is_asked():
@@ -57,10 +49,8 @@ class Metrics:
         jax.monitoring.register_event_listener(self._counters.count_cache_event)
         self._exporter: Exporter | None = None
         if socket is not None:
-            attempt(report, "no metrics for Prometheus", lambda: self._export(socket, rank))
-
-    def _export(self, socket: str, rank: int) -> None:
-        self._exporter = Exporter(socket, rank, self._counters.prometheus)
+            with _note_failure(report, "no metrics for Prometheus"):
+                self._exporter = Exporter(socket, rank, self._counters.prometheus)
 
     def start(self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
         """Begin a loop after `step` complete steps.
@@ -123,7 +113,7 @@ class Metrics:
         self._counters.evaluated = means
         if self._is_first:
             self._write("eval", step, {**means, "time": time.time()})
-            self._print(step, f"eval  {_formatted(means)}")
+            self._print(step, f"eval  {_format_values(means)}")
 
     def found_best(self, step: int) -> None:
         """Record that the evaluation after `step` steps, the newest, is the best so far."""
@@ -149,15 +139,12 @@ class Metrics:
 
     def close(self) -> None:
         """End the export and close the files. Never raises: the run is complete and saved, whatever fails here."""
-        lost = "the metrics could not be closed"
-
-        def unregister() -> None:
+        with _note_failure(self._report, "the metrics could not be closed", Exception):
             # It raises where the user's program has cleared all listeners.
             jax.monitoring.unregister_event_listener(self._counters.count_cache_event)
-
-        attempt(self._report, lost, unregister, Exception)
         if self._exporter is not None:
-            attempt(self._report, lost, self._exporter.close, Exception)
+            with _note_failure(self._report, "the metrics could not be closed", Exception):
+                self._exporter.close()
         if self._files is not None:
             self._files.close()
 
@@ -180,14 +167,84 @@ class Metrics:
             print(f"step {step}/{self._workload.total_steps}  {text}", flush=True)
 
 
+class MetricsFiles:
+    """Journals, TensorBoard events (where the extra `tensorboard` is installed) and the tracker of a run folder."""
+
+    def __init__(self, folder: str, report: Progress) -> None:
+        self._folder, self._report = folder, report
+        self._first_step = 0
+        self._journals: dict[str, Journal] = {}
+        self._board: TensorBoard | None = None
+        self._feed: feeding.Feed | None = None
+
+    def open(self, step: int) -> None:
+        """Open the files of a loop that begins after `step` complete steps, and start the tracker."""
+        self._first_step = step
+        with _note_failure(self._report, "no metrics in the run folder"):
+            for name in ("metrics", "eval"):
+                self._journals[name] = Journal(os.path.join(self._folder, f"{name}.jsonl"), step)
+            if importlib.util.find_spec("tensorboardX") is not None and not feeding.writes_events():
+                self._board = TensorBoard(os.path.join(self._folder, layout.TENSORBOARD), step)
+        with _note_failure(self._report, "no tracker"):
+            self._feed = feeding.start(self._folder)
+
+    def write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Write a line of the journal `name`, and its scalars as events. What failed is not written again."""
+        if (journal := self._journals.pop(name, None)) is not None:
+            with _note_failure(self._report, f"no more {name}.jsonl"):
+                journal.write(step, values)
+                self._journals[name] = journal
+            if name not in self._journals:
+                # The lines that wait in the journal cannot be written either.
+                with contextlib.suppress(OSError):
+                    journal.close()
+        if (board := self._board) is not None:
+            prefix, self._board = "train" if name == "metrics" else name, None
+            with _note_failure(self._report, "no more TensorBoard events"):
+                board.write(step, {f"{prefix}/{key}": value for key, value in values.items() if key != "time"})
+                self._board = board
+            if self._board is None:
+                board.close()
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write a line of samples."""
+        with _note_failure(self._report, "no samples in the run folder"):
+            if "samples" not in self._journals:
+                self._journals["samples"] = Journal(os.path.join(self._folder, layout.SAMPLES), self._first_step)
+            self._journals["samples"].write(step, {"samples": samples, "time": time.time()})
+
+    def close(self) -> None:
+        """Close the files. Never raises."""
+        for file in (*self._journals.values(), self._board):
+            if file is not None:
+                with _note_failure(self._report, "the metrics could not be closed", Exception):
+                    file.close()
+
+    def end_tracking(self, *, stops: bool) -> None:
+        """Wait until the tracker has every line of the files, which are closed; briefly where the run `stops`."""
+        if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
+            self._report.note(lost)
+            print(lost, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) -> Iterator[None]:
+    """Note an exception of `kind`, such as an OSError (a full disk, a taken socket); the run goes on."""
+    try:
+        yield
+    except kind as error:
+        report.note(f"{lost}: {error}")
+        print(f"{lost}: {error}", file=sys.stderr, flush=True)
+
+
 def interval_line(
     step: int, total: int, trained: Mapping[str, float], speeds: Mapping[str, float | None], busy: Mapping[str, float]
 ) -> str:
-    """`step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
+    """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
 
     Of tokens: `29.1k tokens/s  1.8k targets/s`, those that are read and those that are predicted and count.
     """
-    words = [f"step {step}/{total}", _formatted(trained)]
+    words = [f"step {step}/{total}", _format_values(trained)]
     tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))
     speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
@@ -195,25 +252,25 @@ def interval_line(
     if (targets := speeds.get(Key.TARGETS_PER_S)) is not None:
         words.append(f"{short(targets)} targets/s")
     if mfu is not None:
-        words.append(f"mfu {mfu:.1%}".replace("%", " %"))
-    words += [f"{part} {share:.0%}".replace("%", " %") for part, share in busy.items()]
+        words.append(f"mfu {100 * mfu:.1f} %")
+    words += [f"{part} {100 * share:.0f} %" for part, share in busy.items()]
     return "  ".join(words)
 
 
-def _formatted(values: Mapping[str, float]) -> str:
-    known = {
+def _format_values(values: Mapping[str, float]) -> str:
+    formats = {
         Key.LOSS: "loss {:.4f}",
         Key.GRAD_NORM: "grad {:.3g}",
         Key.LEARNING_RATE: "lr {:.1e}",
         Key.LOSS_SCALE: "scale {:g}",
     }
     # One of many of a kind, as expert_load/3, is for the files.
-    named = known | {name: f"{name} {{:.4g}}" for name in values if name not in known and "/" not in name}
-    return "  ".join(text.format(values[name]) for name, text in named.items() if name in values)
+    formats |= {name: f"{name} {{:.4g}}" for name in values if name not in formats and "/" not in name}
+    return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 
 def short(number: float) -> str:
-    """Three digits and a prefix: 12.3k, 1.05M."""
+    """Return three digits and a prefix: 12.3k, 1.05M."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{prefix}"

@@ -2,25 +2,30 @@
 
 Each line of metrics.jsonl and eval.jsonl is handed over once, whatever is restarted: `tracker.json` in the run folder
 has the run's id and the last step of each. Of a step that is trained again after a restart the first line counts.
+
+A tracker is asked for little: one run, resumed by its id, and numbers by step. Its own environment variables say what
+else it is told: WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_DIR. Without a network or a key each keeps the run in the
+run folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import netrc
 import os
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxlaunch import atomic_file
-from jaxlaunch.runs.journal import STEP
-from jaxlaunch.trainer.tracking import trackers
+from jaxlaunch.runs.journal import STEP, TensorBoard
 from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED
 
 STATE, LOCK = "tracker.json", ".tracker.lock"
@@ -30,16 +35,16 @@ PREFIX = {"metrics": "train", "eval": "eval"}  # of the names, by journal
 
 
 def main() -> None:
-    """Hands over until the training ends, and then what is left."""
-    asked = json.loads(sys.argv[1])
+    """Hand over until the training ends, and then what is left."""
+    settings = json.loads(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # what ends it is the end of the training
     os.nice(NICE)
     course = _Course()
-    threading.Thread(target=_watch, args=(course, asked), daemon=True).start()
-    with open(os.path.join(asked["folder"], LOCK), "w") as lock:
+    threading.Thread(target=_watch, args=(course, settings), daemon=True).start()
+    with open(os.path.join(settings["folder"], LOCK), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of an earlier attempt may still hand over its last lines
-        _hand_over(asked, course)
+        _hand_over(settings, course)
     if course.is_late.is_set():
         sys.exit(LATE)
 
@@ -52,7 +57,7 @@ class _Course:
 
 
 def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
-    """Notes that the training has ended, and ends a tracker that does not open, or does not return."""
+    """Note that the training has ended, and end a tracker that does not open, or does not return."""
     while os.read(sys.stdin.fileno(), 1 << 16):  # not its buffer: Python aborts where a thread holds that at its end
         pass
     course.is_over.set()
@@ -64,20 +69,22 @@ def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
     os._exit(LATE)
 
 
-def _hand_over(asked: Mapping[str, Any], course: _Course) -> None:
-    """Hands over each line as it comes, until the training has ended or time is up."""
-    folder, name = asked["folder"], asked["tracker"]
-    state = _State(folder, name, asked["uid"])
-    known = trackers.Run(state.id, asked["name"], folder, max(state.sent.values(), default=0))
-    tracker = trackers.open_tracker(name, known)
+def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
+    """Hand over each line as it comes, until the training has ended or time is up."""
+    folder = settings["folder"]
+    state = _State(folder, settings["tracker"], settings["uid"])
+    run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
+    tracker = open_tracker(settings["tracker"], run)
     course.is_open.set()
     files = {journal: _Followed(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIX}
     is_last = False
     while True:
         rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.rows()]
-        for step, journal, row in sorted(rows, key=lambda one: (one[0], one[1] == "eval")):
+        for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
-                tracker.log(step, _named(PREFIX[journal], row))
+                # Under the names that TensorBoard has.
+                names = [name for name in row if name not in (STEP, "time") and isinstance(row[name], int | float)]
+                tracker.log(step, {f"{PREFIX[journal]}/{name}": float(row[name]) for name in names})
                 state.keep(journal, step)
         state.sync()
         if is_last:
@@ -85,27 +92,18 @@ def _hand_over(asked: Mapping[str, Any], course: _Course) -> None:
         is_last = course.is_over.wait(POLL_S)  # then once more: what was written until it ended
 
 
-def _named(prefix: str, row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line, under the names that TensorBoard has."""
-    numbers = {name: value for name, value in row.items() if name not in (STEP, "time")}
-    return {f"{prefix}/{name}": float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-
-
 class _State:
     """What outlives a restart: the id of the run at its tracker, and the last step of each journal that it has."""
 
     def __init__(self, folder: str, tracker: str, uid: str) -> None:
-        self._path = os.path.join(folder, STATE)
-        found: dict[str, Any] = {}
-        try:
-            with open(self._path) as file:
-                found = json.load(file)
-        except (OSError, ValueError):
-            pass
-        found = found if found.get("tracker") == tracker else {}  # another tracker has none of it
+        self._path = Path(folder, STATE)
+        state: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            state = json.loads(self._path.read_text())
+        state = state if state.get("tracker") == tracker else {}  # another tracker has none of it
         # Of all pods of a job the uid is the same, should its run folder not outlive them.
-        self._tracker, self.id = tracker, str(found.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
-        self.sent: dict[str, int] = dict(found.get("sent") or {})
+        self._tracker, self.id = tracker, str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
+        self.sent: dict[str, int] = dict(state.get("sent") or {})
         self._write(is_synced=True)
 
     def keep(self, journal: str, step: int) -> None:
@@ -121,7 +119,7 @@ class _State:
 
     def _write(self, *, is_synced: bool) -> None:
         state = {"tracker": self._tracker, "id": self.id, "sent": self.sent}
-        atomic_file.write(Path(self._path), json.dumps(state).encode(), is_synced=is_synced)
+        atomic_file.write(self._path, json.dumps(state).encode(), is_synced=is_synced)
         self._has_news = not is_synced
 
 
@@ -133,7 +131,7 @@ class _Followed:
         self._file: BinaryIO | None = None
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The objects in the lines; what is none is left out."""
+        """Yield the objects in the lines; what is none is left out."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")
@@ -147,6 +145,130 @@ class _Followed:
                 continue
             if isinstance(row, dict) and isinstance(row.get(STEP), int):
                 yield row
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """The run: its id, which no restart changes, the job's name, its folder, and the last step that is handed over."""
+
+    id: str
+    name: str
+    folder: str
+    step: int
+
+
+class Tracker(Protocol):
+    """What a tracker of yours is: a class that is called with a Run."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the numbers of a step; each step comes once, in order, its `train/…` before its `eval/…`."""
+
+    def close(self) -> None:
+        """End the run, for now or for good."""
+
+
+class Wandb:
+    """Weights & Biases; offline where no key is set."""
+
+    def __init__(self, run: Run) -> None:
+        import wandb
+
+        if not os.environ.get("WANDB_API_KEY"):
+            try:  # what `wandb login` has kept for this user
+                has_login = any("wandb" in host for host in netrc.netrc().hosts)
+            except (OSError, netrc.NetrcParseError):
+                has_login = False
+            if not has_login:
+                os.environ.setdefault("WANDB_MODE", "offline")
+        os.environ.setdefault("WANDB_PROJECT", run.name)
+        self._run: Any = wandb.init(id=run.id, name=run.name, resume="allow", dir=run.folder)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add to what the step has already."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+class Mlflow:
+    """MLflow: by MLFLOW_TRACKING_URI, else a file store in the run folder."""
+
+    def __init__(self, run: Run) -> None:
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{os.path.join(run.folder, 'mlruns')}"
+        self._client: Any = MlflowClient(uri)
+        self._metric: Any = Metric
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        runs = self._client.search_runs([experiment_id], f"tags.`jaxlaunch.id` = '{run.id}'")
+        tags = {"jaxlaunch.id": run.id}
+        stored = runs[0] if runs else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
+        self._id = stored.info.run_id
+        self._client.update_run(self._id, status="RUNNING")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send one request for all numbers of the step."""
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self._id, [self._metric(name, value, now_ms, step) for name, value in values.items()])
+
+    def close(self) -> None:
+        """End the run; a later start sets it to RUNNING again."""
+        self._client.set_terminated(self._id)
+
+
+class Trackio:
+    """trackio: a SQLite file, in the run folder where TRACKIO_DIR does not say where."""
+
+    def __init__(self, run: Run) -> None:
+        os.environ.setdefault("TRACKIO_DIR", os.path.join(run.folder, "trackio"))
+        import trackio
+
+        project = os.environ.get("TRACKIO_PROJECT") or run.name
+        self._trackio: Any = trackio
+        trackio.init(project=project, name=f"{run.name}-{run.id[:8]}", resume="allow", embed=False)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a row of the step."""
+        self._trackio.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._trackio.finish()
+
+
+class Events(TensorBoard):
+    """TensorBoard's event files, in `tensorboard/` of the run folder."""
+
+    log = TensorBoard.write
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(os.path.join(run.folder, "tensorboard"), run.step)
+
+
+_TRACKERS: Mapping[str, Callable[[Run], Tracker]] = {
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "trackio": Trackio,
+    "tensorboard": Events,
+}
+
+
+def open_tracker(name: str, run: Run) -> Tracker:
+    """Return the tracker of this name, or the user's class `module:Name`."""
+    if name in _TRACKERS:
+        return _TRACKERS[name](run)
+    from jaxlaunch.trainer import user_code  # with what that imports
+
+    tracker: Tracker = user_code.load(name)(run)
+    return tracker
 
 
 if __name__ == "__main__":

@@ -22,24 +22,42 @@ CLOSES_S = 10.0  # more, for a tracker that is told to close before it has all
 STOPS_S = 5.0  # that a stop waits: who stops a run wants its hosts
 SAYS_S = 3.0  # after which the end of a training says what it waits for
 
+# Variables of a rank. A tracker that imports JAX must take no device and join nobody. Without the run's uid nobody
+# takes the program for what a killed rank has left: it hands over the last lines of that.
+_RANK_VARIABLES = (
+    "JAX_COORDINATOR",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "JAX_LOCAL_DEVICE_IDS",
+    contract.PROGRESS_FD,
+    contract.UID,
+)
+
 
 class Feed:
     """The program while it runs. Raises OSError where it cannot be started."""
 
     def __init__(self, folder: str, job: str) -> None:
-        self._asked, self._log = (folder, job), os.path.join(folder, LOG)
+        self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG)
         with open(self._log, "wb"):
             pass
-        self._process = self._started()
+        self._process = self._start()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        folder, job = self._asked
-        limits = {"opens_s": OPENS_S, "ends_s": ENDS_S, "closes_s": CLOSES_S}
-        asked = json.dumps({"folder": folder, "uid": os.environ.get(contract.UID, folder), **limits, **json.loads(job)})
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings = {
+            "folder": self._folder,
+            "uid": os.environ.get(contract.UID, self._folder),
+            "opens_s": OPENS_S,
+            "ends_s": ENDS_S,
+            "closes_s": CLOSES_S,
+            **json.loads(self._job),
+        }
+        inherited = isolated.inherited(os.environ)
+        environ = {name: value for name, value in inherited.items() if not name.startswith(_RANK_VARIABLES)}
         with open(self._log, "ab") as log:
             return subprocess.Popen(
-                isolated.command("jaxlaunch.trainer.tracking", asked),
-                env=_without_devices(isolated.inherited(os.environ)),
+                isolated.command("jaxlaunch.trainer.tracking", json.dumps(settings)),
+                env=environ | {"JAX_PLATFORMS": "cpu"},
                 stdin=subprocess.PIPE,  # it closes with this process, however that ends
                 stdout=log,
                 stderr=log,
@@ -47,73 +65,63 @@ class Feed:
             )
 
     def close(self) -> str | None:
-        """Has it hand over what is left, and waits for that; a sentence where it could not, within its limits.
+        """Have it hand over what is left, and wait for that; return a sentence where it could not within its limits.
 
         Where it failed or was killed during the training, it is started once more: what was in its way may be gone.
         """
         if self._process.poll() is not None:
-            self._ended(0.0)
+            self._end(0.0)
             with contextlib.suppress(OSError):  # then it is said how the first one ended
-                self._process = self._started()
-        code = self._ended(SAYS_S)
+                self._process = self._start()
+        code = self._end(SAYS_S)
         if code is None:
             print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)
-            code = self._ended(longest_s() - SAYS_S)
+            code = self._end(longest_s() - SAYS_S)
         if code is None:  # what it does keeps even its own clock from running
             self._process.kill()
             self._process.wait()
         busy = f"was still busy {ENDS_S:g} s after the training"
-        return self._said(code, {None: busy, LATE: busy, UNOPENED: f"was not open {OPENS_S:g} s after the training"})
+        return self._explain(code, {None: busy, LATE: busy, UNOPENED: f"was not open {OPENS_S:g} s after the training"})
 
     def leave(self) -> str | None:
-        """The same at a stop, which waits for STOPS_S: after that the program hands over the rest alone, if the machine
-        lets it."""
-        return self._said(self._ended(STOPS_S), {None: f"was still busy {STOPS_S:g} s after the stop"})
+        """Do the same at a stop, which waits for STOPS_S: after that the program hands over the rest alone, if the
+        machine lets it."""
+        return self._explain(self._end(STOPS_S), {None: f"was still busy {STOPS_S:g} s after the stop"})
 
-    def _ended(self, within_s: float) -> int | None:
-        """Tells it that the training has ended; its exit code, None where it is still busy after so many seconds."""
+    def _end(self, timeout_s: float) -> int | None:
+        """Tell it that the training has ended; return its exit code, None where it is still busy at the timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            return self._process.wait(within_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
-    def _said(self, code: int | None, known: Mapping[int | None, str]) -> str | None:
-        """What to say of an exit code; None where the tracker has every point."""
+    def _explain(self, code: int | None, reasons: Mapping[int | None, str]) -> str | None:
+        """Return what to say of an exit code; None where the tracker has every point."""
         if code == 0:
             return None
-        how = known.get(code, f"failed (exit {code})")
+        reason = reasons.get(code, f"failed (exit {code})")
         rest = "the run folder has every point, and the next `launcher run` of the job hands over the rest"
-        return f"the tracker {how}: {self._log} has its words; {rest}"
+        return f"the tracker {reason}: {self._log} has its words; {rest}"
 
 
 def longest_s() -> float:
-    """The most that the end of a training waits for its tracker."""
+    """Return the most that the end of a training waits for its tracker."""
     return OPENS_S + ENDS_S + CLOSES_S + STOPS_S
 
 
 def is_asked() -> bool:
-    """Whether the job names a tracker."""
+    """Return whether the job names a tracker."""
     return contract.TRACKER in os.environ
 
 
 def writes_events() -> bool:
-    """Whether the tracker is TensorBoard's event files: then nobody else writes them."""
+    """Return whether the tracker is TensorBoard's event files: then nobody else writes them."""
     return is_asked() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 
 def start(folder: str) -> Feed | None:
-    """The feed of the job's tracker; None where it has none."""
+    """Start the feed of the job's tracker; None where it has none."""
     return Feed(folder, os.environ[contract.TRACKER]) if is_asked() else None
-
-
-def _without_devices(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a program that is no rank: a tracker that imports JAX must take no device and join nobody.
-
-    Without the run's uid nobody takes it for what a killed rank has left: it hands over the last lines of that.
-    """
-    of_jax = ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS")
-    ours = (*of_jax, contract.PROGRESS_FD, contract.UID)
-    return {name: value for name, value in environ.items() if not name.startswith(ours)} | {"JAX_PLATFORMS": "cpu"}

@@ -31,7 +31,7 @@ def generator(model: Any, ends: tuple[int, ...] = (), **axes: int) -> Generator:
     """A generator of the model with drawn weights, on the first of the 8 devices or on a mesh of these axes."""
     asked = spec.Mesh(**axes)
     network = Network(model, mesh.build(asked, jax.devices()[: asked.dp * asked.fsdp * asked.ep * asked.mp]))
-    return Generator(network, network.laid_out(drawn(network)), ends)
+    return Generator(network, network.unstack(drawn(network)), ends)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.decoding import Sampling
 from tests.trainer.generate.generators import generator
 
 SMALL = spec.Decoder(layers=1, width=16, heads=2, hidden=16, vocab=5, length=8)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.decoding import Sampling
 from jaxlaunch.trainer.generate.generator import Sample
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER, EXPERTS, GPT2, WIDE
@@ -27,7 +27,7 @@ def test_with_a_cache_the_logits_are_those_without(model: Any) -> None:
     made = generator(model)
     network, weights = made.network, made.weights
     after = np.random.default_rng(1).integers(0, 32, (len(ROWS), LONG))
-    tokens_BP, pad_B = made._padded(ROWS, 1)
+    tokens_BP, pad_B = made._pad(ROWS)
 
     def fed(weights: Any, tokens_BP: Any, pad_B: Any, after_BN: Any) -> Any:
         start = tokens_BP.shape[1]

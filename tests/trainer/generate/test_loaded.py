@@ -18,7 +18,7 @@ from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.generate import __main__ as program
-from jaxlaunch.trainer.generate.choose import Sampling
+from jaxlaunch.trainer.generate.decoding import Sampling
 from jaxlaunch.trainer.huggingface import folder, save
 from jaxlaunch.trainer.text import tokenizer as tokenizers
 from tests.trainer.generate.generators import bytes_model, one_device
@@ -29,7 +29,7 @@ RECORDED = {"data": {"source": "text", "tokenizer": "bytes"}, "mesh": {"dp": 2, 
 
 def params() -> dict[str, np.ndarray]:
     made = bytes_model()
-    return {name: np.asarray(each) for name, each in made.network.stacked(made.weights).items()}
+    return {name: np.asarray(each) for name, each in made.network.stack(made.weights).items()}
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_what_cannot_be_sampled_is_a_sentence(
 
 
 def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
-    from jaxlaunch.trainer.generate.samples import Samples
+    from jaxlaunch.trainer.generate.loaded import TrainingSamples
 
     keys = {"task": "lm", "model": {"kind": "decoder", "vocab": 300, "length": 16}}
     train = spec.TrainSpec(**keys)
@@ -216,5 +216,5 @@ def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
         (spec.GPT2(length=8), [[1]], "train.eval.samples: prompt 1 has 1 tokens, and max_tokens = 64 more"),
     ):
         with pytest.raises(SpecError) as raised:
-            Samples(train.model_copy(update={"model": model}), spec.Samples(prompts=prompts), one_device())
+            TrainingSamples(train.model_copy(update={"model": model}), spec.Samples(prompts=prompts), one_device())
         assert says in str(raised.value)

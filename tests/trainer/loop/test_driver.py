@@ -13,6 +13,7 @@ import pytest
 from jaxlaunch.trainer.errors import NotFiniteError, Stopped
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 
@@ -37,9 +38,7 @@ class Counting(Training[jax.Array]):
         super().__init__(Progress(None))
         self.folder, self.calls, self.bad = str(folder / "checkpoints"), calls, bad
         self.settings = Settings(steps=4, log_every=1, eval_every=2, save_every=4, keep=1)
-        self.metrics = Written(
-            rank=0, run_dir=None, socket=None, report=self.report, total_steps=4, examples_per_step=1
-        )
+        self.metrics = Written(Workload(4, 1), rank=0, run_dir=None, socket=None, report=self.report)
         self.metrics.calls = calls
 
     @property

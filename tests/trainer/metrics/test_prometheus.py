@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.metrics.prometheus import ROWS, Exporter, Histogram, Value
+from jaxlaunch.trainer.metrics.counters import ROWS, Exporter, Histogram, Value
 from tests import needs
 
 

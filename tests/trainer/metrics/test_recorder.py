@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.trainer.metrics.counters import ROWS, Workload
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.prometheus import ROWS
 from jaxlaunch.trainer.metrics.recorder import Metrics, interval_line, short
 from tests import generated
 
@@ -28,14 +28,11 @@ class Loop:
         self.pipe = open(end)
         self.report = Progress(self.fd)
         self.metrics = Metrics(
+            Workload(60, 8, has_tokens, dataset_examples=100),
             rank=rank,
             run_dir=str(folder / "run"),
             socket=str(folder / "socket"),
             report=self.report,
-            total_steps=60,
-            examples_per_step=8,
-            has_tokens=has_tokens,
-            dataset_examples=100,
         )
 
     def steps(self, first: int, last: int) -> None:

@@ -3,7 +3,7 @@ from time import perf_counter
 
 import pytest
 
-from jaxlaunch.trainer.metrics.timer import BOUNDS, WARMUP, StepTimer
+from jaxlaunch.trainer.metrics.counters import BOUNDS, WARMUP, StepTimer
 
 
 def run(timer: StepTimer, steps: int) -> None:

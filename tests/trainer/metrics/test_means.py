@@ -1,7 +1,7 @@
 import json
 import math
 
-from jaxlaunch.trainer.metrics.watch import BestSteps, Patience, value_of
+from jaxlaunch.trainer.metrics.means import BestSteps, Patience, value_of
 from jaxlaunch.trainer.spec import Best, StopEarly
 
 

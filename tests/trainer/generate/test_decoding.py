@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch import programs
 from jaxlaunch.trainer.attention.implementations import UNSEEN
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.choose import CUTTING, Draw, Sampling, SamplingOptions, _cut
+from jaxlaunch.trainer.generate.decoding import CUTTING, Draw, Sampling, SamplingOptions, _cut_logits
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 
@@ -37,7 +37,7 @@ def test_what_is_left_to_draw_from(how: dict[str, Any], left: list[int]) -> None
 
 
 def left_of(logits_BV: np.ndarray, how: Sampling) -> list[list[int]]:
-    found_BV = np.asarray(_cut(jnp.asarray(logits_BV), Draw.of(how, logits_BV.shape[1])))
+    found_BV = np.asarray(_cut_logits(jnp.asarray(logits_BV), Draw.of(how, logits_BV.shape[1])))
     return [np.flatnonzero(row > UNSEEN).tolist() for row in found_BV]
 
 
@@ -57,8 +57,8 @@ def test_every_field_is_an_option_of_the_command_and_of_a_call() -> None:
     fields = {field.name: 1 for field in dataclasses.fields(Sampling)}
     assert programs.Sample(folder="f", **fields).how() == fields  # type: ignore[arg-type]
     assert SamplingOptions.__annotations__.keys() == fields.keys()
-    assert [Sampling(temperature=1.0, **{name: 1}).is_cut for name in CUTTING] == [True] * len(CUTTING)  # type: ignore[arg-type]
-    assert not Sampling(temperature=1.0).is_cut
+    assert [Sampling(temperature=1.0, **{name: 1}).cutting for name in CUTTING] == [[name] for name in CUTTING]  # type: ignore[arg-type]
+    assert not Sampling(temperature=1.0).cutting
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""The next token of each row, out of the logits: the likeliest, one drawn at a temperature, or by beam search.
+
+Beam search finds the likeliest texts, as far as so many beams at a time find them. A text that ends is scored by the
+mean log-probability of its tokens, its end included, as transformers does with its `length_penalty` of 1 and
+`early_stopping="never"`: the search goes on as long as a beam could still become one of the best. Beams that reach the
+limit count as ended there.
+
+B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N tokens that fit, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxlaunch.trainer.attention.implementations import UNSEEN
+from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.generate.network import Cache, Network, Weights
+from jaxlaunch.trainer.parallel.sharding import constrain
+
+CUTTING = ("top_k", "top_p", "min_p")  # fields of Sampling that leave out tokens
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of Sampling, for type checkers of calls that pass them on."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    beams: int
+    n: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. Raises SpecError for a number that is out of its range, or that would do nothing."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0  # 0: greedy
+    top_k: int | None = None  # of the likeliest tokens alone
+    top_p: float | None = None  # of the fewest likeliest tokens that together are this likely
+    min_p: float | None = None  # of the tokens at least this share as likely as the likeliest
+    beams: int = 1
+    n: int = 1  # samples of a prompt
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = [
+            ("max_tokens", "a whole number above 0", self.max_tokens >= 1),
+            ("temperature", "a number from 0", 0 <= self.temperature < math.inf),
+            ("top_k", "a whole number above 0", self.top_k is None or self.top_k >= 1),
+            ("top_p", "above 0 and at most 1", self.top_p is None or 0 < self.top_p <= 1),
+            ("min_p", "above 0 and at most 1", self.min_p is None or 0 < self.min_p <= 1),
+            ("beams", "a whole number above 0", self.beams >= 1),
+            ("n", "a whole number from 1 to 65536", 1 <= self.n <= 1 << 16),
+            ("seed", "a whole number from 0 to 2**64 - 1", 0 <= self.seed < 2**64),
+        ]
+        for name, wanted, is_valid in rules:
+            if not is_valid:
+                raise SpecError(f"{name} = {getattr(self, name)} is not {wanted}")
+        if self.beams > 1:
+            drawing = [name for name in ("temperature", *CUTTING) if getattr(self, name)]
+            if drawing:
+                raise SpecError(f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out")
+            if self.n > self.beams:
+                raise SpecError(f"n = {self.n} is more than beams = {self.beams}, each of which gives one sample")
+        elif self.temperature == 0:
+            if self.n > 1:
+                raise SpecError(f"n = {self.n} samples at temperature 0 would be equal; give a temperature such as 1")
+            if cutting := self.cutting:
+                raise SpecError(f"{', '.join(cutting)} at temperature 0 would do nothing; give a temperature such as 1")
+
+    @property
+    def cutting(self) -> list[str]:
+        """The fields by which tokens are left out of what is drawn from."""
+        return [name for name in CUTTING if getattr(self, name) is not None]
+
+
+class Draw(NamedTuple):
+    """A Sampling on the device: one program serves all of its numbers."""
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    key: Array
+
+    @classmethod
+    def of(cls, sampling: Sampling, vocab: int) -> Draw:
+        """Return it with every number given: top_k = V, top_p = 1 and min_p = 0 leave nothing out."""
+        high, low = divmod(sampling.seed, 2**32)
+        key = jax.random.key(np.uint32(low))
+        return cls(
+            jnp.float32(sampling.temperature or 1.0),
+            jnp.int32(min(sampling.top_k or vocab, vocab)),
+            jnp.float32(1.0 if sampling.top_p is None else sampling.top_p),
+            jnp.float32(sampling.min_p or 0.0),
+            jax.random.fold_in(key, high) if high else key,
+        )
+
+
+def likeliest_tokens(logits_BV: Array) -> Array:
+    """Return the likeliest token of each row; of equals the first."""
+    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+
+def draw_tokens(logits_BV: Array, draw: Draw, sample_B: Array, at: Array, *, is_cut: bool) -> Array:
+    """Draw a token of each row, for its sample number and index: a row draws the same whatever rows are beside it.
+
+    `is_cut`: whether top_k, top_p and min_p are looked at. As in transformers, top_k is applied to the tempered logits,
+    top_p to what it leaves, and min_p to what both leave, among which the likeliest token always is.
+    """
+    logits_BV = logits_BV.astype(jnp.float32) / draw.temperature
+    if is_cut:
+        logits_BV = _cut_logits(logits_BV, draw)
+    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(draw.key, sample), at))(sample_B)
+    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+
+
+def _cut_logits(logits_BV: Array, draw: Draw) -> Array:
+    """Return logits without the tokens that `draw` leaves out; tokens as likely as the last that stays, stay."""
+    ranked_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), axis=-1)
+    is_in_BV = jnp.arange(logits_BV.shape[1])[None, :] < draw.top_k
+    share_BV = jax.nn.softmax(jnp.where(is_in_BV, ranked_BV, UNSEEN))
+    is_in_BV &= jnp.cumsum(share_BV, axis=-1) - share_BV < draw.top_p  # the likelier ones do not suffice
+    is_in_BV &= share_BV >= draw.min_p * share_BV[:, :1]
+    least_B1 = jnp.min(jnp.where(is_in_BV, ranked_BV, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits_BV >= least_B1, logits_BV, UNSEEN)
+
+
+def is_end(token: Array, ends_E: Array) -> Array:
+    """Return whether a token is one of `ends_E`, in the shape of `token`."""
+    wide = ends_E.reshape((1,) * token.ndim + ends_E.shape)
+    return jnp.any(token[..., None] == wide, axis=-1)
+
+
+# --- beam search ------------------------------------------------------------------------------------------------------
+
+NEVER = -1e30  # a score that no text has, finite after a division
+
+
+class Texts(NamedTuple):
+    """The K best texts of each row of a kind, the best first."""
+
+    tokens_BKN: Array
+    length_BK: Array
+    score_BK: Array
+
+
+class Search(NamedTuple):
+    """What the search carries: running beams with summed scores, and ended texts with mean ones."""
+
+    caches: tuple[Cache, ...]
+    logits_RV: Array
+    running: Texts
+    ended: Texts
+    at: Array
+
+
+def search_beams(
+    network: Network,
+    weights: Weights,
+    tokens_BP: Array,
+    pad_B: Array,
+    limit: Array,
+    ends_E: Array,
+    *,
+    count: int,
+    room: int,
+) -> Texts:
+    """Return the `count` best texts of up to `limit` tokens after each prompt; `room` is N, no less than `limit`."""
+    (batch, start), rows = tokens_BP.shape, tokens_BP.shape[0] * count
+    logits_BV, caches = network.prompts(weights, tokens_BP, pad_B, network.slots(start + room))
+    caches, logits_RV, pad_R = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), (caches, logits_BV, pad_B))
+    none = Texts(
+        jnp.zeros((batch, count, room), jnp.int32),
+        jnp.zeros((batch, count), jnp.int32),
+        jnp.full((batch, count), NEVER, jnp.float32),
+    )
+    first = none._replace(score_BK=none.score_BK.at[:, 0].set(0.0))  # equal beams would stay equal
+
+    def can_improve(state: Search) -> Array:
+        hope_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
+        return (state.at < limit) & jnp.any(hope_B > state.ended.score_BK[:, -1])
+
+    def step(state: Search) -> Search:
+        parent_BK, running, ended = _extend_beams(state, ends_E)
+        row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
+        token_R = jax.lax.dynamic_index_in_dim(running.tokens_BKN, state.at, axis=2, keepdims=False).reshape(rows)
+        caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
+        logits_RV, caches = network.token(weights, token_R, start + state.at, pad_R, caches)
+        return Search(caches, constrain(logits_RV, "batch", "vocab"), running, ended, state.at + 1)
+
+    begun = Search(caches, constrain(logits_RV, "batch", "vocab"), first, none, jnp.zeros((), jnp.int32))
+    last = jax.lax.while_loop(can_improve, step, begun)
+    cut = last.running._replace(score_BK=_mean_score(last.running.score_BK, last.running.length_BK))
+    best = _best_texts(count, last.ended, cut)
+    return Texts(*(constrain(array, *[None] * array.ndim) for array in best))
+
+
+def _extend_beams(state: Search, ends_E: Array) -> tuple[Array, Texts, Texts]:
+    """Return the beam that each of the best running beams was, these with one more token, and the ended texts.
+
+    Only a candidate that would be among the K best ends a text, as in transformers.
+    """
+    (batch, count), vocab = state.running.score_BK.shape, state.logits_RV.shape[1]
+    logprob_BKV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32)).reshape(batch, count, vocab)
+    scores_BF = (state.running.score_BK[:, :, None] + logprob_BKV).reshape(batch, count * vocab)
+    enough = min((1 + ends_E.shape[0]) * count, count * vocab)
+    score_BC, flat_BC = jax.lax.top_k(scores_BF, enough)
+    parent_BC, token_BC = flat_BC // vocab, (flat_BC % vocab).astype(jnp.int32)
+    tokens_BCN = jnp.take_along_axis(state.running.tokens_BKN, parent_BC[:, :, None], axis=1)
+    tokens_BCN = jax.lax.dynamic_update_slice_in_dim(tokens_BCN, token_BC[:, :, None], state.at, axis=2)
+    length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
+    ends_BC, is_first_1C = is_end(token_BC, ends_E), (jnp.arange(enough) < count)[None, :]
+    ended_BC = jnp.where(ends_BC & is_first_1C, _mean_score(score_BC, length_BC), NEVER)
+    ended = _best_texts(count, state.ended, Texts(tokens_BCN, length_BC, ended_BC))
+    running_BC = jnp.where(ends_BC, NEVER, score_BC)
+    parent_BK = jnp.take_along_axis(parent_BC, jax.lax.top_k(running_BC, count)[1], axis=1)
+    return parent_BK, _best_texts(count, Texts(tokens_BCN, length_BC, running_BC)), ended
+
+
+def _mean_score(score: Array, length: Array) -> Array:
+    """Return the mean log-probability of a text's tokens; a beam that was never there stays far below all others."""
+    mean = score / jnp.maximum(length, 1).astype(jnp.float32)
+    return jnp.where(score > NEVER / 2, mean, NEVER)
+
+
+def _best_texts(count: int, *groups: Texts) -> Texts:
+    texts = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *groups)
+    score_BK, place_BK = jax.lax.top_k(texts.score_BK, count)
+    tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, place_BK[:, :, None], axis=1)
+    return Texts(tokens_BKN, jnp.take_along_axis(texts.length_BK, place_BK, axis=1), score_BK)
