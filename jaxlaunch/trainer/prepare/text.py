@@ -16,7 +16,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder
-from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec
+from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, recipe, tokenizer
 
@@ -84,12 +84,12 @@ def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = Fals
 def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
     from jaxlaunch.trainer.sources import packed  # reads files of array_record, which most runs need not import
 
-    length, vocab = getattr(spec.model, "length", None), getattr(spec.model, "vocab", None)
-    if not isinstance(length, int):
+    sizes = model_sizes(spec.model)
+    if sizes.length is None:
         raise SpecError("data.source = text needs train.model.length, the tokens of an example")
-    if isinstance(vocab, int):
-        tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
-    made = recipe.of(data, length, held_out=held_out, is_stopped=is_stopped)
+    if sizes.vocab is not None:
+        tokenizer.fits(tokenizer.load(data.tokenizer), sizes.vocab)
+    made = recipe.of(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
     place = packed.prepared(data, made, whole=whole, is_stopped=is_stopped)
     index = build.read(place)
     del index["files"]

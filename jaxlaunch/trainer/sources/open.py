@@ -8,7 +8,19 @@ from typing import Literal
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.spec import ArrayRecord, Data, Images, Mixture, Synthetic, Table, Text, Tfds, Torch, TrainSpec
+from jaxlaunch.trainer.spec import (
+    ArrayRecord,
+    Data,
+    Images,
+    Mixture,
+    Synthetic,
+    Table,
+    Text,
+    Tfds,
+    Torch,
+    TrainSpec,
+    model_sizes,
+)
 
 BYTES = 256
 Split = Literal["train", "eval"]
@@ -206,7 +218,7 @@ def _synthetic_opener(data: Synthetic) -> Opener:
 
 
 def _window(spec: TrainSpec) -> tuple[int, int]:
-    length, vocab = getattr(spec.model, "length", None), getattr(spec.model, "vocab", BYTES)
-    if not isinstance(length, int) or length < 1:
+    sizes = model_sizes(spec.model)
+    if sizes.length is None or sizes.length < 1:
         raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")
-    return length, vocab
+    return sizes.length, BYTES if sizes.vocab is None else sizes.vocab

@@ -387,6 +387,7 @@ class Sizes(NamedTuple):
         heads: Heads of keys and values, which mp divides.
         experts: Experts of a layer.
         classes: Labels are 0 to classes - 1.
+        vocab: Tokens are 0 to vocab - 1.
     """
 
     layers: int = 1
@@ -395,15 +396,16 @@ class Sizes(NamedTuple):
     heads: int | None = None
     experts: int | None = None
     classes: int | None = None
+    vocab: int | None = None
 
 
 def model_sizes(model: Model) -> Sizes:
     """Return the sizes in the block of a model; of a user's own, the arguments with these names that are numbers."""
     match model:
         case Decoder():
-            return Sizes(model.layers, model.width, model.length, model.groups, model.experts)
+            return Sizes(model.layers, model.width, model.length, model.groups, model.experts, vocab=model.vocab)
         case GPT2():
-            return Sizes(model.layers, model.width, model.length, model.heads)
+            return Sizes(model.layers, model.width, model.length, model.heads, vocab=model.vocab)
         case ViT():
             return Sizes(model.layers, model.width, heads=model.heads, classes=model.classes)
         case MLP():
