@@ -36,11 +36,12 @@ test-all: venv  ## what `make test` leaves out: tests marked `extended` (pages, 
 quick: venv  ## unit tests that compile little and start no jobs or clusters; COVERAGE=--cov prints what they cover
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not extended" $(COVERAGE) $(QUICK)
 
-check: venv  ## format, lint, types, spelling, prose, links, import errors of tests, import rules of packages
+check: venv  ## format, lint, types, spelling, prose, pages, releases, import errors of tests, import rules of packages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/codespell $(PROSE)
+	$(BIN)/python -m tests.lint
 	$(BIN)/python -m tests.prose
 	$(BIN)/python -m tests.pages
 	@out=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$out"; exit 1; }

@@ -1,6 +1,7 @@
 """Writes what is made from the code: `python -m tests.generated`, or `make generated`. Read the diff afterwards.
 
-Pages and tables of docs/, the chart's README and schema, and the golden manifests. Tests say where one is not current.
+Pages and tables of docs/, the chart's README and schema, and the golden manifests. `make check` says where a page is
+not current.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def badges() -> Mapping[str, str]:
     return {f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in found.items()}
 
 
-def _files() -> Mapping[str, Callable[[str], str]]:
-    """Path → the file's text from its text so far, which pages around a table keep."""
+def files() -> Mapping[str, Callable[[str], str]]:
+    """Return, by path, how each file is made from its text so far, which pages around a table keep."""
     from jaxlaunch.launcher.cli import schema
     from jaxlaunch.launcher.diagnose.explain import situations
     from tests import api, cli_page, platforms_page
@@ -90,7 +91,7 @@ def _golden() -> None:
 
 
 if __name__ == "__main__":
-    for name, made in _files().items():
+    for name, made in files().items():
         path = ROOT / name
         path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, picture in badges().items():

@@ -2,7 +2,7 @@
 the pages.
 
 Pages, comments of examples and of the chart's values, the help of each command, the schema, and all strings of the
-sources that read as text: errors, log lines, tables. tests/launcher/test_words.py and tests/prose.py judge them.
+sources that read as text: errors, log lines, tables. tests/lint/words.py and tests/prose.py judge them.
 """
 
 from __future__ import annotations

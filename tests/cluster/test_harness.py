@@ -57,17 +57,6 @@ def ended(cluster: Access, namespace: str, name: str) -> str:
     return log
 
 
-def jobset(name: str, **spec: object) -> dict[str, object]:
-    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1"}}}
-    template = {"spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": {"replicatedJobs": [{"name": "w", "template": template}], **spec},
-    }
-
-
 def test_the_server_and_the_node_are_of_the_pinned_version(cluster: Access) -> None:
     if not cluster.is_ours:
         pytest.skip("the cluster is the user's own")

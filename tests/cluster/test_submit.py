@@ -155,11 +155,6 @@ def test_a_name_that_the_server_would_take_for_granted_is_refused(here: Here, ke
     assert here.there(JOBSETS) == []
 
 
-def refusals(here: Here) -> list[str]:
-    found = here.access.api.get(f"/api/v1/namespaces/{here.namespace}/events?fieldSelector=reason%3DFailedCreate")
-    return [one["message"] for one in found["items"]]
-
-
 def as_user(here: Here, rules: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> str:
     """Lets the command line act as a user with these rights; gives the token."""
     file = preparations.make_user(here.access, here.namespace, rules, here.folder)

@@ -1,7 +1,6 @@
 """`down` leaves the machine as `up` found it, whatever became of the cluster in between."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,11 +93,6 @@ def use() -> None:
     until(
         lambda: reached.api.get(f"{pods}/lasting"), lambda seen: seen["status"]["phase"] == "Running", "a running pod"
     )
-
-
-def kill(name: str) -> None:
-    os.kill(process.leading()[name], signal.SIGKILL)
-    until(process.leading, lambda seen: name not in seen, f"the end of {name}")
 
 
 def test_a_store_on_another_base_is_removed_though_a_failed_build_left_its_containers_mounted(

@@ -198,15 +198,6 @@ def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_sl
         assert gang.wait() == [0]
 
 
-FULL = """
-say(hello="trainer")
-say(phase="save", step=5)
-message = "No space left on device: saving step 5 in /ckpt failed"
-say(error={"type": "StorageError", "message": message, "traceback": "", "code": 84})
-os._exit(84)
-"""
-
-
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_key(tmp_path: Path, host: int) -> None:
     (tmp_path / "scratch").mkdir()

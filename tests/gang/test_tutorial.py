@@ -53,16 +53,6 @@ def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path:
     assert ran == commands
 
 
-def test_the_example_of_a_program_of_one_s_own_is_that_of_its_page() -> None:
-    shown = {step.file: step.text for step in tutorials.steps((DOCS / "your-script.md").read_text()) if step.file}
-    assert shown.keys() == {"train.py", "mine.yaml"}
-    for file, text in shown.items():
-        why, found = "", (EXAMPLES / "own_program" / file).read_text()
-        if file.endswith(".py"):
-            _, why, found = found.split('"""', 2)
-        assert found.strip() == text.strip() and (not why or len(why.split()) >= 100), file
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [

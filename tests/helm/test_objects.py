@@ -26,7 +26,7 @@ from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
 from tests.launcher.manifests.test_jobset import EXAMPLES, manifests
-from tests.launcher.test_k8s import installed
+from tests.lint.release import installed
 
 # Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge the first, on a
 # real cluster.

@@ -39,25 +39,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_readme_is_short_and_shows_the_job_first_that_make_run_trains() -> None:
-    assert len(README.splitlines()) <= 150
-    first = re.search(r"^```(yaml)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert first is not None
-    _, _, job = (ROOT / "examples/digits.yaml").read_text().partition("\n")  # the first line is a comment
-    assert first[2] == job
-    assert f"```yaml\n{job}```" in QUICKSTART
-
-
-def test_the_readme_s_first_job_is_valid(tmp_path: Path) -> None:
-    text = re.search(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert text is not None
-    (tmp_path / "job.yaml").write_text(text[1])
-    done = subprocess.run(
-        [Path(sys.prefix) / "bin/launcher", "validate", tmp_path / "job.yaml"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def printed(checkout: Path) -> dict[str, str]:
     """What each command prints, run once in one shell: those of README, then those of quickstart alone."""
@@ -94,14 +75,3 @@ def test_make_run_trains_to_the_accuracy_that_it_prints(checkout: Path, printed:
     summary = json.loads((checkout / "runs/digits/summary.json").read_text())
     assert (summary["status"], summary["verdict"]["code"]) == ("done", 0)
     assert summary["metrics"]["eval_examples"] == 360
-
-
-def test_the_tree_of_the_architecture_names_every_folder_of_both_packages() -> None:
-    """A reader finds any fact by file name: what the tree leaves out must be below what it names."""
-    tree = (ROOT / "docs/architecture.md").read_text().split("## The files")[1].split("```")[1]
-    for package in ("launcher", "trainer"):
-        rows = tree.partition(f"jaxlaunch/{package}/\n")[2].partition("\njaxlaunch/")[0].splitlines()
-        folders = {f"{path.parent.name}/" for path in (ROOT / "jaxlaunch" / package).glob("*/*.py")}
-        named = {row.split()[0] for row in rows}
-        assert {name for name in named if name.endswith("/")} == folders
-        assert all((ROOT / "jaxlaunch" / package / name).exists() for name in named)

@@ -23,21 +23,24 @@ PATCHES = {
 TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "tests", "pyproject.toml", "README.md")
 CHECKS = (
     "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test_or_it_is_known_why_not",
-    "tests/launcher/test_troubleshooting.py",
     "tests/launcher/diagnose/explain/test_explanation.py::test_the_first_line_names_the_situation",
     "tests/launcher/diagnose/explain/test_explanation.py::test_every_situation_has_a_meaning_and_is_documented",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_and_every_option_is_combined_and_they_are_many",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_is_asked_for_or_refused_on_every_platform",
     "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_its_job",
-    "tests/launcher/platforms/test_platforms.py",
     "tests/launcher/agent/http/test_metrics.py",
-    "tests/launcher/cli/test_schema.py",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
-    "tests/trainer/metrics/test_recorder.py::test_the_table_of_the_docs_is_the_contracts",
     "tests/trainer/optim/test_simulations.py::test_every_optimizer_by_name_has_a_formula",
     "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[amsgrad]",
     "tests/trainer/test_spec.py",
 )
+
+LINT = """
+from tests.lint import code, documents, schema
+from tests.lint.__main__ import find_problems
+problems = [*find_problems(code), *find_problems(schema), *documents.find_gaps_of_troubleshooting()]
+assert not problems, problems
+"""
 
 
 def patch(name: str) -> Path:
@@ -85,6 +88,7 @@ def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     run(tmp_path, sys.executable, "-m", "tests.generated")
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - before.keys()} == {"aks"}
+    run(tmp_path, sys.executable, "-c", LINT)
     run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
 
 

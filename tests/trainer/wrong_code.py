@@ -253,11 +253,6 @@ class ListForASource(Task):
         return [1, 2]
 
 
-class NoSource(Task):
-    def source(self, spec: Any, split: Any) -> Any:
-        return None
-
-
 class OwnSource(Task):
     def source(self, spec: Any, split: Any) -> Any:
         return synthetic.Images(8, (4, 4), 10, first=0)

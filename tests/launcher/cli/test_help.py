@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import tomllib
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import click
 import pytest
 
-from jaxlaunch.launcher.cli import examples, pages
-from jaxlaunch.launcher.cli.main import COMMANDS, GROUPS, cli
+from jaxlaunch.launcher.cli import pages
+from jaxlaunch.launcher.cli.main import GROUPS
 from tests.launcher.invoke import launcher
-from tests.launcher.test_docs import DOCS, PAGES, ROOT
-from tests.launcher.test_docs import anchors as anchors_of
+from tests.lint.documents import DOCS, PAGES, ROOT
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-
-LINES = [line for each in (examples.FIRST, *examples.EXAMPLES.values()) for line in each]
-
-
-def test_every_command_is_in_one_group_and_has_examples() -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(COMMANDS)
-    assert set(examples.EXAMPLES) == set(COMMANDS)
-
-
-def on_pages() -> Iterator[str]:
-    """Every line that begins with `launcher`, of the blocks of README and all pages; usage lines (`[…]`) aside."""
-    for page in (ROOT / "README.md", *PAGES):
-        for language, block in re.findall(r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE):
-            if language in ("", "sh", "sh cluster", "bash"):
-                lines = re.findall(r"^ *(launcher [a-z].*)", block.replace("\\\n", ""), re.MULTILINE)
-                yield from (line for line in lines if " [" not in line.partition("#")[0])
-
-
-@pytest.mark.parametrize("line", list(dict.fromkeys((*LINES, *on_pages()))))
-def test_the_command_line_of_an_example_is_accepted(line: str) -> None:
-    for command in line.partition(" | ")[0].partition(" > ")[0].split(" && "):
-        program, name, *arguments = shlex.split(command, comments=True)
-        found = cli.get_command(click.Context(cli), name)
-        assert program == "launcher" and found is not None
-        found.make_context(name, arguments)
-
-
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_has_examples_that_fit_a_terminal(name: str, capsys: Capture, monkeypatch: Patch) -> None:
-    text = launcher(capsys, monkeypatch, *filter(None, [name]), "--help").out
-    shown = text[text.index("Examples:") :].splitlines()
-    assert len(shown) >= 2 and max(map(len, shown)) <= 96
 
 
 def test_help_names_the_groups_and_where_to_read_more(capsys: Capture, monkeypatch: Patch) -> None:
@@ -100,13 +62,6 @@ def test_a_command_that_has_no_page_is_a_topic(capsys: Capture, monkeypatch: Pat
 def test_an_unknown_topic_leaves_2_with_the_nearest(topic: str, said: str, capsys: Capture, monkeypatch: Patch) -> None:
     left = launcher(capsys, monkeypatch, "help", topic)
     assert (left.code, left.out, left.err) == (2, "", said)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_page_and_section_can_be_shown(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert set(pages.anchors(text)) == anchors_of(page)
-    assert all(pages.section(text, anchor) for anchor in pages.anchors(text))
 
 
 def test_a_comment_of_an_example_is_no_heading() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 import yaml
@@ -123,17 +122,3 @@ def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(cap
         "[3] \x1b[1;31mred\x1b[38;2;1;2;3m\\x1b[2Jx\\x1b[5n\\x1b[?25l\x1b[0m\n[3] plain\n",
         "agent: \\x1b[31mred\n",
     )
-
-
-def test_only_the_output_module_writes() -> None:
-    folder = Path(output.__file__).parent
-    others = {path.name: path.read_text() for path in folder.glob("*.py") if path.name != "output.py"}
-    words = ("print(", "click.echo(", "json.dumps(", "launcher: {")
-    found = {name: [word for word in words if word in text] for name, text in others.items()}
-    assert {name: used for name, used in found.items() if used} == {
-        "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
-        "evaluate.py": ["json.dumps("],  # a file in the run folder
-        "prepare.py": ["json.dumps("],  # as data.py
-        "main.py": ["click.echo("],  # errors, before all else
-        "schema.py": ["json.dumps("],  # values in the text of its page
-    }

@@ -27,8 +27,6 @@ from jaxlaunch.runs import unfinished
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
 
-STARTED = 1_000_000.0  # long before any end
-
 
 def fail(text: str) -> None:
     pytest.fail(text)

@@ -15,7 +15,6 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.metrics.counters import ROWS, Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics, interval_line, short
-from tests import generated
 
 
 class Loop:
@@ -268,11 +267,6 @@ def test_the_human_line_leaves_out_what_is_not_known() -> None:
 @pytest.mark.parametrize(("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")])
 def test_numbers_are_short(number: float, text: str) -> None:
     assert short(number) == text
-
-
-def test_the_table_of_the_docs_is_the_contracts() -> None:
-    page = (pathlib.Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert generated.metrics(page) == page
 
 
 def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path: pathlib.Path) -> None:

@@ -246,9 +246,6 @@ def decode(sequence: bytes) -> Iterator[tuple[str, int, int]]:
         yield CHOICES[kind % len(CHOICES)], host % 4, variant
 
 
-COVERED: Counter[str] = Counter()
-
-
 @pytest.mark.parametrize("place", CONFIGS, ids=range(len(CONFIGS)))
 def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
     @settings(

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-import pytest
-
-from tests.messages import prose, texts
-
-ROOT = Path(__file__).parents[2]
 # A pattern -> what to write instead. Each is unusual English, or a second word for a term of the glossary.
 FORBIDDEN: Mapping[str, str] = {
     r"mend(s|ed|ing)?": "fix",
@@ -44,39 +38,9 @@ FORBIDDEN: Mapping[str, str] = {
 PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in FORBIDDEN.items()}
 
 
-def _faults(name: str, text: str) -> Iterator[str]:
+def faults(name: str, text: str) -> Iterator[str]:
+    """Yield the lines of a text that have a forbidden word."""
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, instead in PATTERNS.items():
-            if (found := pattern.search(line)) is not None:
-                yield f"{name}:{number}: {found[0]!r}: write {instead}: {line.strip()[:160]}"
-
-
-def test_no_text_for_users_has_a_forbidden_word() -> None:
-    assert [fault for name, text in texts() for fault in _faults(name, text)] == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fix it, or mend the file",
-        "Who looks on may read",
-        "this verdict says",
-        "the next generation of pods",
-        "it LIES",
-    ],
-)
-def test_a_forbidden_word_is_found(text: str) -> None:
-    assert list(_faults("page", prose(text)))
-
-
-@pytest.mark.parametrize(
-    "text", ["the field `verdict`", "a TPU generation", "recommended", "believes", "```\nlie\n```", "[x](verdict.md)"]
-)
-def test_code_links_and_other_words_are_not(text: str) -> None:
-    assert list(_faults("page", prose(text))) == []
-
-
-def test_the_glossary_has_each_term_once_in_order() -> None:
-    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    assert len(terms) >= 20
-    assert terms == sorted(dict.fromkeys(terms), key=str.lower)
+            if (match := pattern.search(line)) is not None:
+                yield f"{name}:{number}: {match[0]!r}: write {instead}: {line.strip()[:160]}"

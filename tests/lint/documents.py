@@ -1,0 +1,239 @@
+"""Pages: links, headings, the site's navigation, and facts that the code has too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxlaunch import contract
+from jaxlaunch.launcher import troubleshooting
+from jaxlaunch.launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.cli import pages
+from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.diagnose.doctor.checks import see as see_check
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
+from jaxlaunch.launcher.job import load
+from tests import drawings, generated
+from tests.found import PAGE, ROWS
+from tests.lint.words import faults
+from tests.messages import texts
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "helm/launcher/README.md", *PAGES]
+_FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+# What people type into the search of the site, which looks through the words of all pages.
+SEARCHED = (
+    *("timeout", "tensor parallel", "mixed precision", "gradient checkpointing", "torchrun"),
+    *("OOM", "NCCL", "multislice", "preemption", "root cause"),
+)
+# Situations of a job that needs nobody's help.
+WELL = frozenset(
+    """creating queued gathering running restarted restarting stopping stopped done deleting starting
+    scaling-up init-runs""".split()
+)
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files and the anchors that a page's relative links name; examples in code are no links."""
+    text = re.sub(r"`[^`\n]*`", "`code`", _FENCED.sub("", page.read_text(encoding="utf-8")))
+    for target in _LINK.findall(text):
+        if not re.match(r"[a-z]+:", target):
+            path, _, anchor = target.partition("#")
+            yield ((page.parent / path).resolve() if path else page), anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """Return those of a page's headings, by the rule that GitHub and Python-Markdown share for our headings."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+def jobs() -> Iterator[tuple[str, str]]:
+    """Yield every whole job that a page shows, with its place."""
+    for page in (ROOT / "README.md", *PAGES):
+        for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)):
+            if re.search(r"^name: ", block, re.MULTILINE) and re.search(r"^accelerator: ", block, re.MULTILINE):
+                yield f"{page_name(page)}, yaml {number}", block
+
+
+def find_dead_links() -> Iterator[str]:
+    for page in READ:
+        for path, anchor in links(page):
+            if not path.exists():
+                yield f"{page_name(page)} links to {path}, which does not exist"
+            elif anchor and path.suffix == ".md" and anchor not in anchors(path):
+                yield f"{page_name(page)} links to {path.name}#{anchor}, which is no heading"
+
+
+def find_pages_outside_of_the_site() -> Iterator[str]:
+    def listed(nav: Any) -> Iterator[str]:
+        for entry in [nav] if isinstance(nav, str) else nav.values() if isinstance(nav, dict) else nav:
+            yield from [entry] if isinstance(entry, str) else listed(entry)
+
+    nav = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text().replace("!!python/name:", ""))["nav"]))
+    names = [page.relative_to(DOCS).as_posix() for page in PAGES]
+    yield from (f"{name} is not in mkdocs.yml exactly once" for name in {*nav, *names} if nav.count(name) != 1)
+    yield from (f"mkdocs.yml names {name}, which is no page" for name in nav if name not in names)
+
+
+def find_lonely_pages() -> Iterator[str]:
+    """Yield pages that no other page links to, that link to none, or that the first page does not list."""
+    reached = {path for page in PAGES for path, _ in links(page) if path != page}
+    listed = {path for path, _ in links(DOCS / "index.md")}
+    for page in PAGES:
+        if page not in reached and page != DOCS / "index.md":
+            yield f"no page links to {page_name(page)}"
+        if all(path == page for path, _ in links(page)):
+            yield f"{page_name(page)} links to no other page"
+        if page.parent == DOCS and page not in listed and page.stem != "index":
+            yield f"docs/index.md does not list {page_name(page)}"
+
+
+def find_words_that_no_page_has() -> Iterator[str]:
+    whole = "".join(page.read_text(encoding="utf-8").lower() for page in PAGES)
+    yield from (words for words in SEARCHED if words.lower() not in whole)
+
+
+def find_blocks_that_the_site_does_not_know() -> Iterator[str]:
+    """Yield blocks of a language in two words (`sh cluster`): GitHub makes a block of code, the site does not."""
+    two_words = re.compile(r"^ *```\S+ +\S.*", re.MULTILINE)
+    yield from (f"{page_name(page)}: {block}" for page in PAGES for block in two_words.findall(page.read_text()))
+
+
+def find_old_drawings() -> Iterator[str]:
+    for page, source in drawings.sources():
+        if not drawings.is_current(page, source):
+            yield f"{page_name(page)}: run python -m tests.drawings"
+    for page in PAGES:
+        if len(drawings.BLOCK.findall(page.read_text(encoding="utf-8"))) > 1:
+            yield f"{page_name(page)} has more than one drawing"
+
+
+def find_files_that_are_not_current() -> Iterator[str]:
+    """Yield files that are made from the code and differ from what it makes now."""
+    texts_now = {name: make((ROOT / name).read_text(encoding="utf-8")) for name, make in generated.files().items()}
+    for name, text in (texts_now | generated.badges()).items():
+        if (ROOT / name).read_text(encoding="utf-8") != text:
+            yield f"{name}: run make generated"
+
+
+def find_wrong_jobs() -> Iterator[str]:
+    for place, text in jobs():
+        try:
+            load.parse(text)
+        except Exception as error:
+            yield f"{place}: {error}"
+
+
+def find_sections_that_help_does_not_show() -> Iterator[str]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = {anchor for anchor in pages.anchors(text) if pages.section(text, anchor)}
+        yield from (f"{page_name(page)}#{anchor}" for anchor in shown ^ anchors(page))
+
+
+def find_wrong_exit_codes() -> Iterator[str]:
+    follows = {
+        contract.Action.COMPLETE: "the job is complete",
+        contract.Action.FAIL: "the job fails",
+        contract.Action.RESTART: "restarts with new pods; counts",
+        contract.Action.RESTART_UNCHARGED: "restarts with new pods; does not count toward `restarts.crash`",
+    }
+    lines = [line for line in (DOCS / "exit-codes.md").read_text().splitlines() if re.match(r"\| \d", line)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    outcomes = list(contract.OUTCOMES.values())
+    in_place = {row.code: "yes" if row.in_place else "no" for row in outcomes} | {contract.DONE: ""}
+    wanted = [(str(row.code), f"`{row.cause}`", in_place[row.code], follows[row.action]) for row in outcomes]
+    if [(row[0], row[1], row[3], row[4]) for row in rows] != wanted:
+        yield f"docs/exit-codes.md: its rows are not {wanted}"
+
+
+def find_wrong_variables() -> Iterator[str]:
+    text = (DOCS / "environment.md").read_text()
+    known = {value for value in vars(contract).values() if isinstance(value, str)}
+    named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {"JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL"}
+    yield from (f"docs/environment.md names {name}, which does not exist" for name in named - known)
+    of_platforms = {name for of_platform in TRAINER.values() for name in of_platform}
+    for name in (*of_platforms, *contract.PHASES):
+        if f"`{name}`" not in text:
+            yield f"docs/environment.md does not name {name}"
+
+
+def find_gaps_of_troubleshooting() -> Iterator[str]:
+    screens, answers = [row[0].strip() for row in ROWS], "".join(row[2] for row in ROWS)
+    yield from (f"a row is not whole: {row}" for row in ROWS if len(row) != 4 or not all(map(str.strip, row)))
+    yield from (f"explained twice: {text}" for text in {*screens} if screens.count(text) > 1)
+    yield from (f"situation {name} has no row" for name in SITUATIONS if f"`{name}`" not in answers)
+    if {name for name in SITUATIONS if see(name) is None} != WELL:
+        yield "a situation in which something is wrong has no link, or one in which all is well has one"
+    for code, outcome in contract.OUTCOMES.items():
+        row = next((row for row in ROWS if f"`exit {code}`" in row[0]), None)
+        if row is None or f"{outcome.cause} ({code})" not in row[2]:
+            yield f"exit code {code} has no row with its cause {outcome.cause}"
+    yield from (
+        f"exit code {code} of a signal is not named" for code in (134, 137, 139, 143) if f"`exit {code}`" not in PAGE
+    )
+    codes = {outcome.cause: outcome.code for outcome in contract.OUTCOMES.values() if outcome.cause != "killed"}
+    for cause, code in re.findall(r"\b([a-z_]+) \((\d+)\)", PAGE):
+        if codes.get(cause, int(code)) != int(code):
+            yield f"{cause} ({code}): its code is {codes[cause]}"
+    targets = [troubleshooting.of_code(code) for code in contract.OUTCOMES]
+    targets += [*map(see, SITUATIONS), *(see_check(check) for check in (SERVER, *CHECKS))]
+    named = {target.partition("#")[2] for target in targets if target is not None}
+    yield from (f"a command links to #{anchor}" for anchor in named - anchors(ROOT / troubleshooting.PAGE))
+
+
+def find_unsorted_terms() -> Iterator[str]:
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    if len(terms) < 20 or terms != sorted(dict.fromkeys(terms), key=str.lower):
+        yield "docs/glossary.md: its terms are not each there once, in order"
+
+
+def find_forbidden_words() -> Iterator[str]:
+    yield from (fault for name, text in texts() for fault in faults(name, text))
+
+
+def find_a_long_readme() -> Iterator[str]:
+    text, example = (ROOT / "README.md").read_text(), (ROOT / "examples/digits.yaml").read_text()
+    job = example.partition("\n")[2]  # the first line is a comment
+    if len(text.splitlines()) > 150:
+        yield "README.md has more than 150 lines"
+    first = re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if first is None or first[1] != job or f"```yaml\n{job}```" not in (DOCS / "quickstart.md").read_text():
+        yield "README.md and docs/quickstart.md do not show examples/digits.yaml first"
+
+
+def find_folders_outside_of_the_tree() -> Iterator[str]:
+    """Yield what the tree of docs/architecture.md leaves out, or names without being there."""
+    tree = (DOCS / "architecture.md").read_text().split("## The files")[1].split("```")[1]
+    for package in ("launcher", "trainer"):
+        rows = tree.partition(f"jaxlaunch/{package}/\n")[2].partition("\njaxlaunch/")[0].splitlines()
+        folders = {f"{path.parent.name}/" for path in (ROOT / "jaxlaunch" / package).glob("*/*.py")}
+        named = {row.split()[0] for row in rows}
+        yield from (f"{package}/{name}" for name in {name for name in named if name.endswith("/")} ^ folders)
+        yield from (f"{package}/{name}" for name in named if not (ROOT / "jaxlaunch" / package / name).exists())
+
+
+def find_an_example_that_differs_from_its_page() -> Iterator[str]:
+    from tests import tutorials
+
+    shown = {step.file: step.text for step in tutorials.steps((DOCS / "your-script.md").read_text()) if step.file}
+    if shown.keys() != {"train.py", "mine.yaml"}:
+        yield f"docs/your-script.md shows {sorted(shown)}"
+    for file, text in shown.items():
+        example = (ROOT / "examples" / "own_program" / file).read_text()
+        example = example.split('"""', 2)[2] if file.endswith(".py") else example
+        if example.strip() != text.strip():
+            yield f"examples/own_program/{file} is not that of docs/your-script.md"
