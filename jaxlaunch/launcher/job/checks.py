@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from jaxlaunch import accelerators, contract
@@ -22,26 +22,15 @@ from jaxlaunch.launcher.job.volumes import Bucket
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import HOME_OF_NETWORK
-from jaxlaunch.launcher.wording import count, cut, either
+from jaxlaunch.launcher.wording import count, cut, dotted, either
 from jaxlaunch.trainer.spec import TASKS
 
 LONGEST_NAME = 63  # a DNS label
 LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
 _SUFFIX = "-abcde"  # that the Job controller gives a pod
 
-CONTRACT_ENV = frozenset(
-    (
-        contract.INDEX,
-        contract.TRAIN_SPEC,
-        contract.COORDINATOR,
-        contract.BIND,
-        contract.NUM_PROCESSES,
-        contract.PROCESS_ID,
-        contract.LOCAL_DEVICE_IDS,
-        contract.NUM_CPU_DEVICES,
-    )
-)
-CONTRACT_PREFIX = "JAXLAUNCH_"
+CONTRACT_ENV = {contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND, contract.NUM_PROCESSES}
+CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +50,7 @@ def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
 
 def is_contract_variable(name: str) -> bool:
     """Whether the launcher sets this environment variable in every pod."""
-    return name in CONTRACT_ENV or name.startswith(CONTRACT_PREFIX)
+    return name in CONTRACT_ENV or name.startswith("JAXLAUNCH_")
 
 
 # --- names, devices, processes ----------------------------------------------------------------------------------------
@@ -70,12 +59,8 @@ def is_contract_variable(name: str) -> bool:
 def _names(job: JobSpec) -> Iterator[Fault]:
     pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_SUFFIX}"
     if len(pod) > LONGEST_NAME:
-        most = LONGEST_NAME - (len(pod) - len(job.name))
-        yield Fault(
-            ("name",),
-            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}.",
-            f"use at most {most} characters.",
-        )
+        message = f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}."
+        yield Fault(("name",), message, f"use at most {LONGEST_NAME - len(pod) + len(job.name)} characters.")
 
 
 def _pods(job: JobSpec) -> Iterator[Fault]:
@@ -90,25 +75,23 @@ def _elastic(job: JobSpec) -> Iterator[Fault]:
     path: KeyPath
     if job.min_hosts > job.hosts:
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
-    for path, is_asked in ((("hosts", "min"), job.is_elastic), (("spares",), job.spares > 0)):
-        if not is_asked:
-            continue
-        key = ".".join(path)
-        given = f"{key} = {job.spares if path == ('spares',) else job.min_hosts}"
+    asked: dict[KeyPath, int] = {("hosts", "min"): job.min_hosts} if job.is_elastic else {}
+    asked |= {("spares",): job.spares} if job.spares else {}
+    for path, number in asked.items():
+        setting = f"{dotted(path)} = {number}"
         if job.accelerator.platform == "tpu":
-            hint = "leave it out: the JobSet makes all pods again."
-            yield Fault(
-                path, f"{given} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole.", hint
-            )
+            message = f"{setting} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole."
+            yield Fault(path, message, "leave it out: the JobSet makes all pods again.")
         elif job.slices > 1:
-            message = f"{given} does not apply to {job.slices} slices: each is a Job whose hosts no other can replace."
+            message = (
+                f"{setting} does not apply to {job.slices} slices: each is a Job whose hosts no other can replace."
+            )
             yield Fault(path, message, "use one slice, or leave it out.")
         elif not job.replaces_hosts:
             limits = f"restarts: {{crash: {job.restarts.crash}, in_place: {job.restarts.in_place}}}"
-            message = (
-                f"{given} needs several hosts that are replaced one by one; the job has {count(job.hosts, 'host')}"
-            )
-            yield Fault(path, f"{message} and {limits}.", "set hosts to 2 or more, and both limits to 1 or more.")
+            message = f"{setting} needs several hosts that are replaced one by one; the job has "
+            hint = "set hosts to 2 or more, and both limits to 1 or more."
+            yield Fault(path, f"{message}{count(job.hosts, 'host')} and {limits}.", hint)
     if job.is_elastic and job.train is None:
         message = f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
         yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
@@ -122,9 +105,8 @@ def _shrinks(job: JobSpec) -> Iterator[Fault]:
         job.on_hosts(job.min_hosts)
     except ValueError as error:
         sizes = [size for size in job.sizes if size < job.hosts]
-        hint = (
-            f"use {either(sizes)}, or another batch or mesh." if sizes else "use another batch or mesh, or one number."
-        )
+        hint = "use another batch or mesh, or one number."
+        hint = f"use {either(sizes)}, or another batch or mesh." if sizes else hint
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
 
 
@@ -178,14 +160,9 @@ def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
 def _processes(job: JobSpec) -> Iterator[Fault]:
     wanted, available = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
-    if job.accelerator.platform == "tpu" and wanted not in (1, "all"):
-        yield Fault(
-            path, f"processes_per_host = {wanted} does not apply to a TPU.", "leave it out: one process drives a host."
-        )
-    elif job.accelerator.platform == "tpu" and wanted == "all" and available > 1:
-        yield Fault(
-            path, "processes_per_host = all does not apply to a TPU.", "leave it out: one process drives a host."
-        )
+    if job.accelerator.platform == "tpu" and wanted != 1 and (wanted != "all" or available > 1):
+        message = f"processes_per_host = {wanted} does not apply to a TPU."
+        yield Fault(path, message, "leave it out: one process drives a host.")
     elif isinstance(wanted, int) and available % wanted:
         whose = f"accelerator.per_host = {available}"
         hint = f"use {either(divisors(available, near=wanted))}, or all for one process per device."
@@ -236,14 +213,11 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
     for index, volume in enumerate(job.volumes):
         mount = volume.path.rstrip("/")
         path: KeyPath = ("volumes", index, "path")
+        setting = f"volumes.{index}.path = {volume.path}"
         if mount in seen:
-            yield Fault(
-                path, f"volumes.{index}.path = {volume.path} is also volumes.{seen[mount]}'s.", "mount each elsewhere."
-            )
+            yield Fault(path, f"{setting} is also volumes.{seen[mount]}'s.", "mount each elsewhere.")
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
-            yield Fault(
-                path, f"volumes.{index}.path = {volume.path} is reserved for the launcher.", "mount it elsewhere."
-            )
+            yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")
         seen.setdefault(mount, index)
         if isinstance(volume, Bucket) and "," in volume.bucket:
             message = f"volumes.{index}.bucket = {cut(volume.bucket)} has a comma, which would end its folder's name"
@@ -276,34 +250,29 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
-    if job.notify is not None and job.notify.url not in job.secrets:
-        hint = (
-            f"write secrets: {{{job.notify.url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
-        )
-        yield Fault(("notify", "url"), f"notify.url = {job.notify.url} is not one of secrets.", hint)
-    if (
-        job.notify is not None
-        and "best" in job.notify.events
-        and (job.train is None or job.train.checkpoint.best is None)
-    ):
-        yield Fault(
-            ("notify", "events"), "notify.events has best, which train.checkpoint.best has to define.", "set it."
-        )
+    if job.notify is None:
+        return
+    url = job.notify.url
+    if url not in job.secrets:
+        hint = f"write secrets: {{{url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
+        yield Fault(("notify", "url"), f"notify.url = {url} is not one of secrets.", hint)
+    if "best" in job.notify.events and (job.train is None or job.train.checkpoint.best is None):
+        message = "notify.events has best, which train.checkpoint.best has to define."
+        yield Fault(("notify", "events"), message, "set it.")
 
 
 def _labels(job: JobSpec) -> Iterator[Fault]:
-    for block in ("labels", "annotations"):
-        for key in getattr(job, block):
-            yield from _reserved((block,), key)
+    yield from _reserved(("labels",), job.labels)
+    yield from _reserved(("annotations",), job.annotations)
 
 
-def _reserved(block: KeyPath, key: str) -> Iterator[Fault]:
-    """A label or an annotation by which the launcher, JobSet or Kueue act."""
-    domain = key.partition("/")[0]
-    if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
-        hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
-        where = ".".join(map(str, block))
-        yield Fault((*block, key), f"{where}.{cut(key)} is set by the launcher or the cluster.", hint)
+def _reserved(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fault]:
+    """Refuse labels and annotations by which the launcher, JobSet or Kueue act."""
+    for key in map(str, keys):
+        domain = key.partition("/")[0]
+        if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
+            hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
+            yield Fault((*block, key), f"{dotted(block)}.{cut(key)} is set by the launcher or the cluster.", hint)
 
 
 def _pod(job: JobSpec) -> Iterator[Fault]:
@@ -314,25 +283,18 @@ def _pod(job: JobSpec) -> Iterator[Fault]:
     for key, block in (("metadata", metadata), ("spec", spec)):
         if not isinstance(block, dict):
             yield Fault(("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template.")
-    if isinstance(metadata, dict) and "labels" in metadata:
-        yield Fault(
-            ("pod", "metadata", "labels"),
-            "pod.metadata.labels would replace the launcher's labels.",
-            "use labels: instead.",
-        )
     if isinstance(metadata, dict):
-        yield from _pod_annotations(metadata.get("annotations", {}))
+        if "labels" in metadata:
+            message = "pod.metadata.labels would replace the launcher's labels."
+            yield Fault(("pod", "metadata", "labels"), message, "use labels: instead.")
+        path: KeyPath = ("pod", "metadata", "annotations")
+        annotations = metadata.get("annotations", {})
+        if isinstance(annotations, dict):
+            yield from _reserved(path, annotations)
+        else:
+            yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
     if isinstance(spec, dict):
         yield from _pod_spec(spec)
-
-
-def _pod_annotations(annotations: Any) -> Iterator[Fault]:
-    path: KeyPath = ("pod", "metadata", "annotations")
-    if not isinstance(annotations, dict):
-        yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
-        return
-    for key in annotations:
-        yield from _reserved(path, str(key))
 
 
 _OURS_IN_SPEC = {
@@ -346,18 +308,19 @@ def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
         if key in spec:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
     containers = spec.get("containers", [])
-    for index, container in enumerate(containers if isinstance(containers, list) else [None]):
+    if not isinstance(containers, list):
+        yield Fault(("pod", "spec", "containers"), "pod.spec.containers is merged by name.", "give each a name.")
+        return
+    for index, container in enumerate(containers):
         path: KeyPath = ("pod", "spec", "containers", index)
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
-            yield Fault(
-                path[: 3 + isinstance(containers, list)], "pod.spec.containers is merged by name.", "give each a name."
-            )
+            yield Fault(path, "pod.spec.containers is merged by name.", "give each a name.")
         elif container["name"] == MAIN_CONTAINER:
             yield from _main_container(container, path)
 
 
 def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
-    where = ".".join(map(str, path))
+    where = dotted(path)
     for key in ("command", "args"):
         if key in container:
             yield Fault((*path, key), f"{where}.{key} would replace the agent.", "use command: instead.")

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, Field, Tag, ValidationError
 
 from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
 from jaxlaunch.launcher.job import messages
-from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.introspection import Words, has_key
 from jaxlaunch.launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
 from jaxlaunch.launcher.platforms.facts import Provisioner
@@ -56,13 +56,8 @@ class CheckpointUrl(Block):
     ] = Field(description="a URL below which each job has a folder with its name")
 
 
-def _which(value: Any) -> str | None:
-    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else ()
-    return next((key for key in ("claim", "url") if key in keys), None)
-
-
 Checkpoint = Annotated[
-    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], Discriminator(_which)
+    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], has_key("claim", "url")
 ]
 
 
@@ -155,12 +150,12 @@ def load(path: Path | None) -> ClusterDefaults:
         return ClusterDefaults()
     if not path.exists():
         raise UserError(f"{path}: no such file.", "--defaults names the file with the cluster defaults.")
-    return _defaults(_unwrapped(reader.read(path)))
+    return _defaults(reader.read(path))
 
 
 def parse(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
-    """The cluster defaults in a text. Raises JobFaults, which call it by `name`."""
-    return _defaults(_unwrapped(reader.parse(text, name)))
+    """Return the cluster defaults in a text. Raises JobFaults, which call it by `name`."""
+    return _defaults(reader.parse(text, name))
 
 
 def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
@@ -168,30 +163,25 @@ def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
     return _defaults(_entry(config_map, name))
 
 
-def _unwrapped(source: Document) -> Document:
-    """The document inside a ConfigMap; any other as it is."""
-    is_wrapped = isinstance(source.data, dict) and source.data.get("kind") == "ConfigMap"
-    return _entry(source.data, source.name) if is_wrapped else source
-
-
 def _entry(config_map: Mapping[str, Any], name: str) -> Document:
-    """The only entry of a ConfigMap."""
+    """Return the only entry of a ConfigMap."""
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
-        raise UserError(
-            f"{name}: a ConfigMap of cluster defaults has one entry, a text.", "data: {defaults.yaml: |- …}"
-        )
+        message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."
+        raise UserError(message, "data: {defaults.yaml: |- …}")
     return reader.parse(text, f"{name}, {next(iter(entries))}")
 
 
 def _defaults(source: Document) -> ClusterDefaults:
-    found = list(source.faults)
+    if isinstance(source.data, dict) and source.data.get("kind") == "ConfigMap":
+        source = _entry(source.data, source.name)
+    faults = list(source.faults)
     data: Any = {} if source.data is None else source.data
     if not isinstance(data, dict):
-        found.append(Fault((), "is not a block of keys.", "platform: gke"))
-    if not found:
+        faults.append(Fault((), "is not a block of keys.", "platform: gke"))
+    if not faults:
         try:
             return ClusterDefaults(Defaults.model_validate(data), source)
         except ValidationError as error:
-            found.extend(messages.translate(error, source, Defaults))
-    raise JobFaults([source.locate(fault) for fault in found])
+            faults.extend(messages.translate(error, source, Defaults))
+    raise JobFaults([source.locate(fault) for fault in faults])

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, Tag
+from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
 from jaxlaunch.launcher.errors import KeyPath
@@ -47,7 +48,8 @@ class Type:
                 members = tuple(member for member in get_args(annotation) if member is not type(None))
                 annotation, nullable = functools.reduce(operator.or_, members), True
             else:
-                return cls(annotation, tuple(_flat(constraints)), nullable)
+                nested = ((item.metadata if isinstance(item, FieldInfo) else [item]) for item in constraints)
+                return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
 
     @classmethod
     def of_field(cls, field: FieldInfo) -> Type:
@@ -89,24 +91,12 @@ class Type:
         for member in self.members:
             tags = {constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)}
             if member.model is not None:
-                tags |= {member.model.__name__, *_literals(member.model)}
+                keys = {"kind", "source"} & member.model.model_fields.keys()
+                literals = (Type.of_field(member.model.model_fields[key]).literals for key in keys)
+                tags |= {member.model.__name__, *itertools.chain.from_iterable(literals)}
             if label in tags or (member.items is not None and str(label).startswith("list")):
                 return member
         return None
-
-
-def _flat(metadata: tuple[Any, ...]) -> Iterator[Any]:
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            yield from item.metadata
-        else:
-            yield item
-
-
-def _literals(model: type[BaseModel]) -> Iterator[Any]:
-    for key in ("kind", "source"):
-        if key in model.model_fields:
-            yield from Type.of_field(model.model_fields[key]).literals
 
 
 def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -198,7 +188,14 @@ def words(kind: Type) -> str:
     if texts:
         return texts[-1]
     if kind.members:
-        return _union(kind)
+        models = [member.model for member in kind.members if member.model is not None]
+        if len(models) < len(kind.members):
+            return ", or ".join(
+                dict.fromkeys(words(member).removesuffix(", its only value") for member in kind.members)
+            )
+        if (key := discriminator(kind)) is None:
+            return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"
+        return f"a block whose {key} is {choices(kind)}"
     if kind.literals:
         offered = [str(literal) for literal in kind.literals]
         return f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
@@ -213,14 +210,14 @@ def words(kind: Type) -> str:
     return named[0] if named else f"{_PLAIN[kind.bare]}{_bounds(kind)}"
 
 
-def _union(kind: Type) -> str:
-    models = [member.model for member in kind.members if member.model is not None]
-    if len(models) < len(kind.members):
-        return ", or ".join(dict.fromkeys(words(member).removesuffix(", its only value") for member in kind.members))
-    key = discriminator(kind)
-    if key is None:
-        return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"
-    return f"a block whose {key} is {choices(kind)}"
+def has_key(*keys: str) -> Discriminator:
+    """Return what chooses the block of a union whose tag is the first of these keys that the block has."""
+
+    def tag(value: Any) -> str | None:
+        given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, BaseModel) else ()
+        return next((key for key in keys if key in given), None)
+
+    return Discriminator(tag)
 
 
 def discriminator(kind: Type) -> str | None:

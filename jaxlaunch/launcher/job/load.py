@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,46 +73,38 @@ def parse(text: str, name: str = "job.yaml") -> JobSpec:
     return read_text(text, name).spec
 
 
-def _override(source: Document, overrides: Sequence[str]) -> None:
-    """Sets each in turn; one that cannot be set is a fault of the document."""
+def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     for argument in overrides:
-        one = arguments.read(argument)
-        if isinstance(one, Fault):
-            source.faults.append(one)
+        override = arguments.read(argument)
+        if isinstance(override, Fault):
+            source.faults.append(override)
             continue
         if source.data is None:
             source.data = {}
-        if (fault := arguments.put(one, source.data)) is not None:
+        if (fault := arguments.put(override, source.data)) is not None:
             source.faults.append(fault)
             continue
-        source.forget(one.path)
-        source.texts.update(one.texts)
-        source.overrides[one.path] = one.shown
-
-
-def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
-    _override(source, overrides)
-    found = [messages.with_wanted_number(fault) for fault in source.faults]
+        source.forget(override.path)
+        source.texts.update(override.texts)
+        source.overrides[override.path] = override.shown
+    faults = [messages.with_wanted_number(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):
-        spec = _judge(source, found)
-    elif not found:
+        spec = _judge(source, faults)
+    elif not faults:
         kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "plain text"
-        found.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
-    if spec is None or found:
-        raise JobFaults([source.locate(fault) for fault in found])
+        faults.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
+    if spec is None or faults:
+        raise JobFaults([source.locate(fault) for fault in faults])
     return spec
 
 
-def _judge(source: Document, found: list[Fault]) -> JobSpec | None:
-    """The spec as far as it can be read, while everything wrong with it is added to `found`."""
+def _judge(source: Document, faults: list[Fault]) -> JobSpec | None:
+    """Return the spec as far as it can be read, and add everything wrong with it to `faults`."""
     data = _as_written(source)
-    broken = {fault.path for fault in found if fault.path}
-    for fault in [*_secrets(data), *_two_readings(source), *_one_program(source.data)]:
-        found.append(fault)
-    for fault in _not_built(source.data):
-        found.append(fault)
-        broken.add(fault.path)
+    not_built = list(_not_built(source.data))
+    broken = {fault.path for fault in (*faults, *not_built) if fault.path}
+    faults += [*_secrets(data), *_two_readings(source), *_one_program(source.data), *not_built]
     for path in broken:
         _take_away(data, path)
     for _ in range(_MOST_ROUNDS):
@@ -119,19 +112,19 @@ def _judge(source: Document, found: list[Fault]) -> JobSpec | None:
             spec = JobSpec.model_validate(data)
         except ValidationError as error:
             new = list(messages.translate(error, source))
-            found += [fault for fault in new if not _is_below(fault.path, broken)]
+            faults += [fault for fault in new if not any(path and fault.path[: len(path)] == path for path in broken)]
             for fault in new:
                 broken |= {fault.path, _take_away(data, fault.path)}
-            if len(found) > SHOWN_FAULTS:  # more than anyone is shown
+            if len(faults) > SHOWN_FAULTS:  # more than anyone is shown
                 return None
         else:
-            found.extend(checks.run(spec, broken))
+            faults.extend(checks.run(spec, broken))
             return spec
     return None
 
 
 def _as_written(source: Document) -> Any:
-    """The data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
+    """Return the data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
     data = copy.deepcopy(source.data)
     for block in AS_WRITTEN:
         items = data.get(block)
@@ -143,28 +136,18 @@ def _as_written(source: Document) -> Any:
 
 
 def _take_away(data: Any, path: KeyPath) -> KeyPath:
-    """Removes what is wrong, or the nearest block above that can do without it; returns what was removed."""
-    lists = [depth for depth, key in enumerate(path) if isinstance(key, int)]
-    path = path[: lists[0]] if lists else path
-    while path and path not in _STAND_INS and not _holds(data, path):
+    """Remove what is wrong, or the nearest block above that can do without it; return what was removed."""
+    path = tuple(itertools.takewhile(lambda key: not isinstance(key, int), path))
+    while path:
+        block = messages.value_at(data, path[:-1])
+        if path in _STAND_INS:
+            block[path[-1]] = copy.deepcopy(_STAND_INS[path])
+            break
+        if isinstance(block, dict) and path[-1] in block:
+            del block[path[-1]]
+            break
         path = path[:-1]
-    if not path:
-        return path
-    block = messages.value_at(data, path[:-1])
-    if path in _STAND_INS:
-        block[path[-1]] = copy.deepcopy(_STAND_INS[path])
-    else:
-        del block[path[-1]]
     return path
-
-
-def _holds(data: Any, path: KeyPath) -> bool:
-    block = messages.value_at(data, path[:-1])
-    return isinstance(block, dict) and path[-1] in block
-
-
-def _is_below(path: KeyPath, broken: set[KeyPath]) -> bool:
-    return any(path[:end] in broken for end in range(1, len(path) + 1))
 
 
 # --- faults of the text, before its types -----------------------------------------------------------------------------
@@ -205,14 +188,11 @@ def _two_readings(source: Document) -> Iterator[Fault]:
 
 
 def _one_program(data: Any) -> Iterator[Fault]:
-    given = [key for key in ("command", "train") if data.get(key) is not None]
-    if len(given) == 2:
-        yield Fault(
-            ("train",),
-            "command and train are both given.",
-            "keep train for the built-in trainer, command for any other.",
-        )
-    elif not given:
+    programs = [key for key in ("command", "train") if data.get(key) is not None]
+    if len(programs) == 2:
+        hint = "keep train for the built-in trainer, command for any other."
+        yield Fault(("train",), "command and train are both given.", hint)
+    elif not programs:
         hint = "train: {task: classify}, or command: [python, train.py]"
         yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
 
@@ -229,7 +209,6 @@ _NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {  # a key -> those of its value
 
 
 def _not_built(data: Any) -> Iterator[Fault]:
-    """The keys and values that are reserved and not built yet, by name."""
     for path, values in _NOT_BUILT.items():
         value = messages.value_at(data, path)
         if value is not None and (not values or value in values):
@@ -245,5 +224,4 @@ def dump(job: JobSpec) -> str:
 
     Defaults stay unwritten: a task's own would no longer apply to a job that writes ours out.
     """
-    data = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return writer.document(data)
+    return writer.document(job.model_dump(mode="json", by_alias=True, exclude_unset=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
@@ -49,41 +49,28 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     """Axes that do not divide the devices, or do not multiply to them."""
     if job.train is None:
         return
-    sizes = dict(zip(MESH_AXES, _sizes(job.train), strict=True))
+    sizes = {axis: getattr(job.train.mesh, axis) for axis in MESH_AXES}
     wrong = [axis for axis, size in sizes.items() if size > 0 and job.devices % size]
     for axis in wrong:
-        options = divisors(job.devices, near=sizes[axis])
-        yield Fault(
-            (*MESH, axis),
-            f"train.mesh.{axis} = {sizes[axis]} does not divide {devices(job)}.",
-            f"use {either(options)}, or -1 to take what remains.",
-        )
+        message = f"train.mesh.{axis} = {sizes[axis]} does not divide {devices(job)}."
+        options = either(divisors(job.devices, near=sizes[axis]))
+        yield Fault((*MESH, axis), message, f"use {options}, or -1 to take what remains.")
+    is_open = -1 in sizes.values()
     fixed = math.prod(size for size in sizes.values() if size > 0)
-    if not wrong and (job.devices % fixed or (-1 not in sizes.values() and fixed != job.devices)):
-        shape = said({axis: size for axis, size in sizes.items() if size > 0})
-        makes = "needs" if -1 not in sizes.values() else "alone needs"
-        yield Fault(
-            MESH,
-            f"train.mesh: {shape} {makes} {count(fixed, 'device')}, the job has {devices(job)}.",
-            _cure(job, sizes),
-        )
-
-
-def _sizes(train: TrainSpec) -> list[int]:
-    return [getattr(train.mesh, axis) for axis in MESH_AXES]
-
-
-def _cure(job: JobSpec, sizes: dict[str, int]) -> str:
-    """The one axis to change, or the devices to ask for."""
-    cures = []
-    for axis in (axis for axis in sizes if axis != "ep" or sizes[axis] != 1):
-        others = math.prod(size for other, size in sizes.items() if other != axis and size > 0)
-        if job.devices % others == 0 and sizes[axis] > 0:
-            cures.append(f"{axis}: {job.devices // others}")
-    if cures and -1 not in sizes.values():
-        return f"write {either(cures)}; -1 on one axis takes what remains."
-    fixed = math.prod(size for size in sizes.values() if size > 0)
-    return f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
+    if wrong or not (job.devices % fixed or (not is_open and fixed != job.devices)):
+        return
+    # The hint is the one axis to change, or the devices to ask for.
+    hint = f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
+    cures = [
+        f"{axis}: {job.devices * size // fixed}"
+        for axis, size in sizes.items()
+        if size > 0 and job.devices * size % fixed == 0 and (axis != "ep" or size != 1)
+    ]
+    if cures and not is_open:
+        hint = f"write {either(cures)}; -1 on one axis takes what remains."
+    shape = said({axis: size for axis, size in sizes.items() if size > 0})
+    makes = "alone needs" if is_open else "needs"
+    yield Fault(MESH, f"train.mesh: {shape} {makes} {count(fixed, 'device')}, the job has {devices(job)}.", hint)
 
 
 def slice_faults(job: JobSpec) -> Iterator[Fault]:
@@ -93,11 +80,10 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
     sizes, dcn = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True)), job.train.mesh.dcn
     spanned = math.prod(dcn.values())
     if dcn and spanned != job.slices:
-        given = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
+        shape = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
+        message = f"train.mesh.dcn: {shape} spans {count(spanned, 'slice')}, the job has {job.slices}."
         hint = f"its product must be {job.slices}." if job.slices > 1 else "leave it out, or set slices."
-        yield Fault(
-            (*MESH, "dcn"), f"train.mesh.dcn: {given} spans {count(spanned, 'slice')}, the job has {job.slices}.", hint
-        )
+        yield Fault((*MESH, "dcn"), message, hint)
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
@@ -175,7 +161,8 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
         for axis in range(len(BATCH_AXES)):
             part = part * sizes[axis] + place[axis] * inside[axis] + place[len(sizes) + axis]
         shards.append(part)
-    held = [tuple(sorted(set(parts))) for parts in _chunks(shards, job.devices_per_process)]
+    size = job.devices_per_process
+    held = [tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)]
     torn = [process for process, parts in enumerate(held) if parts[-1] - parts[0] + 1 != len(parts)]
     if torn and sum(map(len, set(held))) != math.prod(sizes[: len(BATCH_AXES)]):
         message = f"train.mesh: process {torn[0]} holds rows of the batch that are not contiguous and overlap others'."
@@ -188,7 +175,3 @@ def fits(job: JobSpec) -> bool:
         return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:
         return False
-
-
-def _chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

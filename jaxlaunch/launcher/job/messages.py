@@ -82,14 +82,10 @@ def translate(error: ValidationError, document: Document, schema: type[BaseModel
 
 
 def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
-    """The spot where its alternative is the one that was meant, none where another is, the union where none is."""
+    """Return the spot if its alternative is the one that was meant, None if another is, the union if none is."""
     value, kind = value_at(document.data, union), introspection.at(spot.root, union)[0]
-    meant = [
-        member
-        for member in kind.members
-        if (isinstance(value, dict) and member.model is not None)
-        or (isinstance(value, list) and member.items is not None)
-    ]
+    form = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
+    meant = [member for member in kind.members if form is not None and getattr(member, form) is not None]
     if not meant:
         return Spot(union, kind, spot.block, root=spot.root)
     return spot if kind.member(spot.label) in meant else None
@@ -99,17 +95,27 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if detail["type"] == "extra_forbidden":
         return _unknown_key(spot)
     if detail["type"] == "missing":
-        return Fault(spot.path, f"{dotted(spot.path)} is missing.", _EXAMPLES.get(spot.path) or _meaning(spot))
+        hint = _EXAMPLES.get(spot.path)
+        if hint is None and spot.block is not None and spot.kind is not None:
+            key = str(spot.path[-1])
+            meaning = f"{key}: {introspection.fields(spot.block)[key].description}."
+            hint = f"it is {introspection.words(spot.kind)}." if spot.kind.literals else meaning
+        return Fault(spot.path, f"{dotted(spot.path)} is missing.", hint)
     if detail["type"].startswith("union_tag"):
         return _unknown_block(spot, document)
     if spot.is_key:
-        return _wrong_key(spot)
+        wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
+        name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
+        return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
     if spot.path == spot.union and spot.kind is not None:  # not a block at all: name every alternative
         spot = Spot(spot.path, introspection.at(spot.root, spot.path)[0], spot.block, root=spot.root)
     error = detail.get("ctx", {}).get("error")
-    if isinstance(error, ValueError):
-        return _from_validator(spot, str(error), document)
-    return _wrong_value(spot, document)
+    if not isinstance(error, ValueError):
+        return _wrong_value(spot, document)
+    # The text of a validator of ours is a predicate or a sentence.
+    if re.match(r"(does|needs|is|must) ", str(error)):
+        return Fault(spot.path, f"{describe(document, spot.path)} {error}.")
+    return Fault(spot.path, f"{dotted(spot.path)}: {error}.")
 
 
 def with_wanted_number(fault: Fault) -> Fault:
@@ -125,28 +131,12 @@ def with_wanted_number(fault: Fault) -> Fault:
     return dataclasses.replace(fault, message=message, hint=None)
 
 
-def _meaning(spot: Spot) -> str | None:
-    """What a missing key is for."""
-    if spot.block is None or spot.kind is None:
-        return None
-    if spot.kind.literals:
-        return f"it is {introspection.words(spot.kind)}."
-    return f"{spot.path[-1]}: {introspection.fields(spot.block)[str(spot.path[-1])].description}."
-
-
 def _words_of(kind: Type) -> Words | None:
     return next((constraint for constraint in kind.constraints if isinstance(constraint, Words)), None)
 
 
-def _from_validator(spot: Spot, text: str, document: Document) -> Fault:
-    """A fault whose text is a schema validator's: a predicate, or a sentence."""
-    if re.match(r"(does|needs|is|must) ", text):
-        return Fault(spot.path, f"{describe(document, spot.path)} {text}.")
-    return Fault(spot.path, f"{dotted(spot.path)}: {text}.")
-
-
 def _unknown_key(spot: Spot) -> Fault:
-    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or _called(spot.root)
+    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
     name = "…" if credentials.in_value(key) else cut(key)
     message = f'unknown key "{name}" in {above}.'
     known = list(introspection.fields(spot.block)) if spot.block is not None else []
@@ -157,38 +147,24 @@ def _unknown_key(spot: Spot) -> Fault:
     meant = meant or [f'"{near}"' for near in in_full(short, known)]
     if meant:
         return Fault(spot.path, f"{message} Did you mean {either(meant)}?")
-    if len(known) <= 20:
-        return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
-    page = (
-        "`launcher schema --markdown` lists every key." if spot.root is JobSpec else f"its keys are {', '.join(known)}."
-    )
-    return Fault(spot.path, message, page)
+    if len(known) > 20 and spot.root is JobSpec:
+        return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
+    return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
 
 
 def _elsewhere(key: str, spot: Spot) -> list[str]:
-    """The keys of that name nearest to the top of the schema, in quotes; none where they are many."""
+    """Return the keys of that name nearest to the top of the schema, in quotes; none where they are many."""
     paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
-    found = [path for path in paths if len(path) == min(map(len, paths))]
-    return [_quoted(path) for path in found] if len(found) <= 3 else []
-
-
-def _quoted(path: KeyPath) -> str:
-    """A key's full name; where that is a single word, also where it belongs."""
-    return f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "")
-
-
-def _called(schema: type[BaseModel]) -> str:
-    return schema.__name__.removesuffix("Spec").lower()
+    nearest_paths = [path for path in paths if len(path) == min(map(len, paths))]
+    quoted = [f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "") for path in nearest_paths]
+    return quoted if len(quoted) <= 3 else []
 
 
 def _alternative_with(key: str, spot: Spot) -> str | None:
-    """What to do about a key of another alternative of the union that was passed on the way."""
+    """Say what to do about a key of another alternative of the union that was passed on the way."""
     kind = introspection.at(spot.root, spot.union or ())[0]
-    models = [
-        member.model
-        for member in kind.members
-        if member.model is not None and key in introspection.fields(member.model)
-    ]
+    blocks = (member.model for member in kind.members if member.model is not None)
+    models = [block for block in blocks if key in introspection.fields(block)]
     chooser = introspection.discriminator(kind)
     if not models:
         return None
@@ -215,20 +191,13 @@ def _unknown_block(spot: Spot, document: Document) -> Fault:
     return Fault(path, f"{_is_not(document, path, wanted)}{_near(value[key], offered)}")
 
 
-def _wrong_key(spot: Spot) -> Fault:
-    wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
-    name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
-    return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
-
-
 def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
-    """The sentence that says what a path has, and what is wanted."""
     value = value_at(document.data, path)
     if value and isinstance(value, dict | list):
         return f"{dotted(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {wanted}."
-    return (
-        f"{dotted(path)} is empty, not {wanted}." if value is None else f"{describe(document, path)} is not {wanted}."
-    )
+    if value is None:
+        return f"{dotted(path)} is empty, not {wanted}."
+    return f"{describe(document, path)} is not {wanted}."
 
 
 def _wrong_value(spot: Spot, document: Document) -> Fault:
@@ -237,18 +206,14 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
     wanted = introspection.words(kind)
     message = _is_not(document, spot.path, wanted)
     if shown(document, spot.path) is None:
-        return Fault(spot.path, message, _where_it_belongs(spot.path))
+        if spot.path[:1] != ("secrets",) or len(spot.path) > 2:
+            return Fault(spot.path, message)
+        name = spot.path[1] if len(spot.path) > 1 else "NAME"
+        hint = f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
+        return Fault(spot.path, message, hint)
     members = () if _words_of(kind) else kind.members or (kind,)
     literals = [str(literal) for member in members for literal in member.literals]
     return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value, document.texts.get(spot.path)))
-
-
-def _where_it_belongs(path: KeyPath) -> str | None:
-    """What to do about a value that is not repeated: name the Secret that holds it."""
-    if path[:1] != ("secrets",) or len(path) > 2:
-        return None
-    name = path[1] if len(path) > 1 else "NAME"
-    return f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
 
 
 def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
@@ -305,7 +270,6 @@ def _number(text: str, kind: Type) -> str | None:
 
 
 def _is_legal(kind: Type, value: Any) -> bool:
-    """Whether the schema takes this value."""
     annotation: Any = Annotated[kind.bare, *kind.constraints] if kind.constraints else kind.bare
     try:
         TypeAdapter(annotation).validate_python(value, strict=True)

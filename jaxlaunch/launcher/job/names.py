@@ -18,19 +18,18 @@ _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$
 
 
 def _suggested(pattern: str, longest: int, kept: str = "") -> Callable[[str], str | None]:
-    """What makes a name of a text: lower case, letters without their accents, and a dash for anything else but `kept`.
+    """Return what proposes a valid name for a text: lower case, no accents, a dash for anything else but `kept`.
 
-    It makes none where a letter would be lost, or where the name would not be one.
+    Nothing is proposed where a letter would be lost, or where the result would not be a name.
     """
 
     def suggest(written: str) -> str | None:
-        """The sentence that has the name."""
         folded = unicodedata.normalize("NFKD", written.casefold())
         plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
         name = re.sub(rf"[^a-z0-9{kept}]+", "-", plain).strip("-.")
         is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
-        is_one = len(name) <= longest and re.match(pattern, name) and not _NO_TEXT.fullmatch(name)
-        return f"write {name}." if is_one and not is_lossy else None
+        is_valid = len(name) <= longest and re.match(pattern, name) and not _NO_TEXT.fullmatch(name)
+        return f"write {name}." if is_valid and not is_lossy else None
 
     return suggest
 

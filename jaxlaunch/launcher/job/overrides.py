@@ -49,43 +49,36 @@ def read(argument: str) -> Override | Fault:
 def written(key: str, value: Any) -> str:
     """The argument that sets a key to a value, before a shell's quotes."""
     if isinstance(value, Mapping):
-        value = "{" + ", ".join(f"{name}: {each}" for name, each in value.items()) + "}"
+        value = "{" + ", ".join(f"{name}: {item}" for name, item in value.items()) + "}"
     elif isinstance(value, list):
         value = f"[{', '.join(map(str, value))}]"
     return f"{key}={value}"
 
 
 def put(override: Override, data: Any) -> Fault | None:
-    """Sets the value in plain data, making the blocks above it; a fault where a list or a scalar is in the way."""
+    """Set the value in plain data, with the blocks above it; return a fault where a list or a scalar is in the way."""
     path = override.path
-    for depth, key in enumerate(path[:-1]):
+    for depth, key in enumerate(path):
+        is_last = depth == len(path) - 1
         if isinstance(data, dict):
-            if data.get(str(key)) is None:
+            key = str(key)
+            if not is_last and data.get(key) is None:
                 if _is_list(path[: depth + 1]):
                     return _no_entry(override, depth + 1)
-                data[str(key)] = {}
-            data = data[str(key)]
-        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
-            data = data[key]
-        else:
+                data[key] = {}
+        elif not (isinstance(data, list) and isinstance(key, int) and key < len(data)):
             return _no_entry(override, depth)
-    last = path[-1]
-    if isinstance(data, dict):
-        data[str(last)] = override.value
-    elif isinstance(data, list) and isinstance(last, int) and last < len(data):
-        data[last] = override.value
-    else:
-        return _no_entry(override, len(path) - 1)
+        if is_last:
+            data[key] = override.value
+        data = data[key]
     return None
 
 
 def _is_list(path: KeyPath) -> bool:
-    """Whether the schema has a list there."""
     return any(kind.items is not None for kind in introspection.at(JobSpec, path))
 
 
 def _no_entry(override: Override, depth: int) -> Fault:
-    """The fault of an override whose path, after `depth` keys, goes on where nothing is."""
     above, key = override.path[:depth], override.path[depth]
     whole = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
     return _fault(override.shown, f"{dotted(above)} has no entry {cut(str(key))}.", f"set the whole {whole}.")
@@ -100,7 +93,7 @@ def _path(key: str) -> KeyPath:
 
 
 def _shown(argument: str) -> str:
-    """The argument as messages repeat it: without a value that may be a secret, and not at any length."""
+    """Return the argument as messages repeat it: cut, and without a value that may be a secret."""
     key, equals, text = argument.partition("=")
     if not equals:  # not even a key: what follows the first name may be the value
         return cut(argument) if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field, Tag
 
-from jaxlaunch.launcher.job.introspection import Words
+from jaxlaunch.launcher.job.introspection import Words, has_key
 from jaxlaunch.launcher.job.names import AbsolutePath, ObjectName
 from jaxlaunch.launcher.job.units import Quantity
 from jaxlaunch.trainer.spec import Block, in_bucket
 
 
-class Claim(Block):
+class Mounted(Block):
+    """A volume, by its first key."""
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return str(getattr(self, next(iter(type(self).model_fields))))
+
+
+class Claim(Mounted):
     """A PersistentVolumeClaim.
 
     ```yaml
@@ -27,13 +35,8 @@ class Claim(Block):
     path: AbsolutePath = Field(description="where it is mounted")
     read_only: bool = Field(False, description="mounted read-only")
 
-    @property
-    def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
-        return self.claim
 
-
-class Bucket(Block):
+class Bucket(Mounted):
     """A bucket, mounted as a folder.
 
     ```yaml
@@ -54,11 +57,11 @@ class Bucket(Block):
 
     @property
     def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
+        """Return the name of the bucket alone."""
         return self.bucket.partition("://")[2].partition("/")[0]
 
 
-class Ephemeral(Block):
+class Ephemeral(Mounted):
     """Scratch space that lives as long as the pod.
 
     ```yaml
@@ -71,11 +74,11 @@ class Ephemeral(Block):
 
     @property
     def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
+        """Return the path with dashes."""
         return self.path.strip("/").replace("/", "-")
 
 
-class SecretFiles(Block):
+class SecretFiles(Mounted):
     """The keys of a Secret as files.
 
     ```yaml
@@ -86,13 +89,8 @@ class SecretFiles(Block):
     secret: ObjectName = Field(description="the Secret's name")
     path: AbsolutePath = Field(description="where it is mounted")
 
-    @property
-    def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
-        return self.secret
 
-
-class ConfigFiles(Block):
+class ConfigFiles(Mounted):
     """The keys of a ConfigMap as files.
 
     ```yaml
@@ -103,19 +101,6 @@ class ConfigFiles(Block):
     configmap: ObjectName = Field(description="the ConfigMap's name")
     path: AbsolutePath = Field(description="where it is mounted")
 
-    @property
-    def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
-        return self.configmap
-
-
-VOLUMES = ("claim", "bucket", "ephemeral", "secret", "configmap")
-
-
-def _volume(value: Any) -> str | None:
-    keys = value if isinstance(value, Mapping) else vars(value) if isinstance(value, Block) else ()
-    return next((kind for kind in VOLUMES if kind in keys), None)
-
 
 Volume = Annotated[
     Annotated[Claim, Tag("claim")]
@@ -123,5 +108,5 @@ Volume = Annotated[
     | Annotated[Ephemeral, Tag("ephemeral")]
     | Annotated[SecretFiles, Tag("secret")]
     | Annotated[ConfigFiles, Tag("configmap")],
-    Discriminator(_volume),
+    has_key("claim", "bucket", "ephemeral", "secret", "configmap"),
 ]

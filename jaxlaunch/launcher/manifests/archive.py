@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -29,16 +30,6 @@ class Entry:
     is_link: bool = False
     is_executable: bool = False
 
-    def header(self) -> tarfile.TarInfo:
-        """Nothing of the machine, the person or the day."""
-        header = tarfile.TarInfo(self.name)
-        header.mode = 0o755 if self.is_executable else 0o644
-        if self.is_link:
-            header.type, header.linkname = tarfile.SYMTYPE, os.fsdecode(self.content)
-        else:
-            header.size = len(self.content)
-        return header
-
 
 def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
     """A gzipped tar of the folder's code, of `limit` bytes at most.
@@ -48,7 +39,13 @@ def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
     """
     if not folder.is_dir():
         raise UserError(f"code: {folder} is not a folder.", hint="it is relative to the job file.")
-    sizes = {name: size for name in git_files.files(folder) if (size := _size(folder / name)) is not None}
+    sizes = {}
+    for name in git_files.files(folder):
+        # What git's index names and is deleted is left out.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = (folder / name).lstat()
+            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                sizes[name] = status.st_size
     if not sizes:
         raise UserError(f"code: {folder} holds no file that git does not ignore.")
     if (total := sum(sizes.values())) > HOPELESS * limit:
@@ -94,32 +91,19 @@ def _is_below(name: str, above: str) -> bool:
     return above in (".", name) or name.startswith(f"{above}/")
 
 
-def _size(path: Path) -> int | None:
-    """In bytes; None for what is neither a file nor a link, or is deleted and still in git's index."""
-    try:
-        found = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) else None
-
-
 def _read(folder: Path, name: str) -> Entry:
     path = folder / name
     try:
-        if path.is_symlink():
-            return Entry(name, _target(name, os.readlink(path)), is_link=True)
-        content, mode = path.read_bytes(), path.stat().st_mode
+        if not path.is_symlink():
+            return Entry(name, path.read_bytes(), is_executable=bool(path.stat().st_mode & stat.S_IXUSR))
+        target = os.readlink(path)
     except OSError as error:
         raise UserError(f"code: {path} cannot be read: {error.strerror}.", hint="leave it out in .gitignore.") from None
-    return Entry(name, content, is_executable=bool(mode & stat.S_IXUSR))
-
-
-def _target(name: str, target: str) -> bytes:
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if posixpath.isabs(target) or inside.split("/")[0] == "..":
         message = f"code: {name} is a link to {target}, outside of the folder, which no pod has."
         raise UserError(message, hint="leave it out in .gitignore, and mount a volume for what it points to.")
-    return os.fsencode(target)
+    return Entry(name, os.fsencode(target), is_link=True)
 
 
 def _packed(entries: Sequence[Entry]) -> bytes:
@@ -129,7 +113,15 @@ def _packed(entries: Sequence[Entry]) -> bytes:
         tarfile.open(fileobj=squeezed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
         for entry in entries:
-            tar.addfile(entry.header(), None if entry.is_link else io.BytesIO(entry.content))
+            # The header holds nothing of the machine, the person or the day.
+            header = tarfile.TarInfo(entry.name)
+            header.mode = 0o755 if entry.is_executable else 0o644
+            if entry.is_link:
+                header.type, header.linkname = tarfile.SYMTYPE, os.fsdecode(entry.content)
+                tar.addfile(header)
+            else:
+                header.size = len(entry.content)
+                tar.addfile(header, io.BytesIO(entry.content))
     return buffer.getvalue()
 
 
@@ -137,10 +129,8 @@ def _too_large(what: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:NAMED]
     named = ", ".join(f"{name} ({_amount(sizes[name])})" for name in largest)
     message = f"code: the folder {what}, and at most {_amount(limit)} fit into its ConfigMap."
-    return UserError(
-        f"{message} The largest files: {named}.",
-        hint="leave out in .gitignore what no pod needs; data belongs on a volume.",
-    )
+    hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
+    return UserError(f"{message} The largest files: {named}.", hint=hint)
 
 
 def _amount(size: int) -> str:

@@ -31,8 +31,8 @@ def made(job: str) -> dict[str, bytes]:
             .not_valid_after(now + VALID)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
-        for each in extensions:
-            builder = builder.add_extension(each, critical=isinstance(each, x509.BasicConstraints))
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
         return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job[:64])])

@@ -37,39 +37,30 @@ def adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
 
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """The pod template's part of it."""
-    templates = _templates(network, nodes)
-    if not templates:
+    names = [_ADAPTERS] if adapters(network, nodes) is not None else []
+    names += [_NVLINK] if network.job.compute_domain else []
+    if not names:
         return {}
-    main = {"name": MAIN_CONTAINER, "resources": {"claims": [{"name": name} for name in templates]}}
-    claims = [{"name": name, "resourceClaimTemplateName": template} for name, template in templates.items()]
+    main = {"name": MAIN_CONTAINER, "resources": {"claims": [{"name": name} for name in names]}}
+    claims = [{"name": name, "resourceClaimTemplateName": f"{network.job.name}-{name}"} for name in names]
     return {"spec": {"containers": [main], "resourceClaims": claims}}
 
 
-def _templates(network: JobNetwork, nodes: JobNodes) -> Mapping[str, str]:
-    """Name of each claim → its template."""
-    found = [_ADAPTERS] if adapters(network, nodes) is not None else []
-    found += [_NVLINK] if network.job.compute_domain else []
-    return {name: f"{network.job.name}-{name}" for name in found}
-
-
 def objects(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The template of the adapters' claims, and the ComputeDomain, whose controller makes the template of its own."""
-    found, templates = [], _templates(network, nodes)
-    if (asked := adapters(network, nodes)) is not None:
-        exactly: dict[str, Any] = {"deviceClassName": asked.device_class, "allocationMode": "All"}
-        if asked.number is not None:
-            exactly |= {"allocationMode": "ExactCount", "count": asked.number}
-        request = {"name": _ADAPTERS, "exactly": exactly}
-        own = {**metadata, "name": templates[_ADAPTERS]}
-        spec = {"spec": {"devices": {"requests": [request]}}}
-        found.append(_object(RESOURCE_CLAIM_TEMPLATES.api_version, RESOURCE_CLAIM_TEMPLATES.kind, own, spec))
+    """Return the template of the adapters' claims, and the ComputeDomain, whose controller makes its own template."""
+    manifests = []
+    if (claimed := adapters(network, nodes)) is not None:
+        exactly: dict[str, Any] = {"deviceClassName": claimed.device_class, "allocationMode": "All"}
+        if claimed.number is not None:
+            exactly |= {"allocationMode": "ExactCount", "count": claimed.number}
+        named = {**metadata, "name": f"{network.job.name}-{_ADAPTERS}"}
+        spec: dict[str, Any] = {"spec": {"devices": {"requests": [{"name": _ADAPTERS, "exactly": exactly}]}}}
+        manifests.append((RESOURCE_CLAIM_TEMPLATES, named, spec))
     if network.job.compute_domain:
         # Without the driver's DNS names every pod waits for so many hosts; with them it says when all are there.
-        channel = {"resourceClaimTemplate": {"name": templates[_NVLINK]}}
-        domain = {"numNodes": network.job.host_count, "channel": channel}
-        found.append(_object(COMPUTE_DOMAINS.api_version, COMPUTE_DOMAINS.kind, dict(metadata), domain))
-    return found
-
-
-def _object(api_version: str, kind: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+        channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK}"}}
+        manifests.append((COMPUTE_DOMAINS, dict(metadata), {"numNodes": network.job.host_count, "channel": channel}))
+    return [
+        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": named, "spec": spec}
+        for kind, named, spec in manifests
+    ]

@@ -12,29 +12,14 @@ import posixpath
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from jaxlaunch.launcher.errors import UserError
 
 # What programs leave beside code, ignored or not.
-LEFT_OUT = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".svn",
-        ".venv",
-        "venv",
-        "node_modules",
-        "__pycache__",
-        ".ipynb_checkpoints",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".tox",
-        ".DS_Store",
-    }
-)
+LEFT_OUT = {".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints", ".mypy_cache"}
+LEFT_OUT |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
 RUN_MARKS = ("job.yaml", "summary.json")  # of a run folder
 GIT_S = 60  # a listing takes milliseconds; a network disk may take longer
 
@@ -50,18 +35,15 @@ def files(folder: Path) -> list[str]:
 
     Raises UserError when git cannot list the folder, is needed and not installed, or names what is outside of it.
     """
-    found = set(_without_git(folder) if shutil.which("git") is None else _listed(folder))
-    return [name for name in sorted(found) if not _is_left_out(name) and not _is_of_a_run(name, found)]
+    names = set(_without_git(folder) if shutil.which("git") is None else _listed(folder))
 
+    def is_code(name: str) -> bool:
+        path = PurePosixPath(name)
+        # A run folder of `launcher run` is left out: otherwise each run would change the code.
+        is_of_run = any(all(f"{parent}/{mark}" in names for mark in RUN_MARKS) for parent in [*path.parents][:-1])
+        return not name.endswith(".pyc") and LEFT_OUT.isdisjoint(path.parts) and not is_of_run
 
-def _is_left_out(name: str) -> bool:
-    return name.endswith(".pyc") or not LEFT_OUT.isdisjoint(PurePosixPath(name).parts)
-
-
-def _is_of_a_run(name: str, found: Container[str]) -> bool:
-    """Whether it is in a run folder of `launcher run`: otherwise each run would change the code."""
-    folders = list(PurePosixPath(name).parents)[:-1]
-    return any(all(f"{folder}/{mark}" in found for mark in RUN_MARKS) for folder in folders)
+    return list(filter(is_code, sorted(names)))
 
 
 def _without_git(folder: Path) -> Iterator[str]:

@@ -53,16 +53,13 @@ def _located(
     faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
 ) -> JobFaults:
     """The faults, each at its line: in the job file, or in the cluster defaults that its value comes from."""
-    found = []
+    located = []
     for fault in faults:
-        own = next((filled[path] for path in _prefixes(fault.path) if path in filled), None)
-        if own is None:
-            found.append(file.source.locate(fault))
+        prefixes = (fault.path[:end] for end in range(len(fault.path), 0, -1))
+        source = next((filled[path] for path in prefixes if path in filled), None)
+        if source is None:
+            located.append(file.source.locate(fault))
         else:
-            located = defaults.source.locate(dataclasses.replace(fault, path=own))
-            found.append(dataclasses.replace(located, line=AFTER_THE_FILE + located.line))
-    return JobFaults(found)
-
-
-def _prefixes(path: KeyPath) -> Iterable[KeyPath]:
-    return (path[:end] for end in range(len(path), 0, -1))
+            fault = defaults.source.locate(dataclasses.replace(fault, path=source))
+            located.append(dataclasses.replace(fault, line=AFTER_THE_FILE + fault.line))
+    return JobFaults(located)

@@ -15,19 +15,8 @@ from jaxlaunch.launcher.job import credentials
 _NAMES: tuple[str, ...] = (
     *(".env*", "*.env", ".netrc*", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".s3cfg", ".boto"),
     *(".htpasswd", ".dockercfg", ".databrickscfg", ".vault-token", ".vault[_-]pass*", "*.tfvars", "*.tfstate*"),
-    *(
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-        "*.key",
-        "*.p8",
-        "*.ppk",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-        "*.keytab",
-    ),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.key", "*.p8", "*.ppk", "*.p12", "*.pfx", "*.jks"),
+    "*.keytab",
     *("*.kdbx", "*.keystore", "kubeconfig", "*.kubeconfig", "kaggle.json", "rclone.conf", "client_secret*.json"),
     *(".dockerconfigjson", ".modal.toml", ".mylogin.cnf", ".passwd-s3fs"),
     *("application_default_credentials.json", "service[_-]account*.json", "credentials", "credentials.*"),
@@ -127,17 +116,14 @@ def in_content(content: bytes) -> Sign | None:
     text = content.decode("latin-1")
     for what, form in _FORMS:
         for match in form.finditer(text):
-            if _is_password(match) if "user" in form.groupindex else _is_random(match["here"]):
+            value = match["here"]
+            if _PLACEHOLDER.search(value):
+                continue
+            if "user" in form.groupindex:
+                is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value) is not None
+                is_secret = not is_placeholder and len(value) >= _SHORTEST_PASSWORD and value != match["user"]
+            else:
+                is_secret = len(set(value)) >= _FEWEST_CHARACTERS
+            if is_secret:
                 return Sign(text.count("\n", 0, match.start()) + 1, what or match["name"])
     return None
-
-
-def _is_random(value: str) -> bool:
-    return len(set(value)) >= _FEWEST_CHARACTERS and _PLACEHOLDER.search(value) is None
-
-
-def _is_password(match: re.Match[str]) -> bool:
-    password = match["here"]
-    if password.lower() in _PLACEHOLDER_PASSWORDS or _PLACEHOLDER.search(password) or _FORMATTED.search(password):
-        return False
-    return len(password) >= _SHORTEST_PASSWORD and password != match["user"]
