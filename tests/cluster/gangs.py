@@ -22,8 +22,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.manifests import code
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.records.verdict import Verdict
 from tests.cluster import forked, preparations, waiting
 from tests.cluster.access import Access

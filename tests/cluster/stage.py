@@ -25,8 +25,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS
 from jaxlaunch.launcher.manifests import code
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.cluster.gangs import until

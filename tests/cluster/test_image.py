@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.manifests.pod import AGENT
+from jaxlaunch.launcher.manifests.jobset import AGENT
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from tests.cluster import nodes as others
 from tests.cluster import preparations
 from tests.cluster.access import Access

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.merge import merge
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.cluster.access import Access
 from tests.cluster.harness.api import Refused
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
-from jaxlaunch.launcher.manifests import certificates
+from jaxlaunch.launcher.manifests import security
 from tests.gang.agents import PATIENCE_S, Gang, job, program
 from tests.gang.test_agent_strangers import listens
 
@@ -58,10 +58,10 @@ def test_strangers_and_certificates_that_are_expired_or_another_job_s_are_told_n
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     with monkeypatch.context() as patched:
         patched.setattr(ec, "generate_private_key", lambda _, drawn=[*keys, *keys]: drawn.pop(0))
-        own = kept(tmp_path / "own", certificates.made("mine"))
-        patched.setattr(certificates, "VALID", -datetime.timedelta(hours=1))
-        expired = kept(tmp_path / "expired", certificates.made("mine"))
-    other = kept(tmp_path / "other", certificates.made("mine"))  # the next job of that name
+        own = kept(tmp_path / "own", security.make_certificates("mine"))
+        patched.setattr(security, "VALID", -datetime.timedelta(hours=1))
+        expired = kept(tmp_path / "expired", security.make_certificates("mine"))
+    other = kept(tmp_path / "other", security.make_certificates("mine"))  # the next job of that name
     mixed = {CERTIFICATE: (other / CERTIFICATE).read_bytes(), CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes()}
     wrong = kept(tmp_path / "wrong", {AUTHORITY: (own / AUTHORITY).read_bytes(), **mixed})
     env = {contract.UID: "u", contract.GANG_SECRET: str(own / "key")}
@@ -86,7 +86,7 @@ def test_strangers_and_certificates_that_are_expired_or_another_job_s_are_told_n
 
 
 def test_an_agent_whose_certificates_are_broken_says_so_and_does_not_start(tmp_path: Path) -> None:
-    folder = kept(tmp_path / "own", {**certificates.made("mine"), AUTHORITY: b"none"})
+    folder = kept(tmp_path / "own", {**security.make_certificates("mine"), AUTHORITY: b"none"})
     env = {contract.GANG_SECRET: str(folder / "key")}
     with Gang(tmp_path, job(program(tmp_path, "mark('up')")), env=env) as gang:
         gang.start(0)

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.job.defaults import (
 from jaxlaunch.launcher.job.schema import Rdma
 from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.helm import readme, schema
 from tests.helm.charts import CHART, Helm, one
 

@@ -20,7 +20,7 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.platforms import gke, table
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one

@@ -15,8 +15,7 @@ from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.manifests.code import Bundle
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.table import Where
 

@@ -16,12 +16,11 @@ from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.job.volumes import Claim
+from jaxlaunch.launcher.job.types import Claim
 from jaxlaunch.launcher.jobs import cluster_defaults, gang_secret
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare
 from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.wording import count
 

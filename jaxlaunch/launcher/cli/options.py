@@ -142,9 +142,9 @@ def seconds(option: str, given: str | None) -> float | None:
     """The value of a duration option. Raises UserError when it is not a duration."""
     if given is None:
         return None
-    from jaxlaunch.launcher.job import units  # with pydantic, for which other commands do not wait
+    from jaxlaunch.launcher.job import types  # with pydantic, for which other commands do not wait
 
     try:
-        return units.seconds(given)
+        return types.parse_duration(given)
     except ValueError:
         raise UserError(f"{option} {given} is not a duration.", "write 90s, 10m, 12h or 3d.") from None

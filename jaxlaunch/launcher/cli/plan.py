@@ -16,11 +16,9 @@ from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.job.load import JobFile, JobSpec
-from jaxlaunch.launcher.job.overrides import written
+from jaxlaunch.launcher.job.load import JobFile, JobSpec, override_argument
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, resolve
 from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
 from jaxlaunch.launcher.plan.notes import notes
 from jaxlaunch.launcher.wording import count, size
@@ -260,7 +258,7 @@ def _change(change: Mapping[str, Any] | None) -> Iterator[str]:
     if change is None:
         yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
         return
-    changes = shlex.join(written(key, value) for key, value in change["set"].items())
+    changes = shlex.join(override_argument(key, value) for key, value in change["set"].items())
     yield f"  hint: {changes} fits: compiled, its peak is {size(change['peak'])}."
 
 

@@ -10,7 +10,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.manifests import security
-from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.jobset import prepare
 
 
 @click.command("render")

@@ -26,7 +26,7 @@ from jaxlaunch.launcher.jobs.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.jobset import prepare
 
 
 class Submit(click.Command):

@@ -14,7 +14,7 @@ from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job.overrides import written as written_override
+from jaxlaunch.launcher.job.load import override_argument as written_override
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.plan import shapes
 from jaxlaunch.launcher.wording import count, size

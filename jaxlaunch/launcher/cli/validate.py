@@ -10,8 +10,8 @@ import click
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import data_files, named_modules
 from jaxlaunch.launcher.wording import count
@@ -99,7 +99,7 @@ def lines(job: JobSpec) -> list[str]:
     """What a job asks for, for a reader."""
     asked = summarize(job)
     each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
-    summary = [f"{job.name}: {mesh_checks.devices(job)} of type {job.accelerator.type}, {each}"]
+    summary = [f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {each}"]
     if job.train is None:
         return [*summary, f"command: {job.command[0] if job.command else ''}", *_of_a_lost_host(job)]
     micro = f", in {asked['accumulate']} micro-batches" if job.train.accumulate > 1 else ""

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field, Tag, ValidationError
 from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
 from jaxlaunch.launcher.job import messages
 from jaxlaunch.launcher.job.introspection import Words, has_key
-from jaxlaunch.launcher.job.names import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
+from jaxlaunch.launcher.job.types import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.platforms.facts import Provisioner
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.launcher.yaml import reader

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job import credentials, introspection
 from jaxlaunch.launcher.job.introspection import Spot, Type, Words
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import LONGEST_SHOWN, cut, dotted, either
-from jaxlaunch.launcher.yaml import scalars
+from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
 from jaxlaunch.spelling import in_full, nearest
 
@@ -262,11 +262,11 @@ def _number(text: str, kind: Type) -> str | None:
     else:
         digits = re.sub(r"[_, ]", "", text) if grouped or _UNDERSCORES.fullmatch(text) else text
     try:
-        number = scalars.resolve(digits)
+        number = reader.resolve_scalar(digits)
     except ValueError:
         return None
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    return digits if is_number and not scalars.has_two_readings(digits) and _is_legal(kind, number) else None
+    return digits if is_number and not reader.has_two_readings(digits) and _is_legal(kind, number) else None
 
 
 def _is_legal(kind: Type, value: Any) -> bool:

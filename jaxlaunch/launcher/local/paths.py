@@ -11,7 +11,7 @@ from typing import Any
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import Code
-from jaxlaunch.launcher.job.volumes import Ephemeral, Volume
+from jaxlaunch.launcher.job.types import Ephemeral, Volume
 from jaxlaunch.launcher.wording import either
 from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, Published, Text, Torch, TrainSpec

@@ -1,24 +1,29 @@
 """What a job's pods may do, as whom they run, and how a gang knows its own.
 
 The level is Kubernetes' restricted, unless the cluster defaults give an accelerator's pods another user or it is a TPU.
+
+A gang has an authority of its own, whose key is dropped once it has signed, so that nobody can have another certificate
+of this job, and no other job's is accepted in it. One certificate serves all hosts: they read it from one Secret.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch import contract
+from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY, PEER_URI
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
-from jaxlaunch.launcher.manifests import certificates
 from jaxlaunch.launcher.platforms import runtime
 
-if TYPE_CHECKING:  # commands that read no job use what is below too, and do not wait for pydantic
+if TYPE_CHECKING:
     from jaxlaunch.launcher.job.defaults import Defaults
     from jaxlaunch.launcher.job.schema import JobSpec
+
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -119,7 +124,7 @@ def patch(security: JobSecurity) -> dict[str, Any]:
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The Secret of such a gang, from its JobSet's metadata: bytes and certificates that no other has."""
     job = metadata["name"]
-    held = {KEY: secrets.token_bytes(BYTES), **certificates.made(job)}
+    held = {KEY: secrets.token_bytes(BYTES), **make_certificates(job)}
     data = {name: base64.b64encode(content).decode() for name, content in held.items()}
     named = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {"name": _gang_secret(job)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": named, "type": "Opaque", "data": data}
@@ -133,3 +138,44 @@ def instruction(name: str) -> str:
 
 def _gang_secret(job: str) -> str:
     return f"{job}-gang"
+
+
+VALID = datetime.timedelta(days=3650)  # longer than any job: nothing could sign a newer one
+SKEW = datetime.timedelta(days=1)  # by which a node's clock may be behind
+
+
+def make_certificates(job: str) -> dict[str, bytes]:
+    """Certificate, key and authority of a new gang, in PEM, by the names that Kubernetes gives such files."""
+    from cryptography import x509  # here, since only who submits needs it: it takes a tenth of a second to import
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "jaxlaunch gang authority")])
+
+    def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+        builder = (
+            x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(now + VALID)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job[:64])])
+    return {
+        AUTHORITY: signed(issuer, authority, x509.BasicConstraints(ca=True, path_length=0)),
+        CERTIFICATE: signed(
+            subject,
+            own,
+            x509.BasicConstraints(ca=False, path_length=None),
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{PEER_URI}{job}")]),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+        ),
+        CERTIFICATE_KEY: own.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job.defaults import CheckpointUrl, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.job.volumes import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
+from jaxlaunch.launcher.job.types import Bucket, Claim, ConfigFiles, Ephemeral, SecretFiles, Volume
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.runtime import SHM_PLATFORMS

@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
-from jaxlaunch.launcher.job.volumes import Bucket, Claim, Ephemeral, Volume
+from jaxlaunch.launcher.job.types import Bucket, Claim, Ephemeral, Volume
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes import resources as demand
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.facts import GPU_PRODUCT
 from jaxlaunch.launcher.wording import size

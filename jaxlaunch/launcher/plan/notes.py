@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from jaxlaunch.accelerators import KNOWN, OLDEST_CAPABILITY
 from jaxlaunch.launcher.job.schema import Reservation
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 from jaxlaunch.launcher.platforms import eks, gke, runtime
 from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.wording import count

@@ -2,6 +2,9 @@
 
 Accepts a strict subset of YAML 1.2: one document, plain data, no anchors, aliases, custom tags or duplicate keys. It
 reports all faults at once, each with the path of the value that it makes unusable, so that no later check repeats it.
+
+Scalars are those of the core schema (yaml.org/spec/1.2.2, section 10.3.2). YAML 1.1, which PyYAML implements, reads
+`no` as false and `12:30` as 750.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import re
 import select
@@ -33,8 +37,6 @@ from yaml.reader import ReaderError
 
 from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, overlap
 from jaxlaunch.launcher.wording import cut, dotted
-from jaxlaunch.launcher.yaml import scalars
-from jaxlaunch.launcher.yaml.scalars import Scalar
 
 Opener = Callable[[str, int], int]  # as `open` takes it
 MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
@@ -261,9 +263,9 @@ class _Reader:
             return str(event.value)
         self.document.texts[path] = event.value
         try:
-            return scalars.resolve(event.value)
+            return resolve_scalar(event.value)
         except ValueError as error:
-            not_finite = event.value if scalars.is_not_finite(event.value) else None
+            not_finite = event.value if is_not_finite(event.value) else None
             what = dotted(path) if not_finite is None else f"{dotted(path)} = {cut(not_finite)}"
             self.refuse(path, line, f"{what} {error}.", "quote it if it is text.", not_finite)
             return None
@@ -386,3 +388,45 @@ def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[st
         if re.search(pattern, error.problem or ""):
             return f"is not YAML: {what}{since}.", hint
     return f"is not YAML{since}.", "check the indentation, the quotes and the brackets."
+
+
+Scalar = str | int | float | bool | None
+
+_CONSTANTS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_TWO_READINGS = re.compile(r"[-+]?0[0-9]+")
+_LONGEST_INTEGER = 40  # digits; int() takes quadratic time, and no value of a job is larger
+
+
+def resolve_scalar(text: str) -> Scalar:
+    """The value of a plain scalar. Raises ValueError for a number that is not finite or too long."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        if len(text) > _LONGEST_INTEGER:
+            raise ValueError(f"is a number of {len(text)} digits")
+        return int(text, 0 if text.startswith(("0o", "0x")) else 10)
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError("is not a finite number")
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError("is too large for a number")
+        return number
+    return text
+
+
+def is_not_finite(text: str) -> bool:
+    """Whether it is one of YAML's numbers that no job may have: .inf, -.inf or .nan."""
+    return _NOT_FINITE.fullmatch(text) is not None
+
+
+def has_two_readings(text: str) -> bool:
+    """Whether readers disagree: 010 is 10 in YAML 1.2, and 8 in YAML 1.1, which most Kubernetes tools use."""
+    return _TWO_READINGS.fullmatch(text) is not None

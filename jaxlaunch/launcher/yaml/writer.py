@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from jaxlaunch.launcher.wording import CONTROL, visible
-from jaxlaunch.launcher.yaml import scalars
+from jaxlaunch.launcher.yaml import reader
 
 _ALSO_BOOLEANS = {"y", "Y", "n", "N"}  # of Go's YAML 1.1; PyYAML reads them as text
 _ONE_LINE = 2**31
@@ -23,7 +23,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     try:
-        is_plain = scalars.resolve(text) == text and not scalars.has_two_readings(text) and text not in _ALSO_BOOLEANS
+        is_plain = (
+            reader.resolve_scalar(text) == text and not reader.has_two_readings(text) and text not in _ALSO_BOOLEANS
+        )
     except ValueError:
         is_plain = False
     # CONTROL has line breaks of YAML 1.1, which single quotes would fold into spaces.

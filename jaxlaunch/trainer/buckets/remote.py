@@ -16,7 +16,7 @@ import fsspec
 from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
-from jaxlaunch.trainer.spec import buckets
+from jaxlaunch.trainer.spec import block
 
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's name, and the package that has it; the
 # extra of jaxlaunch has the name of fsspec's
@@ -39,7 +39,7 @@ def check(key: str, url: str) -> None:
     if scheme not in SCHEMES:
         known = " and ".join(f"{name}://" for name in SCHEMES)
         raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; use {known}")
-    if (wrong := buckets.fault(url)) is not None:
+    if (wrong := block.bucket_fault(url)) is not None:
         raise SpecError(f"{key} = {url} {wrong}")
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and not _is_registered(extra):

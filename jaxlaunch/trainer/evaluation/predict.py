@@ -42,7 +42,7 @@ from jaxlaunch.trainer.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.features import Features
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
-from jaxlaunch.trainer.spec.vision.augment import Augment
+from jaxlaunch.trainer.spec.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator, model_validator
 
-from jaxlaunch.trainer.spec import buckets
+from jaxlaunch.trainer.spec import block
+from jaxlaunch.trainer.spec.augment import Augment, named
 from jaxlaunch.trainer.spec.block import (
     COUNTED,
     Block,
@@ -26,7 +27,6 @@ from jaxlaunch.trainer.spec.block import (
     in_bucket,
     or_text,
 )
-from jaxlaunch.trainer.spec.vision.augment import Augment, named
 
 MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
 
@@ -51,11 +51,11 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
         raise ValueError("names no file")
     for each in [path] if isinstance(path, str) else path or []:
         scheme, is_url, place = each.partition("://")
-        if is_url and scheme.lower() not in (*buckets.STORES, "stdlib"):
+        if is_url and scheme.lower() not in (*block.STORES, "stdlib"):
             raise ValueError(f"contains {each}, which cannot be read: only folders, gs:// and s3:// can")
         if not each or (is_url and scheme != "stdlib" and not place.partition("/")[0]):
             raise ValueError(f"contains {each!r}, which names no {'bucket' if each else 'file'}")
-        if (wrong := buckets.fault(each)) is not None:
+        if (wrong := block.bucket_fault(each)) is not None:
             raise ValueError(f"contains {each}, which {wrong}")
     return path
 
@@ -64,7 +64,7 @@ def _one_readable(path: str) -> str:
     """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
     if not path:
         raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
-    if "://" in path and path.partition("://")[0].lower() not in buckets.STORES:
+    if "://" in path and path.partition("://")[0].lower() not in block.STORES:
         raise ValueError(f"is {path}, which cannot be read: only folders, gs:// and s3:// can")
     return in_bucket(path)
 

@@ -1,4 +1,4 @@
-"""The train block as a whole, and the rules across its keys."""
+"""The train block as a whole and its smaller blocks, and the rules across its keys. Never imports jax."""
 
 from __future__ import annotations
 
@@ -6,22 +6,389 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
-from jaxlaunch.trainer.spec.block import COUNTED, Block, Ids, Many, Natural, Place, Positive, Seed, Steps, Wide
-from jaxlaunch.trainer.spec.checkpoint import Checkpoint
+from jaxlaunch.trainer.spec import model as models
+from jaxlaunch.trainer.spec.block import (
+    COUNTED,
+    Block,
+    Fraction,
+    Ids,
+    Many,
+    Natural,
+    Place,
+    Positive,
+    Rate,
+    Seed,
+    Steps,
+    Weight,
+    Wide,
+)
 from jaxlaunch.trainer.spec.data import Data, Mixture, Text, Tfds
-from jaxlaunch.trainer.spec.evaluation import Eval, StopEarly
-from jaxlaunch.trainer.spec.lora import Lora
-from jaxlaunch.trainer.spec.loss import Dpo, Loss
-from jaxlaunch.trainer.spec.mesh import Mesh, said
-from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, Sizes, model_sizes
+from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, ResNet, Sizes, model_sizes
 from jaxlaunch.trainer.spec.optimizer import Optimizer
-from jaxlaunch.trainer.spec.precision import Precision, Remat
 from jaxlaunch.trainer.spec.presets import Published
-from jaxlaunch.trainer.spec.tasks import CLASSIFY, DPO, LM, TASK_DEFAULTS, over_task
-from jaxlaunch.trainer.spec.vision.models import ResNet
+
+LM, CLASSIFY, DPO = "lm", "classify", "dpo"
+
+# Where the built-in tasks are, by the name that `task` takes.
+TASKS: Mapping[str, str] = {
+    CLASSIFY: "jaxlaunch.trainer.tasks.classify:Classify",
+    LM: "jaxlaunch.trainer.tasks.lm:NextToken",
+    DPO: "jaxlaunch.trainer.tasks.dpo:Preference",
+}
+
+# Defaults of the built-in tasks. A task of the user's has the same as its class attribute `defaults`.
+TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
+    LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
+    DPO: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
+}
+
+
+def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The train block `given` over the `defaults` of its task, of whose model a folder to start from leaves little."""
+    if "model" in given:
+        given = {**given, "model": models.named(given["model"])}
+    model, below = given.get("model"), models.named(defaults.get("model"))
+    if isinstance(model, Mapping) and model.get("init_from") is not None and isinstance(below, Mapping):
+        defaults = {**defaults, "model": _beside_folder(model, below)}
+    return with_defaults(given, defaults)
+
+
+def _beside_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays of a task's default model beside a folder, whose config.json says the sizes and, unasked, the kind."""
+    kind = default.get("kind")
+    if ":" in str(kind):  # init_from is an argument of the user's model
+        return default
+    kept = {key: default[key] for key in ("length", "scan") if key in default}
+    if "kind" in model:
+        return {**kept, "kind": kind}
+    return {**kept, "kind": "vit"} if kind in ("mlp", "vit") else kept
+
+
+def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` over `defaults`, key by key; a block of another kind, source or optimizer replaces the default."""
+    merged = dict(defaults)
+    for key, value in given.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and _same_kind(value, below):
+            value = with_defaults(value, below)
+        merged[key] = value
+    return merged
+
+
+def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    # The name of an optimizer or a schedule says which keys apply; that of a data source only says which data.
+    if "chain" in given:
+        return False
+    keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
+    return all(given.get(key, default.get(key)) == default.get(key) for key in keys)
+
+
+class Mesh(Block):
+    """Devices per axis. An axis that is left out is 1; one axis may be -1 and takes the remaining devices.
+
+    ```yaml
+    slices: 2
+    accelerator: {type: v5e, topology: 4x4}
+    train:
+      task: lm
+      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two slices
+    ```
+    """
+
+    dp: int = Field(1, description="data parallel: the batch is split, the state is copied")
+    fsdp: int = Field(1, description="the batch and the state are split")
+    ep: int = Field(1, description="the batch and the experts of a mixture are split")
+    mp: int = Field(1, description="model parallel: weights and activations are split")
+    dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
+        {},
+        description="the factor of an axis that spans slices; left out: the outermost axes, as far as they divide",
+    )
+
+    @model_validator(mode="after")
+    def _axes(self) -> Mesh:
+        sizes = [getattr(self, axis) for axis in MESH_AXES]
+        if any(size == 0 or size < -1 for size in sizes):
+            raise ValueError("an axis is a positive number of devices, or -1 for the remaining ones")
+        if sizes.count(-1) > 1:
+            raise ValueError("only one axis may be -1")
+        return self
+
+    def resolve(self, devices: int) -> tuple[int, int, int, int]:
+        """Sizes of dp, fsdp, ep, mp over `devices`. Raises ValueError when they do not multiply to that."""
+        sizes = [getattr(self, axis) for axis in MESH_AXES]
+        known = 1
+        for size in sizes:
+            known *= size if size > 0 else 1
+        if devices % known or (-1 not in sizes and known != devices):
+            shape = said(dict(zip(MESH_AXES, sizes, strict=True)))
+            asked = f"asks for a multiple of {known}" if -1 in sizes else f"asks for {known}"
+            raise ValueError(f"{shape} {asked} devices, there {'is' if devices == 1 else 'are'} {devices}")
+        dp, fsdp, ep, mp = (size if size > 0 else devices // known for size in sizes)
+        return dp, fsdp, ep, mp
+
+
+def said(sizes: Mapping[str, int]) -> str:
+    """Sizes of axes for a reader: `dp 4 × fsdp 1 × mp 2`, with ep where it is not 1."""
+    return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "ep" or size != 1)
+
+
+class Policy(Block):
+    """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA.
+
+    ```yaml
+    train:
+      task: lm
+      precision: {params: bfloat16, compute: bfloat16}  # less memory than the usual precision: bf16
+    ```
+    """
+
+    params: Literal["float32", "bfloat16"] = Field("float32", description="dtype the parameters are kept in")
+    compute: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of layers and activations")
+    output: Literal["float32", "bfloat16"] = Field("float32", description="dtype of what the model returns")
+    matmul: Literal["default", "tensorfloat32", "highest"] = Field("default", description="XLA's matmul precision")
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
+Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
+
+
+EVAL = "eval/"  # before the name of a metric that an evaluation gives
+FALLING = ("loss", "bits_per_byte")  # ends of the names of metrics that are known to be better when smaller
+
+
+class Samples(Block):
+    """Samples generated from prompts at each evaluation.
+
+    ```yaml
+    train:
+      task: lm
+      eval:
+        every: 500
+        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the likeliest token
+    ```
+    """
+
+    prompts: Annotated[list[str | list[Natural]], Field(min_length=1)] = Field(
+        description="texts, or token ids if the data has no tokenizer"
+    )
+    max_tokens: Wide = Field(64, description="tokens of a sample")
+    temperature: Weight = Field(0.0, description="0: greedy")
+
+
+class Eval(Block):
+    """Evaluation on the held-out set, every example once.
+
+    ```yaml
+    train:
+      task: lm
+      eval: {every: 500, batches: 20}  # 20 batches of the held-out set, and at the end
+    ```
+    """
+
+    every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
+    batches: Positive | None = Field(
+        None, description="batches per evaluation, at least one per part of a mixture; null: all"
+    )
+    samples: Samples | None = Field(
+        None, description="prompts to generate from, into samples.jsonl of the run folder; null: none"
+    )
+
+
+def _of_evaluation(metric: str) -> str:
+    if not metric.startswith(EVAL) or metric == EVAL:
+        raise ValueError(
+            f"is not a metric of an evaluation; write {EVAL}loss, or another metric that the evaluation gives"
+        )
+    return metric
+
+
+class Watched(Block):
+    """A metric of the evaluations, and whether smaller or larger values are better."""
+
+    metric: Annotated[str, AfterValidator(_of_evaluation)] = Field(
+        "eval/loss", description="eval/loss, or eval/ and another metric of the task's evaluation"
+    )
+    mode: Literal["min", "max"] = Field(
+        "min", description="which values are better; required unless the metric is a loss"
+    )
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Watched:
+        if "mode" not in self.model_fields_set and not self.metric.endswith(FALLING):
+            raise ValueError(f"needs mode for metric = {self.metric}: min or max, whichever values are better")
+        return self
+
+
+class StopEarly(Watched):
+    """Ends a run that no longer improves; the run then counts as successful.
+
+    ```yaml
+    train:
+      task: lm
+      eval: {every: 100}
+      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a better one
+    ```
+    """
+
+    patience: Positive = Field(description="evaluations in a row without a better value")
+    min_delta: Weight = Field(0.0, description="how much better a value must be to count")
+
+
+class Best(Watched):
+    """Steps that are kept because they evaluated best, in addition to the newest.
+
+    ```yaml
+    train:
+      task: classify
+      eval: {every: 100}
+      checkpoint: {best: {metric: eval/accuracy, mode: max, keep: 2}}  # besides the newest
+    ```
+    """
+
+    keep: Positive = Field(1, description="number of best steps that are kept")
+
+
+class Checkpoint(Block):
+    """What is saved, where and how often. A run resumes from its newest verified step.
+
+    ```yaml
+    train:
+      task: lm
+      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or the claim
+    ```
+    """
+
+    path: Place | None = Field(
+        None, description="a folder or gs://, s3:// URL; default the run folder, or the volume of the cluster defaults"
+    )
+    every: Positive | None = Field(500, description="steps between saves; null: only at the end")
+    keep: Positive = Field(3, description="number of newest verified steps that are kept")
+    best: Best | None = Field(None, description="the best steps by a metric, which are also saved and kept; null: none")
+
+    def kept(self) -> int:
+        """The most steps that are kept at a time."""
+        return self.keep + (self.best.keep if self.best is not None else 0)
+
+
+class Lora(Block):
+    """Adapters that are trained instead of the model, which does not change. Hu et al. 2021.
+
+    ```yaml
+    train:
+      task: lm
+      model: {init_from: weights/qwen3-8b, length: 2048}
+      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in int8
+    ```
+    """
+
+    init_from: Place | None = Field(
+        None,
+        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; default new adapters",
+    )
+    rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
+    alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
+    targets: Annotated[list[str], Field(min_length=1)] = Field(
+        ["q", "v"],
+        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names (q_proj), or all-linear",
+    )
+    dropout: Fraction = Field(0.0, description="dropout probability on an adapter's input")
+    rslora: bool = Field(
+        False, description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023"
+    )
+    base: Literal["bf16", "int8"] | None = Field(
+        None, description="precision of the frozen model: bf16, or int8 matrices; null: that of train.precision"
+    )
+
+    @property
+    def scaling(self) -> float:
+        """The factor of what an adapter adds."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class Dpo(Block):
+    """Direct preference optimization, for the task dpo.
+
+    ```yaml
+    train:
+      task: dpo
+      model: {init_from: weights/qwen3-0.6b, length: 1024}
+      data: {source: text, path: "pairs/*.jsonl", format: preference, tokenizer: weights/qwen3-0.6b}
+      loss: {dpo: {beta: 0.1}}  # larger: stays nearer to the model that it starts from
+    ```
+    """
+
+    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's")
+    beta: Annotated[float, Field(gt=0)] = Field(
+        0.1, description="strength of the penalty for diverging from the reference model"
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="assumed share of pairs whose labels are swapped"
+    )
+
+    @model_validator(mode="after")
+    def _is_of_the_kind(self) -> Dpo:
+        if self.kind == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing applies only to kind sigmoid; leave it out with ipo")
+        return self
+
+
+class Loss(Block):
+    """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone.
+
+    ```yaml
+    train:
+      task: lm
+      loss: {chunks: 8, z: 1e-4}  # logits of an eighth of a sequence at a time: less memory
+    ```
+    """
+
+    chunks: Literal["auto"] | Many = Field(
+        "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
+    )
+    z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")
+    smoothing: Fraction = Field(0.0, description="label smoothing: share of a label's weight spread over all classes")
+    dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair of texts")
+    target: Literal["class", "multi_label", "regression"] = Field(
+        "class",
+        description="images and tables: one class; multi_label: 0 or 1 for each class, by sigmoids; regression: "
+        "numbers, by squared error",
+    )
+    class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
+        None,
+        description="images and tables: weight of each class; multi_label: of its positive rows; default 1 for each",
+    )
+    focal: Weight = Field(0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none")
+    mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
+    cutmix: Weight = Field(
+        0.0,
+        description="images: alpha of the Beta distribution of the area that is pasted from another image; 0: none. "
+        "With mixup, a step draws one of both",
+    )
+
+    @property
+    def of_labels(self) -> list[str]:
+        """The keys given that are of images and tables alone."""
+        keys = ("target", "class_weights", "focal", "mixup", "cutmix")
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+
+    @model_validator(mode="after")
+    def _fits_the_target(self) -> Loss:
+        if self.focal and self.smoothing and self.target == "class":
+            raise ValueError(f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both given; keep one")
+        if self.target == "multi_label" and self.z:
+            raise ValueError("z applies to a softmax, and target: multi_label has none")
+        if self.target == "regression":
+            given = [
+                key for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix") if getattr(self, key)
+            ]
+            if given:
+                raise ValueError(f"{given[0]} applies to classes, and target is regression")
+        return self
+
 
 DEFAULT_STEPS = 1000
 AUTO = "auto"  # of compile_cache

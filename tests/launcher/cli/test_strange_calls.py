@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job import overrides
+from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.yaml import reader
 from tests.launcher.invoke import launcher
 
@@ -67,8 +67,8 @@ def test_a_tab_and_a_letter_of_another_locale_are_said(job, capsys, monkeypatch)
         job.write_text(text)
         said = launcher(capsys, monkeypatch, "validate", str(job)).err
         assert f"{job}:{line}: is not YAML: a tab in column {column}." in said
-    found = overrides.read("name=Übung".encode().decode("ascii", "surrogateescape"))
-    assert isinstance(found, overrides.Override) and found.value == "Übung"
+    found = load.parse_override("name=Übung".encode().decode("ascii", "surrogateescape"))
+    assert isinstance(found, load.Override) and found.value == "Übung"
 
 
 def test_a_folder_is_no_kubeconfig_and_a_wrong_one_is_said_in_a_line(job, capsys, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.errors import JobFaults
-from jaxlaunch.launcher.job import introspection, mesh_checks
+from jaxlaunch.launcher.job import checks, introspection
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import AS_WRITTEN
@@ -208,7 +208,7 @@ def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 16, 36, 64, 97, 256, 1024, 9216])
 def test_every_divisor_a_message_offers_divides(devices: int) -> None:
-    offered = mesh_checks.divisors(devices, near=devices // 2)
+    offered = checks.divisors(devices, near=devices // 2)
     assert offered == sorted(offered)
     assert all(devices % divisor == 0 for divisor in offered)
 

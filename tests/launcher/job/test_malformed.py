@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.job import mesh_checks
 from jaxlaunch.launcher.job.schema import JobSpec
 
 GOLDEN = Path(__file__).parent / "malformed.txt"
@@ -136,7 +136,7 @@ def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str)
     job = JobSpec.model_validate(
         {"name": "lm", "accelerator": accelerator, "slices": 2, "train": {"task": "a:B", "mesh": mesh}}
     )
-    assert not list(mesh_checks.row_faults(job))
+    assert not list(checks.row_faults(job))
 
 
 MEANT = (

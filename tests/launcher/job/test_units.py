@@ -2,8 +2,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from jaxlaunch.accelerators import KNOWN, chips_per_host, sides_of
-from jaxlaunch.launcher.job import credentials, units
-from jaxlaunch.launcher.job.units import Quantity
+from jaxlaunch.launcher.job import credentials, types
+from jaxlaunch.launcher.job.types import Quantity
 from jaxlaunch.launcher.wording import duration
 
 
@@ -12,8 +12,8 @@ from jaxlaunch.launcher.wording import duration
     [("90s", 90), ("10m", 600), ("1h30m", 5400), ("3d", 259200), ("1d2h3m4s", 93784), (45, 45), ("0h5m", 300)],
 )
 def test_a_duration_is_seconds(written: object, seconds: float) -> None:
-    assert units.seconds(written) == seconds
-    assert units.seconds(duration(seconds)) == seconds
+    assert types.parse_duration(written) == seconds
+    assert types.parse_duration(duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_a_duration_is_seconds(written: object, seconds: float) -> None:
 )
 def test_what_is_no_duration_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        units.seconds(written)
+        types.parse_duration(written)
 
 
 @pytest.mark.parametrize("written", ["", "8 Gi", "8GB", "8K", "-1", "1e3", "Gi", ".5", "1.", "0x10", "٣", "0", "0Gi"])

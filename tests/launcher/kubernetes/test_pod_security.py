@@ -12,7 +12,7 @@ from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.merge import merge
 from jaxlaunch.launcher.kubernetes.pod_rules import find_violations, strictest_level
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 
 JOB = """
 name: one

@@ -9,7 +9,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import paths, run
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.trainer.spec import Mixture, Text
 
 

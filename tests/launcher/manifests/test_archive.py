@@ -17,7 +17,7 @@ import pytest
 
 from jaxlaunch.launcher.agent import unpack
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.manifests import archive, git_files
+from jaxlaunch.launcher.manifests import archive
 
 LIMIT = 1024 * 1024
 RANDOM = "7f3a9c51e0b84d26af19"  # of nothing
@@ -51,7 +51,7 @@ def names(packed: bytes) -> list[str]:
 
 
 def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
-    assert git_files.files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert archive.list_files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -59,28 +59,28 @@ def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
     if is_repository:
         git(folder, "init")
     write(folder, {".gitignore": "data/\n*.npz\n", "data/a": "a", "b.npz": "b", "pkg/c.npz": "c", "new.py": ""})
-    assert set(git_files.files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
+    assert set(archive.list_files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
 
 
 def test_a_folder_inside_of_a_repository_is_seen_alone(folder: Path) -> None:
     git(folder, "init")
     write(folder, {".gitignore": "*.log\n", "pkg/x.log": "x"})
-    assert list(git_files.files(folder / "pkg")) == ["__init__.py", "model.py"]
+    assert list(archive.list_files(folder / "pkg")) == ["__init__.py", "model.py"]
 
 
 def test_what_git_tracks_travels_though_it_is_ignored_by_now(folder: Path) -> None:
     git(folder, "init")
     git(folder, "add", "train.py")
     write(folder, {".gitignore": "train.py\n"})
-    assert "train.py" in git_files.files(folder)
+    assert "train.py" in archive.list_files(folder)
 
 
 def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
-    for name in sorted(git_files.LEFT_OUT - {".git"}):
+    for name in sorted(archive.LEFT_OUT - {".git"}):
         write(folder / name, {"a": "a"})
     write(folder / "pkg" / "__pycache__", {"a.pyc": "a"})
     write(folder, {"b.pyc": "b"})
-    assert git_files.files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert archive.list_files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 def test_what_runs_here_left_is_no_code(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_runs_here_left_is_no_code(folder: Path) -> None:
     write(folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"})
     assert archive.pack(folder, LIMIT) == before
     write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
-    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(git_files.files(folder))
+    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(archive.list_files(folder))
 
 
 def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> 
     git(folder, "submodule", "add", str(inner), "sub")
     git(folder, "clone", str(inner), "clone")
     write(folder, {"sub/b.py": "b", "sub/c.py": "c"})
-    found = git_files.files(folder)
+    found = archive.list_files(folder)
     assert {"sub/a.py", "sub/c.py", "sub/kept.log", "clone/a.py", "clone/kept.log"} <= set(found)
     assert "sub/b.py" not in found and not any(".git/" in name for name in found)
 
@@ -136,7 +136,7 @@ def test_no_setting_of_a_repository_runs_a_command(folder: Path, tmp_path: Path)
     assert [path.name for path in marks[0].iterdir()] == ["core.fsmonitor"]  # a listing runs it unless told not to
     (marks[0] / "core.fsmonitor").unlink()
     write(folder, {"train.py": "print(2)", "inner/b.py": "b"})
-    assert {"train.py", "inner/a.py", "inner/b.py"} <= set(git_files.files(folder))
+    assert {"train.py", "inner/a.py", "inner/b.py"} <= set(archive.list_files(folder))
     assert not any(path for one in marks for path in one.iterdir())
 
 
@@ -152,7 +152,7 @@ def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(folde
     for objects in (clone / ".git" / "objects").iterdir():
         shutil.rmtree(objects)
     git(clone, "config", "remote.origin.uploadpack", f"touch {mark}; git-upload-pack")
-    assert git_files.files(clone) == ["train.py"] and not mark.exists()
+    assert archive.list_files(clone) == ["train.py"] and not mark.exists()
     git(clone, "ls-files")
     assert mark.exists()  # as git would do by itself
 
@@ -205,33 +205,33 @@ def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_fo
     (folder / "pipe").mkdir()
     os.mkfifo(folder / "pipe" / ".git")
     write(folder, {"pipe/a.py": "a"})
-    assert "train.py" in git_files.files(folder)
+    assert "train.py" in archive.list_files(folder)
 
 
 def test_another_repositorys_environment_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
-    assert "train.py" in git_files.files(folder)
+    assert "train.py" in archive.list_files(folder)
 
 
 def test_a_repository_that_git_cannot_read_is_refused_in_gits_words(folder: Path) -> None:
     (folder / ".git").write_text("gitdir: /nonexistent\n")
     with pytest.raises(UserError, match="git cannot list .* not a git repository"):
-        git_files.files(folder)
+        archive.list_files(folder)
 
 
 def test_without_git_a_folder_is_walked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"node_modules/a": "a"})
     (folder / "link").symlink_to("pkg")
     monkeypatch.setenv("PATH", "")
-    assert git_files.files(folder) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
+    assert archive.list_files(folder) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 def test_without_git_nothing_that_is_to_stay_here_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"pkg/.gitignore": "keys\n", "pkg/keys": "secret"})
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="git, which reads it, is not installed"):
-        git_files.files(folder)
+        archive.list_files(folder)
 
 
 # --- one archive ------------------------------------------------------------------------------------------------------

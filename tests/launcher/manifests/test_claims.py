@@ -13,7 +13,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import pod_template
-from jaxlaunch.launcher.manifests.prepare import prepare
+from jaxlaunch.launcher.manifests.jobset import prepare
 
 P5 = "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
 P5EN = "node_selector: {node.kubernetes.io/instance-type: p5en.48xlarge}\n"

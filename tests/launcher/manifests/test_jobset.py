@@ -22,9 +22,7 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kubernetes import labels
 from jaxlaunch.launcher.manifests import code, network
 from jaxlaunch.launcher.manifests.code import Bundle
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import prepare, render, resolve
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.yaml import writer
 from tests.golden import compare, compare_difference, difference, patched

@@ -9,8 +9,7 @@ import pytest
 from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.manifests.prepare import prepare
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import prepare, resolve
 from jaxlaunch.launcher.platforms import eks, gke, table
 from jaxlaunch.launcher.platforms.facts import GKE_TPU, INSTANCE
 from tests.launcher.manifests import wrong

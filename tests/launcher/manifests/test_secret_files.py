@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlaunch.launcher.manifests import secret_files
+from jaxlaunch.launcher.job import credentials
 
 HEX = "7f3a9c51e0b84d26af19c7d2058e6b43"
 TEXT = "kR7vQ2mXw9LzT4bNc8JdF1hPs6GyA3uE"
@@ -129,13 +129,13 @@ INNOCENT = {
 }
 
 
-def sign(name: str, content: str) -> secret_files.Sign | None:
-    return secret_files.in_content(content.encode("utf-8"))
+def sign(name: str, content: str) -> credentials.Sign | None:
+    return credentials.find_credential(content.encode("utf-8"))
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_file_of_a_program_s_credentials_is_known_by_its_name(name: str) -> None:
-    assert secret_files.by_name(name)
+    assert credentials.is_credential_file(name)
 
 
 @pytest.mark.parametrize("name", BY_CONTENT)
@@ -147,7 +147,7 @@ def test_a_file_that_holds_a_credential_is_known_by_what_it_holds(name: str) -> 
 
 @pytest.mark.parametrize("name", INNOCENT)
 def test_a_file_that_only_resembles_credentials_passes(name: str) -> None:
-    assert not secret_files.by_name(name) and sign(name, INNOCENT[name]) is None
+    assert not credentials.is_credential_file(name) and sign(name, INNOCENT[name]) is None
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_a_file_that_only_resembles_credentials_passes(name: str) -> None:
     ],
 )
 def test_no_text_takes_long_to_search(text: str) -> None:
-    secret_files.in_content(text.encode() * 30_000)
-    secret_files.by_name(text * 30_000)
+    credentials.find_credential(text.encode() * 30_000)
+    credentials.is_credential_file(text * 30_000)
 
 
 def test_the_line_is_that_of_the_credential() -> None:
-    assert sign("a", f"\n\nhf_{TEXT}") == secret_files.Sign(3, "a token")
-    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == secret_files.Sign(2, "WANDB_API_KEY")
+    assert sign("a", f"\n\nhf_{TEXT}") == credentials.Sign(3, "a token")
+    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.Sign(2, "WANDB_API_KEY")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.job import defaults, load
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 
 HEAD = {"name": "x", "image": "registry.example/train:1", "accelerator": "{type: cpu}", "command": "[python, train.py]"}
 LABEL = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"

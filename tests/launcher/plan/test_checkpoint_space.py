@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
-from jaxlaunch.launcher.manifests.resolve import ResolvedJob, resolve
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob, resolve
 from jaxlaunch.launcher.plan import checkpoint_space
 
 JOB = """

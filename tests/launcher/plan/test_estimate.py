@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kubernetes import resources
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.plan import estimate, shapes
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from tests.launcher.invoke import launcher

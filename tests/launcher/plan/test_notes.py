@@ -7,7 +7,7 @@ import pytest
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import Kind
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.plan.notes import notes
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nplatform: gke\n"

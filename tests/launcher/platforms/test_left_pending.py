@@ -14,7 +14,7 @@ from jaxlaunch.launcher.diagnose.doctor import nodes
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.objects import pod_template
-from jaxlaunch.launcher.manifests.prepare import Prepared, prepare
+from jaxlaunch.launcher.manifests.jobset import Prepared, prepare
 from jaxlaunch.launcher.plan.notes import notes
 from tests.launcher.objects import node
 

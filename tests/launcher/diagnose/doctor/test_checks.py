@@ -24,7 +24,7 @@ from jaxlaunch.launcher.kubernetes import kinds
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
-from jaxlaunch.launcher.manifests.resolve import resolve
+from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.launcher.diagnose.words import other_words
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from jaxlaunch.trainer.data import augment
 from jaxlaunch.trainer.data.augment import ArrayImage, Transform
-from jaxlaunch.trainer.spec.vision.augment import Augment
+from jaxlaunch.trainer.spec.augment import Augment
 from tests import environments, needs
 
 pytestmark = pytest.mark.extended

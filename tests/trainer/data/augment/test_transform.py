@@ -5,7 +5,7 @@ from PIL import Image
 
 from jaxlaunch.trainer.data import augment
 from jaxlaunch.trainer.data.augment import ArrayImage, Transform
-from jaxlaunch.trainer.spec.vision.augment import PRESETS, Augment, AugMix, Jitter
+from jaxlaunch.trainer.spec.augment import PRESETS, Augment, AugMix, Jitter
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 28, 3), np.uint8)
 

@@ -1,0 +1,247 @@
+"""The values of a job that need more than a plain type: names, amounts with a unit, volumes.
+
+Each type says in a message what is wanted. Durations are `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds.
+Quantities are Kubernetes' own: `8`, `500m`, `32Gi`, `1.5T`, kept as written, because the API server reads them itself.
+Source: kubernetes.io, "Quantity" in the API conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from jaxlaunch.launcher.job.introspection import Words, has_key
+from jaxlaunch.launcher.kubernetes.resources import SUFFIXED, parse_quantity
+from jaxlaunch.launcher.wording import duration
+from jaxlaunch.trainer.spec import Block, in_bucket
+
+_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_NO_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")  # of YAML, written without quotes
+_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+
+def _suggested(pattern: str, longest: int, kept: str = "") -> Callable[[str], str | None]:
+    """Return what proposes a valid name for a text: lower case, no accents, a dash for anything else but `kept`.
+
+    Nothing is proposed where a letter would be lost, or where the result would not be a name.
+    """
+
+    def suggest(written: str) -> str | None:
+        folded = unicodedata.normalize("NFKD", written.casefold())
+        plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
+        name = re.sub(rf"[^a-z0-9{kept}]+", "-", plain).strip("-.")
+        is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
+        is_valid = len(name) <= longest and re.match(pattern, name) and not _NO_TEXT.fullmatch(name)
+        return f"write {name}." if is_valid and not is_lossy else None
+
+    return suggest
+
+
+def _as_absolute(written: str) -> str | None:
+    is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split("/")
+    return f"write /{written.removeprefix('./')}." if is_plain else None
+
+
+JobName = Annotated[
+    str,
+    Field(pattern=_NAME),
+    Words("a name: lower-case letters, digits and inner dashes, a letter first", _suggested(_NAME, 63)),
+]
+Label = Annotated[
+    str,
+    Field(pattern=_LABEL, max_length=63),
+    Words("a name of at most 63 lower-case letters, digits and inner dashes", _suggested(_LABEL, 63)),
+]
+ObjectName = Annotated[
+    str,
+    Field(pattern=_SUBDOMAIN, max_length=253),
+    Words("a Kubernetes name: lower-case letters, digits, and inner dashes and dots", _suggested(_SUBDOMAIN, 253, ".")),
+]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _as_absolute)]
+Variable = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), Words("a variable's name: letters, digits and _")
+]
+# A scalar taken as it is written: `--lr 3e-4` in a command must not become 0.0003.
+Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        max_length=253 + 1 + 63,
+    ),
+    Words("a label's key, such as team or example.com/team"),
+]
+LabelValue = Annotated[
+    Text,
+    Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
+    Words("a label's value: at most 63 letters, digits and inner dashes, dots and _"),
+]
+
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
+_LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
+_DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?")
+
+
+def parse_duration(value: Any) -> float:
+    """The seconds of `90s`, `1h30m` or a bare integer. Raises ValueError for anything else, zero and less too."""
+    total = 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        total = value
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
+    if not 0 < total <= _LONGEST_S:
+        raise PydanticCustomError("duration", "not a duration")
+    return float(total)
+
+
+def _meant_duration(written: str) -> str | None:
+    """What `10 min` or `1.5h` means. Nothing is rounded, and a capital M may be of anything."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
+    if match is None or not re.fullmatch(_SPELLED, match[2]) or written.strip().endswith("M"):
+        return None
+    total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
+    return f"write {duration(float(total))}." if total == int(total) and 0 < total <= _LONGEST_S else None
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _meant_duration),
+    PlainSerializer(duration, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
+]
+
+
+def _check_quantity(value: Any) -> str:
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not SUFFIXED.fullmatch(text) or parse_quantity(text) == 0:
+        raise PydanticCustomError("quantity", "not a quantity")
+    return text
+
+
+def _meant_quantity(written: str) -> str | None:
+    """What `32GB` or `32 gib` seems to mean."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
+    if match is None:
+        return None
+    letter = match[2].upper()
+    if match[3]:
+        return f"write {match[1]}{letter}i."
+    return f"write {match[1]}{letter}i for 1024s, or {match[1]}{'k' if letter == 'K' else letter} for 1000s."
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_check_quantity),
+    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _meant_quantity),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{SUFFIXED.pattern}$"}, {"type": "number"}]}),
+]
+
+
+class Mounted(Block):
+    """A volume, by its first key."""
+
+    @property
+    def name(self) -> str:
+        """What `--volume NAME=DIR` calls it."""
+        return str(getattr(self, next(iter(type(self).model_fields))))
+
+
+class Claim(Mounted):
+    """A PersistentVolumeClaim.
+
+    ```yaml
+    volumes:
+      - {claim: runs, path: /runs}                   # checkpoints; ReadWriteMany for several hosts
+      - {claim: data, path: /data, read_only: true}
+    ```
+    """
+
+    claim: ObjectName = Field(description="the claim's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+    read_only: bool = Field(False, description="mounted read-only")
+
+
+class Bucket(Mounted):
+    """A bucket, mounted as a folder.
+
+    ```yaml
+    platform: gke
+    service_account: trainer  # whose permissions read the bucket
+    volumes: [{bucket: "gs://team-data/images", path: /data, read_only: true}]
+    ```
+    """
+
+    bucket: Annotated[
+        str,
+        Field(pattern=r"^(gs|s3)://[^\s/]+(/[^\s]*)?$"),
+        AfterValidator(in_bucket),
+        Words("a bucket such as gs://name or s3://name"),
+    ] = Field(description="gs:// or s3://, with or without a folder")
+    path: AbsolutePath = Field(description="where it is mounted")
+    read_only: bool = Field(False, description="mounted read-only")
+
+    @property
+    def name(self) -> str:
+        """Return the name of the bucket alone."""
+        return self.bucket.partition("://")[2].partition("/")[0]
+
+
+class Ephemeral(Mounted):
+    """Scratch space that lives as long as the pod.
+
+    ```yaml
+    volumes: [{ephemeral: 200Gi, path: /scratch}]  # on the node's disk; empty in new pods
+    ```
+    """
+
+    ephemeral: Quantity = Field(description="its size")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+    @property
+    def name(self) -> str:
+        """Return the path with dashes."""
+        return self.path.strip("/").replace("/", "-")
+
+
+class SecretFiles(Mounted):
+    """The keys of a Secret as files.
+
+    ```yaml
+    volumes: [{secret: tls, path: /etc/tls}]  # /etc/tls/ca.crt and so on, one file per key
+    ```
+    """
+
+    secret: ObjectName = Field(description="the Secret's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+
+class ConfigFiles(Mounted):
+    """The keys of a ConfigMap as files.
+
+    ```yaml
+    volumes: [{configmap: settings, path: /etc/settings}]  # one file per key
+    ```
+    """
+
+    configmap: ObjectName = Field(description="the ConfigMap's name")
+    path: AbsolutePath = Field(description="where it is mounted")
+
+
+Volume = Annotated[
+    Annotated[Claim, Tag("claim")]
+    | Annotated[Bucket, Tag("bucket")]
+    | Annotated[Ephemeral, Tag("ephemeral")]
+    | Annotated[SecretFiles, Tag("secret")]
+    | Annotated[ConfigFiles, Tag("configmap")],
+    has_key("claim", "bucket", "ephemeral", "secret", "configmap"),
+]
