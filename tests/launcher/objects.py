@@ -12,8 +12,7 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.jobset import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.failure import Failure
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination

@@ -18,9 +18,18 @@ from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import KNOWN, Platform
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.job.introspection import Words
-from jaxlaunch.launcher.job.types import JobName, Label, LabelKey, LabelValue, ObjectName, Text, Variable
-from jaxlaunch.launcher.job.types import Duration, Quantity
-from jaxlaunch.launcher.job.types import Volume
+from jaxlaunch.launcher.job.types import (
+    Duration,
+    JobName,
+    Label,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+    Quantity,
+    Text,
+    Variable,
+    Volume,
+)
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive, TrainSpec, at_most, mesh_on, on_devices

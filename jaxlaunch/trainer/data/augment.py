@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, name_of
-from jaxlaunch.trainer.spec.vision.augment import Augment, AugMix, Jitter, RandAugment
+from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
 Pixels = npt.NDArray[np.uint8]
 Size = tuple[int, int]  # height and width

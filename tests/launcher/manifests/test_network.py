@@ -10,8 +10,7 @@ import yaml
 
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.objects import pod_template
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.jobset import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.launcher.platforms import eks, gke
 
 PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"

@@ -18,8 +18,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, NETWORK_POLICIES
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.kubernetes.resources import job_requests
-from jaxlaunch.launcher.manifests.jobset import render
-from jaxlaunch.launcher.manifests.jobset import resolve
+from jaxlaunch.launcher.manifests.jobset import render, resolve
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Server
 
