@@ -58,8 +58,7 @@ def read_base(model: Published, wanted: Shapes) -> tuple[dict[str, Any], dict[st
 
 
 def record_base(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the checkpoint's `recorded` base would say of the folder of `model`: the whole is read once, an array
-    at a time, by this process alone."""
+    """Return what `recorded` would say of the folder of `model`: all of it is read once, by this process alone."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
@@ -87,8 +86,7 @@ def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: st
 def check_digest(
     recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS
 ) -> None:
-    """Raise CheckpointError where the base that is read now is not the one of `owner` checkpoint; `key` is what names
-    its folder."""
+    """Raise CheckpointError where the base read now is not that of the checkpoint `owner`; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
         raise CheckpointError(
             f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; those of "
@@ -188,8 +186,7 @@ def merge_stored(
 
 
 class MergingParameters(dict[str, Array]):
-    """The parameters of a training as those of a model without adapters, by name; each is merged when it is popped, so
-    that one at a time is there twice."""
+    """The parameters of a training as those of a model without adapters; each is merged when it is popped."""
 
     def __init__(self, params: Mapping[str, Array], model: Published, lora: Lora | None) -> None:
         """`params` are all of the training's: the adapters, what they are of, and a frozen copy if there is one."""

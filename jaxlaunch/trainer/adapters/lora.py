@@ -79,8 +79,7 @@ class Adapters:
 
 
 class FrozenKernel(nnx.Module):
-    """x → x · kernel + scaling × (dropout(x) · A) · B in a model's place of `kernel`, of `inputs` axes; stacked over
-    layers. Without a `lora` there is no adapter."""
+    """x → x · kernel + scaling × (dropout(x) · A) · B in place of a stacked kernel; without a `lora` no adapter."""
 
     def __init__(
         self, kernel: nnx.Param[Array], inputs: int, lora: Lora | None, rngs: nnx.Rngs, *, is_int8: bool
@@ -124,8 +123,7 @@ def _initial_matrices(shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.
 
 
 def quantize(kernel: Array, inputs: int) -> tuple[Array, Array]:
-    """Return a stacked kernel [layers, I, O] in int8, and the float32 factor of each output, [layers, O]: symmetric, so
-    that the largest number of an output's column is 127."""
+    """Return a kernel [layers, I, O] in int8, symmetric, and float32 factors [layers, O]: a column's largest is 127."""
     wide = kernel.astype(jnp.float32)
     largest = jnp.abs(wide).max(tuple(range(1, 1 + inputs)), keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127)

@@ -212,8 +212,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
 
 
 def described_by(folder: str, model: Published) -> Lora:
-    """Return what the folder's adapter_config.json says of adapters of `model`. Raises SpecError; StorageError where a
-    store fails."""
+    """Return what the folder's adapter_config.json says of adapters of `model`. Raises SpecError, StorageError."""
     path = epath.Path(folder) / CONFIG
     try:
         if is_remote := remote.is_remote(folder):
@@ -274,7 +273,7 @@ def write_adapters(
     """
     kernels = select_kernels(model, lora)
     # What peft knows besides, it takes by its defaults.
-    adapter_config = {
+    config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": model.init_from,
@@ -294,5 +293,5 @@ def write_adapters(
         "init_lora_weights": True,
         "inference_mode": True,
     }
-    files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: adapter_config, **beside}
+    files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config, **beside}
     return save.write_folder(folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize)

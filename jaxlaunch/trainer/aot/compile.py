@@ -53,9 +53,7 @@ class AheadOfTime:
         self.devices = chips.devices()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the compiler says of the train and the eval step; where they do not fit, also the nearest change
-        that makes them fit, which is compiled as well.
-        """
+        """Return what the compiler says of the steps; where they do not fit, also of the nearest change that does."""
         try:
             return self.compile(self._spec)
         except TooLarge as error:
@@ -100,15 +98,13 @@ class AheadOfTime:
             "notes": step.notes,
             "peak": peak,
             "memory": memory,
-            **self._figures(step, self._measured_rates if is_measured else None),
+            **self._figures(step, self._rates if is_measured and KNOWN[self._chips.type].machine is None else None),
             **({"measured": step_time.measure_step_s(step, self._batch)} if is_measured else {}),
         }
 
     @cached_property
-    def _measured_rates(self) -> Rates | None:
+    def _rates(self) -> Rates:
         """What devices of which no table knows reach, such as a CPU's cores."""
-        if KNOWN[self._chips.type].machine is not None:
-            return None
         return step_time.measure_rates(self.devices, precision.policy(self._spec.precision).compute)
 
     def _figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:

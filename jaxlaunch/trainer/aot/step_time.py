@@ -41,12 +41,11 @@ class Computed(NamedTuple):
 
 
 class _End(NamedTuple):
-    """One end of the range: shares of a device's peak that products reach, and of its memory's; whether a collective
-    uses all links."""
+    """One end of the range."""
 
-    of_peak: float
-    of_memory: float
-    is_best: bool
+    of_peak: float  # the share that products reach
+    of_memory: float  # the share of its bandwidth
+    is_best: bool  # a collective uses all links
 
 
 _BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
@@ -54,13 +53,12 @@ _BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a device reaches: FLOP/s of matrix products, and bytes a second of its memory; and the seconds that starting
-    an operation, or devices waiting for each other in a collective, adds to either."""
+    """What a device reaches."""
 
-    flops: float
-    memory: float
-    start: float = 0.0
-    meeting: float = 0.0
+    flops: float  # a second, of matrix products
+    memory: float  # bytes a second
+    start: float = 0.0  # seconds that starting an operation adds
+    meeting: float = 0.0  # seconds that devices waiting for each other in a collective add
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,10 +102,10 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
     for name in names:
         if listing.is_folder(name):
             members = sorted(listing.walked(name))
+            endings: tuple[str, ...] = (*picture.ENDINGS, ".tar", *listing.TABLES)
             if kind == "table":
                 endings, readable = tables.ENDINGS, [member for member in members if tables.is_table(member)]
             else:
-                endings = (*picture.ENDINGS, ".tar", *listing.TABLES)
                 # Images; where there are none, what holds images.
                 readable = [member for member in members if listing.kind_of(member) == "files"]
                 readable = readable or [member for member in members if listing.kind_of(member) in ("tar", "table")]

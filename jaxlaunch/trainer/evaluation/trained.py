@@ -271,8 +271,7 @@ def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
 
 
 def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
-    """Return the mesh asked for; else the training's where it fits, all devices where they divide the batch, or the
-    first."""
+    """Return the mesh asked for; else the training's where it fits, all devices that divide the batch, or the first."""
     if asked is not None:
         return meshes.asked(asked)
     count = jax.device_count()

@@ -79,8 +79,7 @@ class Generator:
         self._score = jax.jit(self._score_rows)
 
     def generate(self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None) -> list[list[Sample]]:
-        """Return `sampling.n` samples of each prompt, in its order; of beams the best first. Raises SpecError as
-        `stream` does."""
+        """Return `n` samples of each prompt, in its order; of beams the best first. Raises SpecError as `stream`."""
         if sampling.beams == 1:
             *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else sampling.max_tokens)
             return [samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)]
@@ -240,8 +239,7 @@ class Generator:
 
 
 def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> None:
-    """Raise SpecError for an empty prompt, a token that the model does not have, and more tokens than GPT-2's
-    positions."""
+    """Raise SpecError for an empty prompt, a token that the model does not have, or too many tokens for GPT-2."""
     if not prompts:
         raise SpecError("there is no prompt")
     for number, ids in enumerate(prompts, 1):

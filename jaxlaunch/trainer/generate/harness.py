@@ -44,7 +44,12 @@ class Answers:
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return each (text,)'s log-probability, in windows of the model's length, the last of them full too."""
-        windows = [list(self._windows(self._encode_text(request.args[0]))) for request in requests]
+        windows: list[list[Scored]] = []
+        for request in requests:
+            ids = self._encode_text(request.args[0])
+            # Rows whose counted tokens are all of `ids` but the first, each once, behind as many as fit.
+            ends = [(done, min(done + self._length, len(ids))) for done in range(1, len(ids), self._length)]
+            windows.append([(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends])
         scores = iter(self._score([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
@@ -80,12 +85,6 @@ class Answers:
         """Return the tokens of a text behind the one that every text stands behind, where there is one."""
         ids, prefix = self._tokenizer.encode(text), self._tokenizer.prefix
         return ids if prefix is None or ids[:1] == [prefix] else [prefix, *ids]
-
-    def _windows(self, ids: Ids) -> Iterator[Scored]:
-        """Yield rows whose counted tokens are all of `ids` but the first, each once, behind as many as fit."""
-        for done in range(1, len(ids), self._length):
-            end = min(done + self._length, len(ids))
-            yield ids[max(end - self._length - 1, 0) : end], end - done
 
     def _score(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
         # Nothing to count is certain: 0 and greedy.

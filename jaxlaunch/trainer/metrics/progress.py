@@ -53,7 +53,11 @@ class Progress:
             return
         before, self._state = self._state, (name, step)
         shown.at_step(step)
-        if before[0] != name and self._takes_credit():
+        now = time.monotonic()
+        self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
+        self._credited = now
+        if before[0] != name and self._credit >= 1:
+            self._credit -= 1
             self._flush()
         elif not self._due.is_set():
             self._due.set()
@@ -121,15 +125,6 @@ class Progress:
                 self._outbox.append(_line(self._state))
             self._outbox.append(message)
             self._flush()
-
-    def _takes_credit(self) -> bool:
-        now = time.monotonic()
-        self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
-        self._credited = now
-        if self._credit < 1:
-            return False
-        self._credit -= 1
-        return True
 
     def _flush(self) -> None:
         """Write what waits; what a full pipe refuses stays queued, and the thread tries again."""

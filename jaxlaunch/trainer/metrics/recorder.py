@@ -43,6 +43,7 @@ class Metrics:
             # The tracker follows the files of the run folder.
             run_dir = tempfile.mkdtemp()
         self._files = MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
+        self._feed: feeding.Feed | None = None
         # The numbers of the last interval, as they are written and reported.
         self._numbers: dict[str, float | None] = {}
         self._best_step: dict[str, float] = {}
@@ -66,6 +67,8 @@ class Metrics:
         self._counters.checkpoints.step = step or None
         if self._files is not None:
             self._files.open(step)
+            with _note_failure(self._report, "no tracker"):
+                self._feed = feeding.start(self._files.folder)
         self.timer.start()
 
     def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
@@ -91,8 +94,7 @@ class Metrics:
         print(interval_line(step, work.total_steps, counters.trained, speeds, busy), flush=True)
 
     def trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
-        """Count the tokens of `step` and its targets, the weight of its loss. A step without a target changes nothing,
-        which is printed."""
+        """Count the tokens of `step` and its targets, the weight of its loss; print that one without any is empty."""
         self._counters.throughput.count(tokens, weight)
         if weight == 0:
             self._counters.empty_steps += 1
@@ -150,8 +152,9 @@ class Metrics:
 
     def end_tracking(self, *, stops: bool) -> None:
         """Wait until the tracker has every line of the files, which are closed; briefly where the run `stops`."""
-        if self._files is not None:
-            self._files.end_tracking(stops=stops)
+        if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
+            self._report.note(lost)
+            print(lost, file=sys.stderr, flush=True)
 
     def _write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         if self._files is not None:
@@ -168,25 +171,22 @@ class Metrics:
 
 
 class MetricsFiles:
-    """Journals, TensorBoard events (where the extra `tensorboard` is installed) and the tracker of a run folder."""
+    """Journals and TensorBoard events (where the extra `tensorboard` is installed) of a run folder."""
 
     def __init__(self, folder: str, report: Progress) -> None:
-        self._folder, self._report = folder, report
+        self.folder, self._report = folder, report
         self._first_step = 0
         self._journals: dict[str, Journal] = {}
         self._board: TensorBoard | None = None
-        self._feed: feeding.Feed | None = None
 
     def open(self, step: int) -> None:
-        """Open the files of a loop that begins after `step` complete steps, and start the tracker."""
+        """Open the files of a loop that begins after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
             for name in ("metrics", "eval"):
-                self._journals[name] = Journal(os.path.join(self._folder, f"{name}.jsonl"), step)
+                self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
             if importlib.util.find_spec("tensorboardX") is not None and not feeding.writes_events():
-                self._board = TensorBoard(os.path.join(self._folder, layout.TENSORBOARD), step)
-        with _note_failure(self._report, "no tracker"):
-            self._feed = feeding.start(self._folder)
+                self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
     def write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         """Write a line of the journal `name`, and its scalars as events. What failed is not written again."""
@@ -210,7 +210,7 @@ class MetricsFiles:
         """Write a line of samples."""
         with _note_failure(self._report, "no samples in the run folder"):
             if "samples" not in self._journals:
-                self._journals["samples"] = Journal(os.path.join(self._folder, layout.SAMPLES), self._first_step)
+                self._journals["samples"] = Journal(os.path.join(self.folder, layout.SAMPLES), self._first_step)
             self._journals["samples"].write(step, {"samples": samples, "time": time.time()})
 
     def close(self) -> None:
@@ -219,12 +219,6 @@ class MetricsFiles:
             if file is not None:
                 with _note_failure(self._report, "the metrics could not be closed", Exception):
                     file.close()
-
-    def end_tracking(self, *, stops: bool) -> None:
-        """Wait until the tracker has every line of the files, which are closed; briefly where the run `stops`."""
-        if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
-            self._report.note(lost)
-            print(lost, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

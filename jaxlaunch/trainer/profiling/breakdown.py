@@ -12,7 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
@@ -207,15 +207,6 @@ _TEXT = re.compile(r"%?([\w.\-]+) = ")
 Kinds = Mapping[str, str | None]  # of the operations of the train steps
 
 
-class Event(Protocol):
-    """What JAX's reader returns of an event."""
-
-    name: str
-    start_ns: float
-    duration_ns: float
-    stats: Any  # pairs of name and value
-
-
 class Trace(NamedTuple):
     """The part of a trace that a breakdown needs; times in seconds since its beginning."""
 
@@ -250,7 +241,7 @@ def read_planes(planes: Any, kinds: Kinds) -> Trace:
     return trace
 
 
-def _read_host_line(events: Iterable[Event], kinds: Kinds, trace: Trace) -> Iterator[Op]:
+def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
     """Yield the operations that CPU devices run on one thread; steps and pauses go to `trace`."""
     for event in events:
         if event.name == STEP:
@@ -264,7 +255,7 @@ def _read_host_line(events: Iterable[Event], kinds: Kinds, trace: Trace) -> Iter
                 yield from _read_op(event, stats, kinds, f"cpu:{stats.get('device_ordinal', 0)}")
 
 
-def _read_op(event: Event, stats: Mapping[str, Any], kinds: Kinds, device: str) -> Iterator[Op]:
+def _read_op(event: Any, stats: Mapping[str, Any], kinds: Kinds, device: str) -> Iterator[Op]:
     name = str(stats.get("hlo_op") or event.name)
     key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in kinds), None)
     kind = kernel_kind(event.name) if key is None else kinds[key]
@@ -272,5 +263,5 @@ def _read_op(event: Event, stats: Mapping[str, Any], kinds: Kinds, device: str) 
         yield Op(name, kind, device, _span(event))
 
 
-def _span(event: Event) -> Span:
+def _span(event: Any) -> Span:
     return event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9

@@ -175,13 +175,11 @@ class Wandb:
     def __init__(self, run: Run) -> None:
         import wandb
 
-        if not os.environ.get("WANDB_API_KEY"):
-            try:  # what `wandb login` has kept for this user
-                has_login = any("wandb" in host for host in netrc.netrc().hosts)
-            except (OSError, netrc.NetrcParseError):
-                has_login = False
-            if not has_login:
-                os.environ.setdefault("WANDB_MODE", "offline")
+        has_key = bool(os.environ.get("WANDB_API_KEY"))
+        with contextlib.suppress(OSError, netrc.NetrcParseError):  # what `wandb login` has kept for this user
+            has_key |= any("wandb" in host for host in netrc.netrc().hosts)
+        if not has_key:
+            os.environ.setdefault("WANDB_MODE", "offline")
         os.environ.setdefault("WANDB_PROJECT", run.name)
         self._run: Any = wandb.init(id=run.id, name=run.name, resume="allow", dir=run.folder)
 
