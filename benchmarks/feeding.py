@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.feeding_side import Cost, Reader
-from benchmarks.table import Row, finish, log, median
+from benchmarks.table import Row, finish, log, paired_row
 from tests import environments
 
 HIGH, WIDE, SIZE, BATCH = 375, 500, 224, 64  # about the mean of ImageNet's images
@@ -118,16 +118,7 @@ def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
     counts = {each.examples for pair in pairs for each in pair}
     if len(counts) > 1:
         raise SystemExit(f"{what}: not as many examples: {sorted(counts)}")
-    count = counts.pop()
-    cpu = median([mine.cpu_seconds / other.cpu_seconds for mine, other in pairs])
-    clock = median([mine.seconds / other.seconds for mine, other in pairs])
-    of_cpu = [count / median([pair[side].cpu_seconds for pair in pairs]) for side in (0, 1)]
-    speeds = [count / median([pair[side].seconds for pair in pairs]) for side in (0, 1)]
-    detail = (
-        f"{of_cpu[0]:,.0f} a second of a core over {of_cpu[1]:,.0f}, {1 / cpu:.2f} ×; by the clock {speeds[0]:,.0f} "
-    )
-    detail += f"over {speeds[1]:,.0f}, {1 / clock:.2f} ×; median of {len(pairs)} pairs"
-    return Row(f"processor time of an example, {what}", cpu, bound, detail)
+    return paired_row(f"processor time of an example, {what}", pairs, counts.pop(), bound)
 
 
 # --- many files -------------------------------------------------------------------------------------------------------

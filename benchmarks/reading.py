@@ -25,7 +25,7 @@ import grain
 from absl import flags
 
 from benchmarks import prepare
-from benchmarks.table import Row, finish, log, median
+from benchmarks.table import Row, finish, log, paired_row
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data import records
@@ -157,18 +157,8 @@ def row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
     counts = {each.rows for pair in pairs for each in pair}
     if len(counts) > 1:
         raise SystemExit(f"not as many rows: {sorted(counts)}")
-    tokens = counts.pop() * length
-    cpu = median([mine.cpu_seconds / other.cpu_seconds for mine, other in pairs])
-    clock = median([mine.seconds / other.seconds for mine, other in pairs])
-    speeds = [tokens / median([pair[side].seconds for pair in pairs]) / 1e6 for side in (0, 1)]
-    of_cpu = [tokens / median([pair[side].cpu_seconds for pair in pairs]) / 1e6 for side in (0, 1)]
-    return Row(
-        f"reading over grain's DataLoader, {name}: processor time of a row",
-        cpu,
-        1.0,
-        f"{of_cpu[0]:.2f} million tokens a second over {of_cpu[1]:.2f}, {1 / cpu:.2f} ×; by the clock "
-        f"{speeds[0]:.2f} over {speeds[1]:.2f}, {1 / clock:.2f} ×; median of {len(pairs)} pairs",
-    )
+    what = f"reading over grain's DataLoader, {name}: processor time of a row"
+    return paired_row(what, pairs, counts.pop() * length / 1e6, 1.0, "{:.2f} million tokens")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

@@ -100,12 +100,18 @@ def trained(folder: Path, path: str, model: dict[str, Any], augment: Any, epochs
         "eval": {"every": None},
         "checkpoint": {"every": None},
     }
+    accuracy = float(run_training(folder, train)["accuracy"])
+    log(f"recipes: {folder.parent.name}, {folder.name}: {accuracy:.4f}")
+    return accuracy
+
+
+def run_training(folder: Path, train: dict[str, Any]) -> dict[str, Any]:
+    """Train with the block `train` in the run folder; return the line of the last evaluation."""
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
     with contextlib.redirect_stdout(io.StringIO()):
         loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
-    found = float(json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["accuracy"])
-    log(f"recipes: {folder.parent.name}, {folder.name}: {found:.4f}")
-    return found
+    line: dict[str, Any] = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])
+    return line
 
 
 def augmented(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:

@@ -26,13 +26,7 @@ POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the
 
 def step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
     """A compiled train step on one device, and its batch."""
-    train = TrainSpec(
-        task=LM,
-        model={"kind": "decoder", **SIZES, **sizes},
-        mesh={"dp": 1},
-        batch=8,
-        remat=remat,
-    )
+    train = TrainSpec(task=LM, model={"kind": "decoder", **SIZES, **sizes}, mesh={"dp": 1}, batch=8, remat=remat)
     made = Step(load(LM)(), train, mesh.build(train.mesh, jax.devices()[:1]), STEPS)
     tokens = np.random.default_rng(0).integers(0, 256, (8, train.model.length + 1), np.int32)  # type: ignore[union-attr]
     batch = {"tokens": tokens, "mask": np.ones((8, tokens.shape[1] - 1), np.float32), "weight": np.ones(8, np.float32)}

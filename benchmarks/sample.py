@@ -22,15 +22,8 @@ PAIRS = 5
 SHAPES: Mapping[str, dict[str, Any]] = {
     "GPT-2 124M, 1 row": {"model": {"kind": "gpt2", "preset": "gpt2-124m"}, "rows": 1, "prompt": 32, "tokens": 64},
     "Llama 8 × 512, 8 rows": {
-        "model": {
-            "kind": "decoder",
-            "layers": 8,
-            "width": 512,
-            "heads": 8,
-            "kv_heads": 4,
-            "vocab": 8192,
-            "length": 512,
-        },
+        "model": {"kind": "decoder", "layers": 8, "width": 512, "heads": 8, "kv_heads": 4}
+        | {"vocab": 8192, "length": 512},
         "rows": 8,
         "prompt": 100,
         "tokens": 64,
@@ -62,13 +55,13 @@ def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
 
 
 def main() -> int:
-    found = []
+    rows = []
     for name, sizes in SHAPES.items():
         if all(word in name for word in sys.argv[1:]):
             log(f"sample: {name}")
             row = measured(sizes, PAIRS)
-            found.append(Row(f"our time of a token over transformers', {name}", row.ratio, row.bound, row.detail))
-    return finish(found)
+            rows.append(Row(f"our time of a token over transformers', {name}", row.ratio, row.bound, row.detail))
+    return finish(rows)
 
 
 if __name__ == "__main__":

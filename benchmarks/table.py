@@ -10,6 +10,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,19 @@ class Row:
     def holds(self) -> bool:
         """Whether the ratio is within its bound, or has none."""
         return self.ratio is None or self.bound is None or self.ratio <= self.bound
+
+
+def paired_row(
+    what: str, pairs: Sequence[tuple[Any, Any]], units: float, bound: float | None, form: str = "{:,.0f}"
+) -> Row:
+    """Return the ratio of costs by processor time, since the machine may be shared; `units` are what one cost is of."""
+    ratios, texts = [], []
+    for name, unit in (("cpu_seconds", " a second of a core"), ("seconds", "")):
+        costs = [[getattr(pair[side], name) for pair in pairs] for side in (0, 1)]
+        ratios.append(median([ours / theirs for ours, theirs in zip(*costs, strict=True)]))
+        speeds = [form.format(units / median(side)) for side in costs]
+        texts.append(f"{speeds[0]}{unit} over {speeds[1]}, {1 / ratios[-1]:.2f} ×")
+    return Row(what, ratios[0], bound, f"{texts[0]}; by the clock {texts[1]}; median of {len(pairs)} pairs")
 
 
 def emit(rows: Sequence[Row]) -> None:

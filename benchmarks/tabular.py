@@ -9,9 +9,6 @@ itself is done for them: features, and the number, less their mean over their de
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
 import sys
 import tempfile
 import warnings
@@ -21,13 +18,8 @@ from typing import Any
 import numpy as np
 from sklearn import datasets, neural_network
 
+from benchmarks.recipes import run_training
 from benchmarks.table import Row, finish, log
-from jaxlaunch import contract
-from jaxlaunch.trainer.loop.training import Place
-from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.start.distributed import Stop
-from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
 
 HELD = 5  # every fifth row, as eval_split 0.2 takes them
 RECIPES: dict[str, dict[str, Any]] = {
@@ -55,10 +47,7 @@ def ours(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
         data = {"source": "table", "path": f"{folder}/rows.npz", "label": "y", "eval_split": 1 / HELD}
         every = {"eval": {"every": None}, "checkpoint": {"every": None}, "log_every": 10_000, "compile_cache": compiled}
         train = {"task": "classify", "data": data, "seed": seed, **every, **RECIPES[name]}
-        spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-        with contextlib.redirect_stdout(io.StringIO()):
-            loop_of(spec, task, Place(run_dir=folder), Stop(), Progress(None)).run()
-        found = json.loads(Path(folder, "eval.jsonl").read_text().splitlines()[-1])
+        found = run_training(Path(folder), train)
     if name != "diabetes":
         return float(found["accuracy"])
     is_held_N = np.arange(len(y_N)) % HELD == 0

@@ -13,20 +13,25 @@ beside them, Flax has the launcher's too.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.metadata
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import environment
 from benchmarks.side import Cost, Side
 from benchmarks.table import Row, finish, log, median, ms
 from jaxlaunch.launcher.agent.host.environment import TRAINER
 
 PAIRS = 7
+# The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5 GB.
+SHARED = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors")
+REQUIREMENTS = ("transformers==4.57.6", "torch==2.15.0")
 OURS = TRAINER["cpu"]
 FLAX = "Hugging Face Flax"
 XLA = "torch_xla"
@@ -49,6 +54,21 @@ SHAPES: Mapping[str, tuple[float | None, dict[str, Any]]] = {  # the bound of ou
 SAME: Mapping[str, float] = {"fp32": 1e-4, "bf16": 1e-2}
 
 
+def build_environment() -> str:
+    """Return the interpreter of the others' virtual environment, built once, into the user's cache folder."""
+    packages = [*REQUIREMENTS, *(f"{name}=={importlib.metadata.version(name)}" for name in SHARED)]
+    key = hashlib.sha256("\0".join([sys.version, *packages]).encode()).hexdigest()[:12]
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(cache, "jaxlaunch", "benchmarks", key)
+    ready, python = folder / "ready", str(folder / "bin" / "python")
+    if not ready.exists():
+        log(f"building {folder}: {', '.join(packages)}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr)
+        ready.touch()
+    return python
+
+
 def present(python: str) -> tuple[str, ...]:
     """The others that the environment has."""
     if subprocess.run([python, "-c", "import torch_xla"], capture_output=True).returncode == 0:
@@ -59,7 +79,7 @@ def present(python: str) -> tuple[str, ...]:
 
 def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict[str, list[Cost]]:
     """What `pairs` steps cost each side after two that are not counted. Raises SystemExit where the losses differ."""
-    python, core = environment.python(), min(os.sched_getaffinity(0))
+    python, core = build_environment(), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         document = json.dumps({"lr": 1e-4, **sizes})
         ours = sys.executable, "benchmarks.vit_ours"
@@ -107,7 +127,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="only shapes whose names have all of these")
     options = parser.parse_args()
     chosen = [name for name in SHAPES if all(word in name for word in options.words)]
-    sides, found = present(environment.python()), []
+    sides, found = present(build_environment()), []
     for name in chosen:
         log(f"vit: {name}")
         bound, sizes = SHAPES[name]

@@ -1,6 +1,6 @@
 """Hugging Face's Flax ViT under the train step of a tutorial: TrainState, value_and_grad, apply_gradients, one jit.
 
-Runs in the environment of benchmarks.environment; imports nothing of the trainer.
+Runs in the environment that benchmarks.vit builds; imports nothing of the trainer.
 """
 
 from __future__ import annotations
