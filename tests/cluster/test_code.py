@@ -109,18 +109,3 @@ def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
     assert "[0] mine is /code/mine/tasks.py\n" in ended.stdout
     names = collisions.own({*collisions.MODULES, *collisions.PACKAGES})
     assert collisions.seen(ended.stdout) == [f"{name} mine" for name in names]
-
-
-def test_a_job_of_one_host_times_the_candidates_of_a_training_in_its_pod(
-    cluster: Access, namespace: str, image: str, tmp_path: Path
-) -> None:
-    model = "{kind: decoder, layers: 2, width: 32, heads: 2, vocab: 64, length: 16}"
-    train = f"train: {{task: lm, model: {model}, data: {{source: synthetic}}, batch: 8, steps: 3}}\n"
-    small = {"small.yaml": f"name: small\naccelerator: {{type: cpu, per_host: 4}}\n{train}"}
-    tune = ["launcher", "tune", "small.yaml", "--measure", "--over", "remat", "--most", "3"]
-    job = {"command": tune, "accelerator": {"type": "cpu", "per_host": 4}, "env": QUICK_COMPILES}
-    folder = project(tmp_path, namespace, small, image=image, code=".", **job)
-    ended = launcher(cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    timed = [line for line in ended.stdout.splitlines() if line.startswith("[0]") and "auto: xla" in line]
-    assert len(timed) == 2 and {"none", "full"} <= set(" ".join(timed).split()), timed

@@ -134,21 +134,6 @@ def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
     assert found.code == 2, found.text
 
 
-def test_a_claim_of_one_node_is_refused_to_two_hosts_and_given_to_one(
-    cluster: Access, namespace: str, tmp_path: Path
-) -> None:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "no"}
-    create(cluster, namespace, "persistentvolumeclaims", "PersistentVolumeClaim", "own", spec=spec)
-    volumes = [{"claim": "own", "path": "/own"}]
-    two = examine(cluster, tmp_path, namespace, volumes=volumes)
-    assert (
-        two.code == 2
-        and two.level("volumes", "PersistentVolumeClaim own is ReadWriteOnce, and 2 hosts mount it") == "fail"
-    )
-    one = examine(cluster, tmp_path, namespace, volumes=volumes, hosts=1)
-    assert one.code == 0 and one.level("volumes", "PersistentVolumeClaim own is Pending") == "warn"
-
-
 # --- what the cluster's owner must mend -------------------------------------------------------------------------------
 
 

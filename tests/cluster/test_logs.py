@@ -117,18 +117,6 @@ def test_lines_come_by_time_each_after_its_rank(here: Place, followed: tuple[Gan
     assert {line["generation"] for line in said} == {1}
 
 
-def test_the_generation_before_is_told_by_the_next(here: Place, followed: tuple[Gang, str, str]) -> None:
-    done = here.launcher("logs", followed[0].name, "--previous")
-    assert "attempt 1 of generation 0: crash (83): rank 1 raised at step 7: ValueError: a bad batch" in done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "[1] generation 0 line 0"  # the failing rank's come first
-    assert "[1] ValueError: a bad batch" in lines
-    assert {f"[{rank}] generation 0 line 4" for rank in range(4)} <= set(lines)
-    assert here.launcher("logs", followed[0].name, "--previous", "--rank", "2", "--tail", "1").stdout == (
-        "generation 0 line 4\n"
-    )
-
-
 @pytest.fixture(scope="module")
 def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     """A job that was stopped and has no pods, and the step that it saved."""

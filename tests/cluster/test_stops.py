@@ -155,13 +155,3 @@ def test_what_stops_a_run_from_outside_is_not_charged(gangs: Mapping[str, Gang],
     restarts, charged = gang.counters
     assert restarts in STOPS[name][1] and charged == 0
     assert len(begun(gang)) == 2 and all(step > 0 for step in begun(gang))
-
-
-@pytest.mark.parametrize("name", ["evicted", "suspended"])
-def test_the_pods_that_come_after_tell_what_stopped_those_before(
-    here: Place, gangs: Mapping[str, Gang], name: str
-) -> None:
-    assert gangs[name].ended() == "Completed"
-    previous = here.launcher("logs", name, "--previous")
-    assert "attempt 1 of generation 0: preempted (80): stopped from outside: saved at step" in previous.stderr
-    assert {"[0] begins at step 0", "[1] begins at step 0"} <= set(previous.stdout.splitlines())

@@ -196,14 +196,6 @@ def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Pat
     ]
 
 
-def test_an_orphaned_gang_ends(tmp_path: Path) -> None:
-    with Running(tmp_path, job(digits(steps=1_000_000), hosts=2, per_host=1, restarts={"in_place": 1})) as running:
-        running.until_step(3)
-        pids = running.tree()[1:]
-        os.kill(running.process.pid, signal.SIGKILL)
-        until_gone(pids)
-
-
 def test_a_job_s_own_program_gets_its_environment(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "hello.py").write_text("import os; print(os.environ['A'], os.getcwd(), os.environ['TOKEN'])")

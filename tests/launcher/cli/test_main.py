@@ -130,13 +130,6 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
     assert Path("first.yaml").read_text() == text
 
 
-def test_init_without_a_name_writes_job_yaml(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    left = launcher(capsys, monkeypatch, "init")
-    assert (left.code, left.out) == (0, "wrote job.yaml; train with: launcher run job.yaml\n")
-    assert launcher(capsys, monkeypatch, "validate", "job.yaml").code == 0
-
-
 @pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
 def test_init_refuses_a_name_that_is_none(name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)

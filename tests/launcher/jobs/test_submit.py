@@ -736,12 +736,6 @@ def test_everything_that_is_in_the_way_is_said_at_once(server: Server, run: Run)
     assert writes(server) == []
 
 
-@pytest.mark.parametrize("key", ["queue", "priority"])
-def test_a_name_that_does_not_exist_is_the_users_to_mend(server: Server, run: Run, key: str) -> None:
-    assert submit(run, f"{key}=nobody").code == 2
-    assert writes(server) == []
-
-
 def test_a_queue_that_stands_still_is_said_and_joined(server: Server, run: Run) -> None:
     status = {"conditions": [{"type": "Active", "status": "False", "message": "it is stopped"}]}
     server.put(LOCAL_QUEUES.path("team-a", "q"), {"status": status})
@@ -797,13 +791,6 @@ def test_the_defaults_of_the_namespace_come_before_the_cluster_s(server: Server,
     left = submit(run, "--dry-run")
     assert "image: of-team" in left.out
     assert left.err == "launcher: the cluster defaults are in ConfigMap team-a/jaxlaunch\n"
-
-
-def test_wrong_defaults_are_named(server: Server, run: Run) -> None:
-    server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), defaults("platform: gce\n"))
-    left = submit(run)
-    assert left.code == 2
-    assert "ConfigMap team-a/jaxlaunch, defaults.yaml:1: platform = gce is not one of" in left.err
 
 
 # --- stop, delete, wait -----------------------------------------------------------------------------------------------

@@ -364,15 +364,6 @@ def test_a_log_comes_line_by_line(server: Server, cluster: Cluster) -> None:
     assert server.requests[-1][2] == {"container": "main", "tailLines": "3", "timestamps": "true"}
 
 
-def test_many_threads_share_one_cluster(server: Server, cluster: Cluster) -> None:
-    threads = [threading.Thread(target=cluster.get, args=(JOBSETS, f"x{number}")) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(server.requests) == 20
-
-
 def test_the_client_is_not_imported_before_a_cluster_is_meant() -> None:
     told = "import json, sys, jaxlaunch.launcher.kubernetes.client; print(json.dumps([*sys.modules]))"
     modules = json.loads(subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout)
@@ -423,12 +414,3 @@ def test_who_waits_for_a_log_is_told_of_which_pod_and_of_slow_calls_in_a_row(
     server.on("GET", "/log", slow)
     assert list(cluster.log("team", "lm-0")) == ["hello"]
     assert told == ["waiting for the log of pod lm-0 from its node"]
-
-
-def test_a_server_that_answers_at_once_is_not_spoken_of(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
-    told: list[str] = []
-    assert Cluster.connect(say=told.append).get(JOBSETS, "x") is None
-    assert told == []

@@ -256,17 +256,6 @@ def test_the_summary_of_another_run_is_not_taken_for_this_one_s(tmp_path: Path) 
     assert (found["step"], found["of"]["uid"]) == (None, "uid")
 
 
-def test_a_run_that_was_killed_with_its_launcher_is_no_longer_running(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, fail)
-    write(folder, running())
-    for _ in range(2):
-        close(folder, tmp_path / "checkpoints")
-        found = json.loads((tmp_path / "summary.json").read_text())
-        assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "lost")
-        assert (found["goodput"]["seconds"]["step"], found["goodput"]["seconds"]["lost_work"]) == (6.0, 4.0)
-    assert [record["last_committed"] for record in attempts(tmp_path)] == [40]
-
-
 def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt_has_the_step_of_the_record(
     tmp_path: Path,
 ) -> None:

@@ -232,15 +232,6 @@ def test_a_step_copied_under_another_number_is_not_that_step(folder):
         assert "step 50: its manifest is that of step 20" in store.notes[0]
 
 
-def test_two_bad_steps_in_a_row_are_both_said(folder):
-    for step in (40, 30):
-        os.truncate(biggest(folder / str(step)), 1)
-    with Opened(folder) as store:
-        step, said = store.found()
-    assert step == 20
-    assert "step 40: " in said and "step 30: " in said
-
-
 def test_foreign_things_are_named_and_left_alone(folder):
     (folder / "notes.txt").write_text("mine")
     (folder / "040").mkdir()

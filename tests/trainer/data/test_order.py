@@ -37,10 +37,6 @@ def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.Monk
     order._epoch_chunk.cache_clear()
 
 
-def test_without_shuffle_the_order_is_the_source_s() -> None:
-    assert all_indexes(3, epochs=2, shuffle=False) == [0, 1, 2, 0, 1, 2]
-
-
 def test_the_order_never_changes_between_releases() -> None:
     # A run that resumes under a newer release must see the examples it would have seen.
     assert all_indexes(10) == [4, 3, 7, 1, 2, 5, 0, 8, 9, 6]

@@ -122,11 +122,6 @@ def test_a_line_that_a_full_pipe_cut_does_not_take_the_next_with_it(pipe: Pipe) 
     assert [json.loads(line)["step"] for line in lines[1:]] == [5, 6]
 
 
-def test_metrics_that_are_not_finite_are_null(pipe: Pipe) -> None:
-    pipe.progress.metrics({"step": 3, "loss": float("nan"), "grad_norm": 1.5})
-    assert next(pipe.lines) == {"metrics": {"step": 3, "loss": None, "grad_norm": 1.5}}
-
-
 def test_of_many_metrics_the_newest_arrive_before_the_end(pipe: Pipe) -> None:
     for step in range(5_000):
         pipe.progress.metrics({"step": step})

@@ -36,8 +36,7 @@ def alone() -> np.ndarray:
     return run(Counting(), 4, model=GPT)[0]
 
 
-@pytest.mark.parametrize("axes", [{}, {"dp": 2, "fsdp": 2, "mp": 2}], ids=str)
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize(("axes", "remat"), [({}, "full"), ({"dp": 2, "fsdp": 2, "mp": 2}, "none")], ids=str)
 def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
     options = {"model": GPT, "mesh": axes, "remat": remat}
     step = compiled(Counting(), 4, **options)

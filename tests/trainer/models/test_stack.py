@@ -24,13 +24,6 @@ def test_layers_written_out_train_as_their_scan_does(name: str) -> None:
     assert {key: param.shape for key, param in flat.params.items()} == {k: p.shape for k, p in state.params.items()}
 
 
-def test_a_mesh_and_remat_change_nothing_in_layers_written_out() -> None:
-    model = DECODER.model_copy(update={"scan": False})
-    expected, _ = run(Counting(), 4, model=model)
-    mesh = {"dp": 2, "fsdp": 2, "mp": 2}
-    np.testing.assert_allclose(run(Counting(), 4, model=model, mesh=mesh, remat="full")[0], expected, rtol=1e-5)
-
-
 def test_the_parameters_are_stacked_either_way() -> None:
     step = build(Counting(), model=DECODER.model_copy(update={"scan": False}))
     assert step.abstract.params["blocks.mlp.up"].shape[0] == DECODER.layers

@@ -31,7 +31,6 @@ VOCAB = {"vocab": 40}  # no share of it looks like rows of the batch
 TASKS: dict[str, tuple[Any, Any, int]] = {  # what trains, and an example's places
     "decoder": (Counting(), DECODER.model_copy(update=VOCAB), 16),
     "gpt2": (Counting(), GPT2.model_copy(update=VOCAB), 16),
-    "vit": (Pictures(), VIT, 16),
     "vit-cls": (Portraits(), VIT.model_copy(update={"image": [6, 6], "patch": 2, "pool": "cls"}), 10),
 }
 MESHES: dict[str, dict[str, int]] = {

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -168,27 +167,6 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
                     draft.write_text("of one that was killed while it wrote")
     assert kills == len(MOMENTS) == 20
     assert content(folder) == whole
-
-
-def test_a_process_that_is_killed_leaves_what_the_next_goes_on_from(corpus: Path, tmp_path: Path) -> None:
-    data = text(corpus, tmp_path / "killed")
-    made = recipe.of(data, 32)
-    folder = tmp_path / "killed" / made.address
-    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdin is not None
-        process.stdin.write(made.to_json().encode())
-        process.stdin.close()
-        while not (folder / "parts").exists() and process.poll() is None:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert packed.prepared(data, made) == folder
-    # That process made units and shards of the usual size.
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "eval-00000-of-00001.array_record",
-        "index.json",
-        "train-00000-of-00001.array_record",
-    ]
 
 
 def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path: Path) -> None:
@@ -412,25 +390,6 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
         start(is_stopped=True)
     start()
     assert told == ["prepare"] * 2 and (tmp_path / recipe.of(text(corpus, tmp_path), 32).address).exists()
-
-
-def test_two_at_once_do_not_disturb_each_other(corpus: Path, tmp_path: Path) -> None:
-    made = recipe.of(text(corpus, tmp_path), 32)
-    folder = tmp_path / made.address
-    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(folder), str(os.getpid())]
-    pipe = subprocess.PIPE
-    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
-    for process in both:
-        assert process.stdin is not None
-        process.stdin.write(made.to_json())
-        process.stdin.close()
-    said = []
-    for process in both:
-        with process:
-            assert process.stdout is not None
-            said.append((process.stdout.read(), process.wait()))
-    assert said == [("", 0), ("", 0)]
-    build.check(folder, whole=True)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -248,9 +248,7 @@ def decode(sequence: bytes) -> Iterator[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("place", CONFIGS, ids=range(len(CONFIGS)))
 def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
-    @settings(
-        max_examples=2_000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=600, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 4), st.binary(min_size=6, max_size=120))
     def check(present: int, sequence: bytes) -> None:
         simulation = Simulation(place, present, covered)

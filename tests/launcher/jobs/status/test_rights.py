@@ -283,13 +283,6 @@ def test_the_first_line_without_a_right_is_true_or_says_what_may_not_be_read(
             assert plain(left.out + left.err) == plain(full.out + full.err) or is_said, (situation, said, usual)
 
 
-def test_who_may_not_list_pods_gets_no_empty_log(server: Server, call: Call) -> None:
-    put(server, "runs")
-    forbid(server, "list pods")
-    left = call("logs")
-    assert left.code == 3 and "pods could not be read" in left.err
-
-
 def test_logs_that_cannot_be_read_are_an_error(server: Server, call: Call) -> None:
     put(server, "runs")
     forbid(server, "get pods/log")
