@@ -90,7 +90,7 @@ _HOMES = {
 
 @contextlib.contextmanager
 def _needed_for(name: str) -> Iterator[None]:
-    """Names the extra where an import below fails because a package is missing."""
+    """Name the extra where an import below fails because a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -111,9 +111,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of ours
             raise AttributeError(f"module 'jaxlaunch' has no attribute {name!r}")
         module, _, attribute = _HOMES[name].partition(":")
         with _needed_for(name):
-            found = getattr(importlib.import_module(module), attribute)
-        globals()[name] = found
-        return found
+            value = getattr(importlib.import_module(module), attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
@@ -129,7 +129,7 @@ def load(
     mesh: Mapping[str, int] | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TextModel | TaskModel:
-    """Loads a trained model and puts one copy of its weights on the devices.
+    """Load a trained model and put one copy of its weights on the devices.
 
     **Arguments:**
 
@@ -170,21 +170,23 @@ def load(
     ```
     """
     with _needed_for("load"):
-        from jaxlaunch.launcher.local import trained
-    folder, of_folder = trained.weights(run)
-    chosen = of_folder if step is None else step
-    if not trained.generates_no_text(run):
+        from jaxlaunch.launcher.local import trainer_process
+    folder, folder_step = trainer_process.find_weights(run)
+    step = folder_step if step is None else step
+    if not trainer_process.generates_no_text(run):
         with _needed_for("load"):
-            from jaxlaunch.trainer.generate import loaded as of_text
-        return of_text.load(folder, step=chosen, ema=ema, precision=precision, mesh=mesh, note=note)
+            from jaxlaunch.trainer.generate import loaded
+        return loaded.load(folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note)
     if precision is not None:
         raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
     with _needed_for("load"):
-        from jaxlaunch.trainer.evaluation import trained as of_tasks
-    job, train, home = trained.training(run)
-    if job.code_folder is not None and (code := str(home / job.code_folder)) not in sys.path:
+        from jaxlaunch.trainer.evaluation import trained
+    training = trainer_process.open_training(run)
+    code = training.job.code_folder
+    if code is not None and (code := str(training.folder / code)) not in sys.path:
         sys.path.append(code)
-    return of_tasks.load(folder, train.model_dump_json(exclude_unset=True), step=chosen, ema=ema, mesh=mesh, note=note)
+    spec = training.train.model_dump_json(exclude_unset=True)
+    return trained.load(folder, spec, step=step, ema=ema, mesh=mesh, note=note)
 
 
 def run(
@@ -204,7 +206,7 @@ def run(
     sharding: Mapping[str, Sequence[str | None]] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> State:
-    """Calls your step `steps` times on the whole mesh, with checkpoints, exact resume, a clean stop on SIGTERM,
+    """Call your step `steps` times on the whole mesh, with checkpoints, exact resume, a clean stop on SIGTERM,
     metrics, job results and profiles. Use it in a program that `command:` starts, or without a job on the devices of
     this machine: [your own loop](your-loop.md).
 
@@ -269,7 +271,7 @@ def run(
     """
     with _needed_for("run"):
         from jaxlaunch.trainer.loop import run as loop
-    found: State = loop.run(
+    final_state: State = loop.run(
         step,
         state,
         data,
@@ -285,4 +287,4 @@ def run(
         sharding=sharding,
         folder=folder,
     )
-    return found
+    return final_state

@@ -11,6 +11,7 @@ import enum
 import json
 import os
 import select
+import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +51,7 @@ ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children thi
 SAVED = (
     "JAXLAUNCH_SAVED"  # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
 )
+REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"  # launcher -> program of the trainer: a file that it writes its refusal to
 STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
@@ -410,6 +412,7 @@ RESERVED_METRICS = frozenset(
 #   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of the profile that PROFILE requested
 #   {"note": "..."}                    for a reader of the summary (a damaged checkpoint, a take-over)
 #   {"error": {"type", "message", "traceback", "code"}}         of error_line; `code` is null outside the trainer
+#   {"refusal": {"message", "code"}}   of refusal_record: the agent writes it into the rank's log
 #   {"atexit": true, "waits": true}    the interpreter is exiting; JAX's shutdown barrier comes next
 MAX_LINE = 64 * 1024  # a longer line is cut, so that a traceback cannot fill the agent's memory
 MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, as JSON escapes most, both fit a line
@@ -432,20 +435,24 @@ def error_line(error: BaseException, code: int | None, said: str = "") -> dict[s
     return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}  # twelve bytes a character, as of emoji
 
 
-_REFUSAL, _EXIT = "trainer: ", " (exit "  # of a refusal's line: its begin, and what is before the code
 COMPILING = "compiling: "  # planner -> launcher: begins a line of progress
 
 
 def refusal_line(message: str, code: int) -> str:
-    """Return the line in a rank's log that says why it ends with `code`, where a person can fix that."""
-    return f"{_REFUSAL}{in_one_line(message)}{_EXIT}{code})"
+    """Return the line in a log that says why a program ends with `code`, where a person can fix that."""
+    return f"trainer: {in_one_line(message)} (exit {code})"
 
 
-def refusal_message(line: str) -> str | None:
-    """Return the message of a line that `refusal_line` wrote; None for any other line."""
-    message, _, end = line.removeprefix(_REFUSAL).rpartition(_EXIT)
-    is_refusal = line.startswith(_REFUSAL) and end in [f"{code})" for code in SENTENCES]
-    return message if is_refusal else None
+def refusal_record(message: str, code: int) -> dict[str, Any]:
+    """Return the message that says why a program ends with `code`, where a person can fix that."""
+    return {"refusal": {"message": in_one_line(message), "code": code}}
+
+
+def refuse(message: str, code: int) -> None:
+    """Report why a program ends with `code`: as a record to the launcher that started it, else as a line on stderr."""
+    fd = os.environ.get(REFUSAL_FD)
+    if fd is None or not send(int(fd), refusal_record(message, code)):
+        print(refusal_line(message, code), file=sys.stderr, flush=True)
 
 
 def in_one_line(text: str) -> str:

@@ -120,7 +120,7 @@ def main(argv: list[str]) -> None:
 
         if (why := installation.lacking(error)) is None:
             raise
-        print(contract.refusal_line(why, contract.BAD_SPEC), file=sys.stderr)
+        contract.refuse(why, contract.BAD_SPEC)
         sys.exit(contract.BAD_SPEC)
 
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from jaxlaunch import contract
 
 PAGE = "docs/troubleshooting.md"
-_SHOW = "launcher help troubleshooting"  # every installation has it
-
-_CODES: Mapping[int, str] = {
+_SECTIONS: Mapping[int, str] = {
     contract.NOT_FINITE: "data-and-loss",
     contract.BAD_DATA: "data-and-loss",
     contract.NO_CHECKPOINT: "checkpoints-and-storage",
@@ -21,10 +19,10 @@ _CODES: Mapping[int, str] = {
 
 
 def section(name: str) -> str:
-    """Return the command that shows a section of the page."""
-    return f"{_SHOW}#{name}"
+    """Return the command that shows a section of the page, which every installation has."""
+    return f"launcher help troubleshooting#{name}"
 
 
 def of_code(code: int) -> str | None:
     """Return the link for an exit code, or None where the job is done or was stopped, which nobody needs to fix."""
-    return None if code in (contract.DONE, contract.PREEMPTED) else section(_CODES.get(code, "exit-codes"))
+    return None if code in (contract.DONE, contract.PREEMPTED) else section(_SECTIONS.get(code, "exit-codes"))

@@ -1,4 +1,4 @@
-"""How messages write paths, counts, choices, long values, and what would steer a terminal."""
+"""How messages write paths, counts, sizes, choices, long values, and what would steer a terminal."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the chara
 
 
 def cut(text: str) -> str:
-    """The text, at a length that a line can hold."""
+    """Return the text, at a length that a line can hold."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def dotted(path: KeyPath) -> str:
-    """`volumes.0.path`, as overrides write it too."""
+    """Return `volumes.0.path`, as overrides write it too."""
     return ".".join(cut(str(key)) for key in path)
 
 
 def either(options: Sequence[object]) -> str:
-    """`1, 2 or 4`."""
+    """Return `1, 2 or 4`."""
     *most, last = map(str, options)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def count(number: int, noun: str) -> str:
-    """`1 host`, `4 hosts`, `2 processes`."""
+    """Return `1 host`, `4 hosts`, `2 processes`."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def duration(value_s: float) -> str:
-    """The shortest way to write whole seconds: 5400 is 1h30m."""
+    """Return the shortest way to write whole seconds: 5400 is 1h30m."""
     rest, parts = int(value_s), []
     for letter, unit in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         number, rest = divmod(rest, unit)
@@ -50,7 +50,7 @@ def duration(value_s: float) -> str:
 
 
 def size(number: float) -> str:
-    """`131.2 MiB`."""
+    """Return `131.2 MiB`."""
     if number < 1000:
         return f"{number:.0f} B"
     units = ("KiB", "MiB", "GiB")
@@ -58,19 +58,24 @@ def size(number: float) -> str:
     return f"{number / 1024**power:.1f} {units[power - 1]}"
 
 
+def os_reason(error: OSError) -> str:
+    """Return why a call of the system failed, as the end of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
 def visible(text: str) -> str:
-    """The text with its control characters written out: `\\x1b` in place of an escape, `\\u202e` of an override."""
-    return CONTROL.sub(lambda found: escaped(found[0], "\\x{:02x}"), text)
+    """Return the text with its control characters written out: `\\x1b` for an escape, `\\u202e` for an override."""
+    return CONTROL.sub(lambda match: escaped(match[0], "\\x{:02x}"), text)
 
 
 def escaped(character: str, narrow: str) -> str:
-    """A character as its number; `narrow` is the form below 256."""
+    """Return a character as its number; `narrow` is the form below 256."""
     code = ord(character)
     return (narrow if code < 0x100 else "\\u{:04x}" if code < 0x10000 else "\\U{:08x}").format(code)
 
 
 def coloured(text: str) -> str:
-    """The same for a line of a program, which keeps its colours; they end with the line."""
+    """Return a line of a program, made visible, but with its colours; they end with the line."""
     texts_and_colours = _COLOUR.split(text)
     shown = [part if at % 2 else visible(part) for at, part in enumerate(texts_and_colours)]
     return "".join(shown) + ("\x1b[0m" if len(shown) > 1 else "")

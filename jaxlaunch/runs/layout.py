@@ -25,7 +25,7 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 EVALS = "eval.jsonl"
 SAMPLES = "samples.jsonl"
-# jaxlaunch/shown.py, which works in images without this package, names its own folder "reported".
+# jaxlaunch/reporting.py, which works in images without this package, names its own folder "reported".
 TENSORBOARD = "tensorboard"
 # In the folder of a sweep, whose runs are folders in it.
 SWEEP = "sweep.jsonl"

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
+from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place
@@ -60,7 +61,10 @@ def main() -> NoReturn:
         code = exit_code(error, has_stepped=loop is not None and loop.is_stepping)
         if loop is not None and code != contract.PREEMPTED:
             loop.end_saves()
-        print_error(error, code)
+        if fd and isinstance(error, TrainerError) and code in contract.SENTENCES:
+            report.refusal(str(error), code)
+        else:
+            print_error(error, code)
         report.error(error, code, of_exit(error))
     leave(code, report)
 

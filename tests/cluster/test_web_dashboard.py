@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.report.serving import sign_in
+from jaxlaunch.launcher.report import viewers
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project, started
@@ -162,8 +162,8 @@ def test_a_viewer_sees_through_the_dashboard_what_their_own_token_may_see_and_no
             **{f"odd {at}": ask(port, "/sign-in", {"token": token}) for at, token in enumerate(ODD)},
         }
         assert [answer[0] for answer in refused.values()] == [401, 403, 403, 401, 403, 403, *[401] * len(ODD)]
-        assert "Sign in to see your jobs." in refused["no token"][1] and sign_in.NO_RIGHTS in refused["bob"][1]
-        assert sign_in.NOT_ACCEPTED in refused["a wrong one"][1]
+        assert "Sign in to see your jobs." in refused["no token"][1] and viewers.NO_RIGHTS in refused["bob"][1]
+        assert viewers.NOT_ACCEPTED in refused["a wrong one"][1]
         shown = "".join(text + cookie for _, text, cookie in refused.values())
         assert not [word for word in (">ours", '"ours"', "theirs", namespace, elsewhere, "eyJ") if word in shown]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxlaunch
-from jaxlaunch.launcher.report import classes
+from jaxlaunch.launcher.report import run_files
 from tests.gang.runs import HERE, digits, job, launch, succeed
 from tests.launcher.invoke import Left, launcher
 
@@ -55,7 +55,7 @@ def test_the_last_evaluation_of_a_training_says_what_the_command_says_of_the_cla
     assert again is not None and told["step"] == 30 and told["ema"] is True
     for key in ("examples", "top1", "per_class", "confusion"):
         assert told[key] == again[key], key
-    assert told["top1"] == logged(run)[30]["accuracy"] and classes.of(run) is not None
+    assert told["top1"] == logged(run)[30]["accuracy"] and run_files.read_classification(run) is not None
 
 
 def test_what_is_loaded_predicts_and_has_the_held_out_data(run: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_command_says_what_was_logged(run: Path, evaluate: Any) -> None:
     told = json.loads((run / "classification.json").read_text())
     assert (told["step"], told["ema"], told["examples"], told["top1"]) == (30, True, 72, found["metrics"]["accuracy"])
     assert told | {"step": 0, "ema": 0} == found["classification"] | {"step": 0, "ema": 0}
-    shown = classes.of(run)  # on the page
+    shown = run_files.read_classification(run)  # on the page
     assert shown is not None
     assert (shown["ema"], shown["confusion"], len(shown["worst"])) == (True, told["confusion"], len(told["worst"]))
     assert sum(map(sum, told["confusion"])) == sum(each["examples"] for each in told["per_class"]) == 72

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.trainer.checkpoint import reader
 from jaxlaunch.trainer.data import records
 from tests import needs
@@ -61,7 +61,7 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
     assert metrics["eval_examples"] == len(held_out) == 13  # of two batches of 8
     assert metrics["eval_loss"] == pytest.approx(float(np.square(held_out).mean()), rel=1e-6)
     assert result.summary["step"] == math.ceil(2 * 39 / 8)
-    (row,) = Followed(result.folder).read().to_json()["samples"]  # on the page
+    (row,) = RunReader(result.folder).read().to_json()["samples"]  # on the page
     assert (row["step"], row["samples"][1]) == (10, {"name": "line", "text": "y = 0.0 x"})
     assert row["samples"][0]["name"] == "noise" and row["samples"][0]["image"].startswith("data:image/png")
 

@@ -95,5 +95,5 @@ def test_to_look_for_pip_leaves_an_imported_distutils_alone(monkeypatch: pytest.
 def test_what_needs_the_trainer_is_refused_in_a_sentence_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_process, "is_installed", lambda: False)
     with pytest.raises(UserError, match="launcher eval needs the trainer, which is not installed here") as raised:
-        trainer_process.require("launcher eval")
+        trainer_process.require_trainer("launcher eval")
     assert raised.value.exit_code == 2 and "install" in str(raised.value)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jaxlaunch.launcher import profile_requests
-from jaxlaunch.launcher.cli.profile import profile_command
+from jaxlaunch.launcher.cli import profile
+from jaxlaunch.launcher.cli.profile import Agent, Answer, Gone, profile_command
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.profile_requests import Agent, Answer, Gone
 
 DONE = {"state": "done", "folder": "there", "summary": {"first_step": 4, "steps": 5, "devices": 1, "device": "cpu"}}
 
@@ -44,12 +43,12 @@ asked: list[tuple[int, str]] = []
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_requests, "_POLL_S", 0.0)
+    monkeypatch.setattr(profile, "_POLL_S", 0.0)
     asked.clear()
 
 
 def states(agents: Iterable[Agent], said: list[str]) -> dict[int, str]:
-    answers = profile_requests.profile(list(agents), 3, said.append)
+    answers = profile.profile_agents(list(agents), 3, said.append)
     return {rank: one["state"] for rank, one in answers.items()}
 
 
@@ -64,7 +63,7 @@ def test_every_host_is_asked_and_waited_for() -> None:
 
 def test_of_a_large_gang_host_0_alone_is_asked() -> None:
     said: list[str] = []
-    gang = [agent(number, {"state": "asked"}, DONE) for number in range(profile_requests.HOSTS + 1)]
+    gang = [agent(number, {"state": "asked"}, DONE) for number in range(profile.MAX_HOSTS + 1)]
     assert states(gang, said) == {0: "done"}
     assert said == ["only host 0 of 9 hosts is profiled"]
 
@@ -94,16 +93,16 @@ def test_a_folder_of_a_job_on_a_cluster_is_not_running_here(tmp_path: Path) -> N
         json.dumps([{"host": 0, "address": "10.0.0.7:9400", "pid": os.getpid(), "ranks": [0]}])
     )
     with pytest.raises(UserError, match="is not running"):
-        profile_requests.here(tmp_path)
+        profile.local_agents(tmp_path)
 
 
 def test_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "lm"
     folder.mkdir(parents=True)
-    assert run_folders.find("lm") is None
+    assert run_folders.find_run("lm") is None
     (folder / ".lock").touch()
-    assert run_folders.find("lm") == run_folders.find("runs/lm") == folder
+    assert run_folders.find_run("lm") == run_folders.find_run("runs/lm") == folder
 
 
 def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others(
@@ -112,9 +111,9 @@ def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others
     done = DONE | {"table": ["  matmul …"], "summary": DONE["summary"] | {"step_s": 0.25}}
     failed = {"state": "failed", "fault": "a full disk"}
     answers = {0: failed, 1: done, 2: done, 3: {"state": "gone"}}
-    monkeypatch.setattr(run_folders, "find", lambda run: tmp_path)
-    monkeypatch.setattr(profile_requests, "here", lambda folder: [])
-    monkeypatch.setattr(profile_requests, "profile", lambda agents, steps, say: answers)
+    monkeypatch.setattr(run_folders, "find_run", lambda run: tmp_path)
+    monkeypatch.setattr(profile, "local_agents", lambda folder: [])
+    monkeypatch.setattr(profile, "profile_agents", lambda agents, steps, say: answers)
     found = CliRunner().invoke(profile_command, ["lm"])
     assert found.output.splitlines() == [
         "steps 4-8 on 1 devices of rank 1 (cpu)",

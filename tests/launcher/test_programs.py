@@ -10,10 +10,7 @@ import click
 import pytest
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli.evaluate import eval_command
-from jaxlaunch.launcher.cli.export import export_command
-from jaxlaunch.launcher.cli.predict import predict_command
-from jaxlaunch.launcher.cli.sample import sample_command
+from jaxlaunch.launcher.cli.models import eval_command, export_command, predict_command, sample_command
 
 # What each program is asked for, and the same written out.
 ASKED: list[tuple[Any, list[str]]] = [

@@ -14,11 +14,11 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.http import metrics
-from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.jobs.status.job_status import status_of
-from jaxlaunch.launcher.report import folder as table_of_runs
-from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch.launcher.report import run_files
+from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.progress_annotation import Recorded
 from jaxlaunch.records.summary import Of, Start, Summary
@@ -73,8 +73,8 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
         "status": number(show("status", "--local", "made")),
         "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"]["total"],
         "explain": number(show("explain", "--local", "made")),
-        "page": Followed(run).read().to_json()["restarts"],
-        "dashboard": table_of_runs.brief(run).restarts,
+        "page": RunReader(run).read().to_json()["restarts"],
+        "dashboard": run_files.read_brief(run).restarts,
     }
 
     assert shown == dict.fromkeys(shown, RESTARTS)
@@ -98,7 +98,7 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
 
     facts = explain(seen).to_json()["facts"]
     shown = {
-        "list": int(table([("lm", [status])], False, False)[1].split()[4]),
+        "list": int(format_table([("lm", [status])], False, False)[1].split()[4]),
         "-o json": status.to_json()["restarts"]["total"],
         "by cause": sum(status.to_json()["restarts"]["by_cause"].values()),
         "explain": number("\n".join(facts)),

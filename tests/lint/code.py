@@ -18,8 +18,7 @@ FACTS = (*(platforms_page.module(name) for name in table.PLATFORMS), runtime)
 # Modules of the command line that may write in a way of their own.
 WRITERS = {
     "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
-    "evaluate.py": ["json.dumps("],  # a file in the run folder
-    "prepare.py": ["json.dumps("],  # as data.py
+    "models.py": ["json.dumps("],  # a file in the run folder
     "main.py": ["click.echo("],  # errors, before all else
     "schema.py": ["json.dumps("],  # values in the text of its page
 }

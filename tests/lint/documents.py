@@ -12,7 +12,7 @@ import yaml
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.agent.host.environment import TRAINER
-from jaxlaunch.launcher.cli import pages
+from jaxlaunch.launcher.cli import help
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
 from jaxlaunch.launcher.diagnose.doctor.checks import see as see_check
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
@@ -140,7 +140,7 @@ def find_wrong_jobs() -> Iterator[str]:
 def find_sections_that_help_does_not_show() -> Iterator[str]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        shown = {anchor for anchor in pages.anchors(text) if pages.section(text, anchor)}
+        shown = {anchor for anchor in help.list_anchors(text) if help.find_section(text, anchor)}
         yield from (f"{page_name(page)}#{anchor}" for anchor in shown ^ anchors(page))
 
 

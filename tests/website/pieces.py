@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxlaunch.launcher.cli import pages
+from jaxlaunch.launcher.cli import help
 
 
 def _topic(topics: Mapping[str, tuple[str, ...]]) -> Callable[[str], str]:
@@ -71,7 +71,7 @@ def of(path: str, text: str) -> list[Piece]:
     made = [_piece(path, title, found) for title, found in topics.items()]
     listed = "".join(f"- {', '.join(_links(found))}\n" for found in topics.values())
     own = f"{start}\n\n## Pages\n\n{listed}" if made else start
-    return [Piece(_title(start), path, own, tuple(pages.anchors(start))), *made]
+    return [Piece(_title(start), path, own, tuple(help.list_anchors(start))), *made]
 
 
 def _piece(path: str, title: str, sections: list[str]) -> Piece:
@@ -83,13 +83,13 @@ def _piece(path: str, title: str, sections: list[str]) -> Piece:
     else:
         text = f"# {title}\n\n{text}"
     name = re.sub(r"\W+", "-", title.lower()).strip("-")
-    return Piece(title.replace("`", ""), f"{path.removesuffix('.md')}/{name}.md", text, tuple(pages.anchors(text)))
+    return Piece(title.replace("`", ""), f"{path.removesuffix('.md')}/{name}.md", text, tuple(help.list_anchors(text)))
 
 
 def _sections(text: str) -> list[str]:
     """What is before the first heading of the second level, and each such heading with what is below it."""
     lines = text.splitlines()
-    starts = [number for number, level, _ in pages.headings(text) if level == 2]
+    starts = [number for number, level, _ in help.list_headings(text) if level == 2]
     return ["\n".join(lines[one:other]).strip() for one, other in itertools.pairwise([0, *starts, len(lines)])]
 
 
@@ -99,12 +99,12 @@ def _title(section: str) -> str:
 
 def _links(sections: list[str]) -> Iterator[str]:
     for section in sections:
-        yield f"[{_title(section)}](#{pages.anchor(_title(section))})"
+        yield f"[{_title(section)}](#{help.make_anchor(_title(section))})"
 
 
 def _lifted(text: str) -> str:
     """The text with every heading one level higher."""
     lines = text.splitlines()
-    for number, _, _ in pages.headings(text):
+    for number, _, _ in help.list_headings(text):
         lines[number] = lines[number].removeprefix("#")
     return "\n".join(lines)

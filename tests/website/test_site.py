@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.cli import pages as documentation
+from jaxlaunch.launcher.cli import help as documentation
 from tests import pages
 from tests.launcher.report import browser
 from tests.website import pieces
@@ -81,7 +81,9 @@ def test_anchors_of_a_page_that_was_split_lead_to_its_pieces(chromium: browser.P
         if (source := pages.DOCS / name).exists():
             parts = [site / piece.path for piece in pieces.of(name, source.read_text())]
             known = "".join(part.with_suffix(".html").read_text() for part in parts)
-            assert [each for each in documentation.anchors(source.read_text()) if f'id="{each}"' not in known] == []
+            assert [
+                each for each in documentation.list_anchors(source.read_text()) if f'id="{each}"' not in known
+            ] == []
 
 
 def test_a_page_leads_to_its_neighbours_and_its_source_and_files_outside_docs_are_there(site: Path) -> None:

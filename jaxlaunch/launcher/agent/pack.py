@@ -32,7 +32,6 @@ PACKAGE = (
     "isolated.py",
     "regular_files.py",
     "reporting.py",
-    "shown.py",
     "launcher/__init__.py",
 )  # of jaxlaunch, beside the agent, records and runs
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes

@@ -1,4 +1,4 @@
-"""`launcher data`: what a folder or file of data holds, and the block that reads it."""
+"""`launcher data` and `prepare`: what data holds and the block that reads it, and packing it once before a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import yaml
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
-from jaxlaunch.launcher.local import paths, run_folders, trainer_process
-from jaxlaunch.launcher.wording import count
-from jaxlaunch.trainer.spec import Mixture
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.local.paths import map_paths
+from jaxlaunch.launcher.local.run_folders import HOME
+from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.trainer.spec import Data, Images, Mixture, Table
 
-LISTED = 20  # classes, or columns
-Found = Mapping[str, Any]
+MAX_LISTED = 20  # classes, or columns
+BAR = 30  # characters of the longest bar
 
 
 @click.command("data")
@@ -31,7 +33,7 @@ Found = Mapping[str, Any]
     metavar="FILE",
     help="Write a PNG: images by class, or histograms of columns.",
 )
-@options.form("text", "json", "yaml")
+@options.output_option("text", "json", "yaml")
 def data_command(path: str, label: str | None, pictures: Path | None, form: str) -> None:
     """Show what is in PATH, and the data block that reads it.
 
@@ -41,87 +43,192 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
     PATH may also be the job.yaml of a mixture: the output then has the examples of each part, its share of the
     training, and how often it is seen while the run passes once over all parts.
     """
-    trainer_process.require("launcher data")
+    trainer_process.require_trainer("launcher data")
     if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
         if label is not None or pictures is not None:
             raise UserError("--label and --pictures apply to images and tables, not to a job; leave them out.")
         return _show_mixture(Path(path), form)
     asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    found = trainer_process.run("jaxlaunch.trainer.inspect_data", json.dumps(asked), environ=environ, show=output.say)
+    module = "jaxlaunch.trainer.inspect_data"
+    data = trainer_process.run_program(module, json.dumps(asked), environ=environ, show=output.say)
     if form != "text":
-        return output.data(found, form)
-    output.show(*_lines(path, found))
+        return output.show_data(data, form)
+    output.show(*_describe_data(path, data))
 
 
 def _show_mixture(job_file: Path, form: str) -> None:
-    """What the parts of a job's mixture have."""
     job = jobs.load(job_file, ())
     if job.train is None or not isinstance(job.train.data, Mixture):
-        said = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
+        what = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
         raise UserError(
-            f"{job_file} has {said}, and of a job only a mixture is shown.", "give the folder or file of the data."
+            f"{job_file} has {what}, and of a job only a mixture is shown.", "give the folder or file of the data."
         )
     base = job_file.absolute().parent
-    train = paths.of(job, base, (run_folders.HOME / job.name).absolute(), {}).train(job.train)
-    environ = trainer_process.environ(job, train, base)
-    found = trainer_process.run("jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.say)
+    train = map_paths(job, base, (HOME / job.name).absolute(), {}).train(job.train)
+    environ = trainer_process.cpu_environ(job, train, base)
+    data = trainer_process.run_program("jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.say)
     if form != "text":
-        return output.data(found, form)
+        return output.show_data(data, form)
     rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]
-    for name, part in found["parts"].items():
+    for name, part in data["parts"].items():
         counts = (f"{part['train']:,}", f"{part['eval']:,}", f"{part['share']:.4g}", f"{part['epochs']:.4g}")
         rows.append((name, part["source"], *counts))
-    output.show(*output.columns(rows), f"EPOCHS: in one pass over all {count(found['splits']['train'], 'example')}")
+    total = count(data["splits"]["train"], "example")
+    output.show(*output.format_columns(rows), f"EPOCHS: in one pass over all {total}")
 
 
-def _lines(path: str, found: Found) -> Iterator[str]:
-    """The report."""
-    unit = "image" if found["kind"] == "images" else "row"
-    yield f"{path}: {', '.join(f'{split} {count(number, unit)}' for split, number in found['splits'].items())}"
-    yield from _of_images(found) if found["kind"] == "images" else _of_table(found)
+def _describe_data(path: str, data: Mapping[str, Any]) -> Iterator[str]:
+    is_images = data["kind"] == "images"
+    unit = "image" if is_images else "row"
+    yield f"{path}: {', '.join(f'{split} {count(number, unit)}' for split, number in data['splits'].items())}"
+    yield from _describe_images(data) if is_images else _describe_table(data)
     for key, what in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
-        about = found.get(key, {"count": 0})
-        if about["count"]:
-            yield f"{count(about['count'], unit)} {what}{':' if about['first'] else ''}"
-            yield from (f"  {each}" for each in about["first"])
-    yield "Use it with:"
-    train = {key: found[key] for key in ("model", "data", "loss") if key in found}
+        group = data.get(key, {"count": 0})
+        if group["count"]:
+            yield f"{count(group['count'], unit)} {what}{':' if group['first'] else ''}"
+            yield from (f"  {name}" for name in group["first"])
+    train = {key: data[key] for key in ("model", "data", "loss") if key in data}
     if train.get("loss") == {"target": "class"}:
         del train["loss"]
-    yield from (f"  {line}" for line in _yaml({"train": train}))
+    yield from _use_it_with({"train": train}, default_flow_style=None)
 
 
-def _of_images(found: Found) -> Iterator[str]:
-    for split, classes in found["classes"].items():
-        of = f" of {split}" if len(found["classes"]) > 1 else ""
-        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:LISTED])
-        yield f"{count(len(classes), 'class')}{of}: {first}{', …' if len(classes) > LISTED else ''}"
-    if found["sizes"]:
-        said = ", ".join(f"{name} {high} × {wide}" for name, (high, wide) in found["sizes"].items())
-        yield f"height × width: {said}"
-    yield f"formats: {', '.join(f'{name} {number:,}' for name, number in found['formats'].items())}"
-    if found["left_out"]:
-        yield f"{count(found['left_out'], 'other file')} not read"
+def _use_it_with(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
+    yield "Use it with:"
+    text: str = yaml.safe_dump(block, sort_keys=False, allow_unicode=True, width=110, **style)
+    yield from (f"  {line}" for line in text.splitlines())
 
 
-def _of_table(found: Found) -> Iterator[str]:
+def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
+    for split, classes in data["classes"].items():
+        of = f" of {split}" if len(data["classes"]) > 1 else ""
+        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:MAX_LISTED])
+        yield f"{count(len(classes), 'class')}{of}: {first}{', …' if len(classes) > MAX_LISTED else ''}"
+    if data["sizes"]:
+        sizes = ", ".join(f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items())
+        yield f"height × width: {sizes}"
+    yield f"formats: {', '.join(f'{name} {number:,}' for name, number in data['formats'].items())}"
+    if data["left_out"]:
+        yield f"{count(data['left_out'], 'other file')} not read"
+
+
+def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:
     rows = [("COLUMN", "KIND", "MISSING", "VALUES")]
-    for name, about in list(found["columns"].items())[:LISTED]:
-        if "refused" in about:
-            values = f"left out: {about['refused']}"
-        elif "values" in about:
-            values = ", ".join(f"{value} {number:,}" for value, number in list(about["values"].items())[:5])
-            values += ", …" if about["different"] > 5 else ""
+    for name, column in list(data["columns"].items())[:MAX_LISTED]:
+        if "refused" in column:
+            values = f"left out: {column['refused']}"
+        elif "values" in column:
+            values = ", ".join(f"{value} {number:,}" for value, number in list(column["values"].items())[:5])
+            values += ", …" if column["different"] > 5 else ""
         else:
-            values = f"{about['least']:g} to {about['most']:g}, mean {about['mean']:g}"
-        kind = about["kind"] + (str(about["shape"]) if "shape" in about else "")
-        rows.append((name, kind, str(about["missing"] or ""), values))
-    yield from output.columns(rows)
-    if len(found["columns"]) > LISTED:
-        yield f"and {count(len(found['columns']) - LISTED, 'column')} more"
+            values = f"{column['least']:g} to {column['most']:g}, mean {column['mean']:g}"
+        kind = column["kind"] + (str(column["shape"]) if "shape" in column else "")
+        rows.append((name, kind, str(column["missing"] or ""), values))
+    yield from output.format_columns(rows)
+    if len(data["columns"]) > MAX_LISTED:
+        yield f"and {count(len(data['columns']) - MAX_LISTED, 'column')} more"
 
 
-def _yaml(value: Any) -> list[str]:
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
-    return text.splitlines()
+@click.command("prepare")
+@options.job_arguments
+@options.folder_options
+@click.option(
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Where the records of images or of a table are written.",
+)
+@click.option(
+    "--resize",
+    type=click.IntRange(1, 2**15),
+    metavar="PIXELS",
+    help="Reduce images whose shorter side is longer. [default: no]",
+)
+@options.output_option("text", "json", "yaml")
+def prepare_command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+    volumes: tuple[str, ...],
+    to: Path | None,
+    resize: int | None,
+    form: str,
+) -> None:
+    """Pack the data of JOB_FILE, once: text, images or a table.
+
+    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and --volume. Prepared
+    data is found again by its inputs: files, tokenizer, packing. The command prints the number of documents and tokens,
+    their lengths, and how full the rows are.
+
+    Images are decoded, and tables are read, into array_record files in --to; the command prints the data block that
+    reads them.
+
+    After an interruption the command resumes; existing files are verified byte by byte.
+    """
+    job = jobs.load(job_file, overrides)
+    if job.train is None:
+        raise UserError("prepare reads train.data; this job has a command.")
+    trainer_process.require_trainer("launcher prepare")
+    base, folder = job_file.absolute().parent, (run_dir or HOME / job.name).absolute()
+    train = map_paths(job, base, folder, options.parse_volumes(volumes)).train(job.train)
+    environ = trainer_process.cpu_environ(job, train, base)
+    program = _prepare_program(train.data, to, resize)
+    try:
+        result = trainer_process.run_program(*program, environ=environ, show=output.say)
+    except KeyboardInterrupt:
+        output.say("stopped; what is complete is kept, and the same command resumes from there")
+        raise
+    if form != "text":
+        output.show_data(result, form)
+    elif to is None:
+        output.show(*(line for corpus in result["prepared"] for line in _describe_corpus(corpus)))
+    else:
+        output.show(*_describe_records(to, result))
+
+
+def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
+    """Return the program that prepares the data, and its arguments. Raises UserError for options it has no use of."""
+    source = f"train.data.source = {data.source}"
+    if isinstance(data, Images | Table):
+        if to is None:
+            raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
+        return "jaxlaunch.trainer.prepare.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
+    if isinstance(data, Mixture) and data.of != "text":
+        raise UserError(
+            f"{source} is not packed as a whole, for its parts keep their own weights.",
+            "pack each part as a job with that source, and name its records as a part with source: array_record.",
+        )
+    for option, value in (("--to", to), ("--resize", resize)):
+        if value is not None:
+            raise UserError(f"{option} applies to images and tables, not to {source}; leave it out.")
+    return ("jaxlaunch.trainer.prepare.text",)
+
+
+def _describe_records(to: Path, result: Mapping[str, Any]) -> Iterator[str]:
+    for split in ("train", "eval"):
+        files = [file for file in result["files"].values() if file["split"] == split]
+        if files:
+            rows, size_bytes = sum(file["rows"] for file in files), sum(file["size"] for file in files)
+            yield f"{split}: {count(rows, 'example')} in {count(len(files), 'file')} of {to}, {size(size_bytes)}"
+    yield from _use_it_with({"data": result["data"]})
+
+
+def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
+    more = f" and {count(corpus['paths'] - 1, 'more file')}" if corpus["paths"] > 1 else ""
+    yield f"{corpus['first']}{more}: {count(corpus['documents'], 'document')}, {corpus['tokens']:,} tokens"
+    yield f"  {size(corpus['bytes'])} of text, {corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
+    if corpus["replaced"]:
+        yield f"  {corpus['replaced']:,} characters were not valid UTF-8 and were replaced"
+    if corpus["empty"]:
+        yield f"  {corpus['empty']:,} documents are empty"
+    if "targets" in corpus:
+        yield f"  {corpus['targets']:,} tokens are the assistant's, the targets"
+    rows = corpus["rows"]
+    yield f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, {corpus['fill']:.1%} full"
+    yield f"  packed by {corpus['packing']} into rows of {corpus['length']}, in {corpus['folder']}"
+    yield "  tokens of a document:"
+    longest = max(corpus["lengths"], default=0)
+    for power, documents in enumerate(corpus["lengths"]):
+        if any(corpus["lengths"][: power + 1]):
+            yield f"  {2**power:>9,}  {'█' * -(-BAR * documents // longest)} {documents:,}"

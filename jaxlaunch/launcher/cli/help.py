@@ -1,66 +1,115 @@
-"""`launcher help`: the pages of the documentation in the terminal."""
+"""`launcher help`: the pages of docs/ in the terminal, which are plain text, and sections of them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
 
-from jaxlaunch.launcher.cli import completions, output, pages
+from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.spelling import in_full, nearest
 
+_LINK = re.compile(r"!?\[([^\[\]]+)\]\([^()\s]*\)")
+_HEADING = re.compile(r"(#+) (.+)")
+
 
 @click.command("help")
-@click.argument("topic", required=False, shell_complete=completions.topics)
+@click.argument("topic", required=False, shell_complete=options.complete_topics)
 @click.pass_context
 def help_command(context: click.Context, topic: str | None) -> None:
     """Show a page of the documentation, or list them.
 
     TOPIC is a page, a page with one of its sections (PAGE#SECTION), or a command.
     """
-    docs = pages.folder()
-    known = {} if docs is None else pages.names(docs)
+    docs = docs_folder()
+    pages = {} if docs is None else list_pages(docs)
     if topic is None:
-        output.show(*_listed(known))
-        return
-    name, _, wanted = topic.removeprefix("docs/").partition("#")
+        if not pages:
+            raise UserError("The pages are not part of this installation.", "read docs/ of the repository.")
+        rows = [(name, page_title(path)) for name, path in pages.items()]
+        output.show("launcher help TOPIC shows one of these pages, or a command:", "")
+        return output.show(*output.format_columns(rows, indent="  "))
+    name, _, section = topic.removeprefix("docs/").partition("#")
     name = name.removesuffix(".md")
-    if name in known:
-        output.show(_part(known[name], name, wanted).rstrip())
+    if name in pages:
+        output.show(_read_page(pages[name], name, section).rstrip())
     elif name in COMMANDS:
-        _show_command(context, name)
+        group = context.parent
+        assert group is not None and isinstance(group.command, click.Group), "this command is one of a group"
+        command = group.command.get_command(group, name)
+        assert command is not None
+        output.show(command.get_help(click.Context(command, info_name=name, parent=group)))
     else:
-        choices = {*known, *COMMANDS}
-        near = nearest(name, choices) or in_full(name, sorted(choices))
+        topics = {*pages, *COMMANDS}
+        near = nearest(name, topics) or in_full(name, sorted(topics))
         hint = f"did you mean {near[0]}?" if near else "`launcher help` lists the pages."
         raise UserError(f"No page or command is called {name}.", hint)
 
 
-def _listed(known: dict[str, Path]) -> list[str]:
-    if not known:
-        raise UserError("The pages are not part of this installation.", "read docs/ of the repository.")
-    rows = [(name, pages.title(path)) for name, path in known.items()]
-    return ["launcher help TOPIC shows one of these pages, or a command:", "", *output.columns(rows, indent="  ")]
-
-
-def _part(path: Path, name: str, wanted: str) -> str:
-    """The page, or the section of it. Raises UserError for a section that it does not have."""
+def _read_page(path: Path, name: str, section: str) -> str:
+    """Return the page, or the section of it. Raises UserError for a section that it does not have."""
     page = path.read_text(encoding="utf-8")
-    if not wanted:
+    if not section:
         return page
-    found = pages.section(page, pages.anchor(wanted))
-    if found is None:
-        near = nearest(wanted, pages.anchors(page))
+    text = find_section(page, make_anchor(section))
+    if text is None:
+        near = nearest(section, list_anchors(page))
         hint = f"did you mean {name}#{near[0]}?" if near else f"`launcher help {name}` shows the whole page."
-        raise UserError(f"The page {name} has no section {wanted}.", hint)
-    return found
+        raise UserError(f"The page {name} has no section {section}.", hint)
+    return text
 
 
-def _show_command(context: click.Context, name: str) -> None:
-    group = context.parent
-    assert group is not None and isinstance(group.command, click.Group), "this command is one of a group"
-    command = group.command.get_command(group, name)
-    assert command is not None
-    output.show(command.get_help(click.Context(command, info_name=name, parent=group)))
+def docs_folder() -> Path | None:
+    """Return the folder of the pages: the clone's, or what the package installed; None where there is none."""
+    cloned = Path(__file__).resolve().parents[3] / "docs"
+    if (cloned / "index.md").is_file():
+        return cloned
+    for file in metadata.files("jaxlaunch") or ():
+        if file.parts[-3:] == ("jaxlaunch", "docs", "index.md"):
+            return Path(str(file.locate())).resolve().parent
+    return None
+
+
+def list_pages(docs: Path) -> dict[str, Path]:
+    """Return the pages by the name that `launcher help` takes: `quickstart`, `runbooks/JaxlaunchHang`."""
+    return {path.relative_to(docs).with_suffix("").as_posix(): path for path in sorted(docs.rglob("*.md"))}
+
+
+def page_title(path: Path) -> str:
+    """Return a page's first heading."""
+    with path.open(encoding="utf-8") as page:
+        return page.readline().lstrip("# ").strip()
+
+
+def make_anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", _LINK.sub(r"\1", heading).lower()).replace(" ", "-")
+
+
+def list_anchors(page: str) -> list[str]:
+    """Return the anchors of a page's headings, in order."""
+    return [make_anchor(heading) for _, _, heading in list_headings(page)]
+
+
+def find_section(page: str, anchor: str) -> str | None:
+    """Return the part of a page below the heading of that anchor, up to the next heading of its level, or None."""
+    lines, headings = page.splitlines(), list(list_headings(page))
+    for at, (number, level, heading) in enumerate(headings):
+        if make_anchor(heading) == anchor:
+            ends = (end for end, deeper, _ in headings[at + 1 :] if deeper <= level)
+            return "\n".join(lines[number : next(ends, len(lines))])
+    return None
+
+
+def list_headings(page: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the number of each heading's line, its level and its text; a comment in an example is none."""
+    is_code = False
+    for number, line in enumerate(page.splitlines()):
+        is_code ^= line.lstrip().startswith("```")
+        if not is_code and (match := _HEADING.fullmatch(line)) is not None:
+            yield number, len(match[1]), match[2]

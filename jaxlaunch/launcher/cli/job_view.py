@@ -1,18 +1,22 @@
-"""A job as the commands show it, whether its source is a run folder of this machine or a cluster."""
+"""A job as the commands show it, whether it is a run folder of this machine or on a cluster, and which is meant."""
 
 from __future__ import annotations
 
 import abc
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs.status import job_status, lost_hosts
+from jaxlaunch.launcher.cli import output
+from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.launcher.jobs.status import collect, job_status, lost_hosts
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local import status as local_status
 from jaxlaunch.launcher.local.run_folders import Run
 
@@ -20,10 +24,68 @@ from jaxlaunch.launcher.local.run_folders import Run
 if TYPE_CHECKING:
     from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
 
-# Rows of a table of hosts.
-MAX_HOSTS = 32
+MAX_HOSTS = 32  # rows of a table of hosts
+LOOK_S = 3.0  # for which a cluster is asked whether it has a job of the name of a run here
 
 Table = Sequence[Sequence[str]]
+
+
+def find_view(name: str, namespace: str | None, context: str | None, where: str | None) -> JobView:
+    """Return the run or the job that is meant. Raises as `find_local_run` and `connect` do."""
+    if (run := find_local_run(name, namespace, context, where)) is not None:
+        return RunView(run)
+    cluster = connect(name, context, where)
+    return ClusterView(collect.snapshot(cluster, namespace or cluster.namespace, name), cluster)
+
+
+def find_local_run(name: str, namespace: str | None, context: str | None, where: str | None) -> Run | None:
+    """Return the run on this machine that is meant, or None where it is a job of a cluster.
+
+    Raises UserError where there is both, and neither an option nor a path says which.
+    """
+    asks_cluster = where == "cluster" or namespace is not None or context is not None
+    if asks_cluster and where == "local":
+        raise UserError("--local selects this machine; -n and --context select a cluster.", "give one of them.")
+    if asks_cluster:
+        return None
+    folder = run_folders.find_run(name)
+    if folder is None:
+        if where == "local" or os.sep in name:
+            reason = run_folders.where_searched(name)
+            raise UserError(f"There is no run {name}: {reason}.", "`launcher list` shows them.")
+        return None
+    if where is None and os.sep not in name:
+        _require_no_job(name)
+    return run_folders.open_run(folder)
+
+
+def _require_no_job(name: str) -> None:
+    """Raises UserError where the cluster of the current context has a job with the name of a run here."""
+    try:
+        cluster = Cluster.connect(None)
+    except ClusterError:
+        return  # there is none
+    cluster.hurry(LOOK_S)
+    try:
+        has_job = cluster.get(JOBSETS, name) is not None
+    except ClusterError as error:
+        return output.say(f"{name} is the run here; whether the cluster has a job of that name is unknown: {error}")
+    if has_job:
+        raise UserError(
+            f"{name} is both a run on this machine and a job in namespace {cluster.namespace}.",
+            f"say which: --local or --cluster; a path, such as runs/{name}, is of this machine, too.",
+        )
+
+
+def connect(name: str, context: str | None, where: str | None) -> Cluster:
+    """Connect to the cluster whose job is meant. Raises ClusterError, which also says that there is no such run."""
+    try:
+        return Cluster.connect(context, output.say)
+    except ClusterError as error:
+        if context is not None or where is not None:
+            raise
+        message = f"There is no run {name} here ({run_folders.where_searched(name)}). {error.message}"
+        raise ClusterError(message, error.hint) from None
 
 
 class JobView(abc.ABC):
@@ -68,7 +130,7 @@ class RunView(JobView):
 
     @functools.cached_property
     def _live(self) -> local_status.Live | None:
-        return local_status.live(self.run)
+        return local_status.ask_agents(self.run)
 
     @functools.cached_property
     def status(self) -> JobStatus:
@@ -146,13 +208,9 @@ class ClusterView(JobView):
             state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
             state = "Terminating" if host.is_leaving and not host.has_ended else state
             ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
-            ranks = "spare" if host.number in spares else _range(self.snapshot.members.ranks(host.number))
-            rows.append((str(host.number), ranks, ready, state, host.node or "-", host.pod))
+            ranks = self.snapshot.members.ranks(host.number)
+            span = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
+            span = "spare" if host.number in spares else span
+            rows.append((str(host.number), span, ready, state, host.node or "-", host.pod))
         more = [[(f"… and {len(hosts) - MAX_HOSTS} more hosts",)]] if len(hosts) > MAX_HOSTS else []
         return [rows, *more]
-
-
-def _range(ranks: range) -> str:
-    if not ranks:
-        return "-"
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

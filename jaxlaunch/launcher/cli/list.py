@@ -21,17 +21,17 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import Table
 
 HERE = "(here)"  # no namespace has such a name
-_NODES = 3  # shown in a wide row
+_MAX_NODES = 3  # shown in a wide row
 
-Rows = Sequence[tuple[str, Sequence[JobStatus]]]  # what each row is called, and what it is of
+Rows = Sequence[tuple[str, Sequence[JobStatus]]]  # what each row is called, and its jobs
 
 
 @click.command("list")
 @click.argument("folder", metavar="[FOLDER]", default=run_folders.HOME, type=click.Path(path_type=Path))
-@options.place("The namespace to list. [default: the context's]")
+@options.cluster_options("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
-@options.whose
-@options.screen_form("The form of the output; wide has more columns.")
+@options.where_options
+@options.screen_output_option("The form of the output; wide has more columns.")
 def list_command(
     folder: Path, namespace: str | None, all_namespaces: bool, context: str | None, where: str | None, form: str | None
 ) -> None:
@@ -41,52 +41,42 @@ def list_command(
     one row, with the number of its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A,
     --context or --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
-    if (sweep := run_folders.find_sweep(str(folder))) is not None and Table(sweep).of.get("cluster") is not None:
-        return _show_sweep(Table(sweep), form)
-    folder, is_given = sweep or folder, folder != run_folders.HOME
+    sweep_folder = run_folders.find_sweep(str(folder))
+    if sweep_folder is not None and (place := (sweep := Table(sweep_folder)).of.get("cluster")) is not None:
+        jobs, _, _ = _cluster_jobs(place["namespace"], False, place["context"], is_required=True)
+        return _show([job for job in jobs if job.name in sweep.members], form)
+    folder, is_given = sweep_folder or folder, folder != run_folders.HOME
     asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (where == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
-    runs = [] if asks_cluster else run_folders.runs_in(folder)
-    here = [RunView(run).status for run in runs]
-    jobs, nothing, failed = (
-        _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
-        if where != "local" and not is_given
-        else ([], "", None)
-    )
-    listed = [*here, *jobs]
-    if failed is not None and not listed:
-        raise failed
-    if listed or form in ("json", "yaml"):
-        _show(listed, form, with_namespace=all_namespaces or bool(here and jobs), home=folder)
+    runs = [] if asks_cluster else [RunView(run).status for run in run_folders.runs_in(folder)]
+    jobs, nothing, error = list[JobStatus](), "", None
+    if where != "local" and not is_given:
+        jobs, nothing, error = _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
+    if error is not None and not runs and not jobs:
+        raise error
+    if runs or jobs or form in ("json", "yaml"):
+        _show([*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder)
     else:
-        here_too = "" if asks_cluster else f"There are no runs in the folder {folder}. "
-        output.say(f"{here_too}{nothing}".rstrip())
-    if failed is not None:
-        raise failed
+        no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
+        output.say(f"{no_runs}{nothing}".rstrip())
+    if error is not None:
+        raise error
 
 
 def _show(
-    listed: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False, home: Path | None = None
+    jobs: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False, home: Path | None = None
 ) -> None:
     if form in ("json", "yaml"):
-        output.data([job.to_json() for job in listed], form)
+        output.show_data([job.to_json() for job in jobs], form)
     else:
-        output.show(*table(_rows(listed, home), with_namespace, form == "wide"))
-
-
-def _show_sweep(sweep: Table, form: str | None) -> None:
-    """Shows the jobs of a sweep that are on its cluster."""
-    found, _, _ = _cluster_jobs(
-        sweep.of["cluster"]["namespace"], False, sweep.of["cluster"]["context"], is_required=True
-    )
-    _show([job for job in found if job.name in sweep.members], form)
+        output.show(*format_table(_group_rows(jobs, home), with_namespace, form == "wide"))
 
 
 def _cluster_jobs(
     namespace: str | None, all_namespaces: bool, context: str | None, *, is_required: bool
 ) -> tuple[list[JobStatus], str, ClusterError | None]:
-    """The cluster's jobs, what to say where there are none, and why they could not be read.
+    """Return the cluster's jobs, what to say where there are none, and why they could not be read.
 
     Raises ClusterError where the cluster was asked for.
     """
@@ -98,67 +88,64 @@ def _cluster_jobs(
         return ([], "", error) if kubeconfig.has_kubeconfig() else ([], str(error), None)
     place = None if all_namespaces else namespace or cluster.namespace
     try:
-        seen = collect.snapshots(cluster, place)
+        snapshots = collect.snapshots(cluster, place)
     except ClusterError as error:
         if is_required:
             raise
         return [], "", error
-    for why in dict.fromkeys(why for one in seen for why in one.unread):
-        output.say(why)
-    return (
-        [ClusterView(one).status for one in seen],
-        f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}.",
-        None,
-    )
+    output.say(*dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))
+    nothing = f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}."
+    return [ClusterView(snapshot).status for snapshot in snapshots], nothing, None
 
 
-def _rows(listed: Sequence[JobStatus], home: Path | None) -> Rows:
-    """A row for each job, for each run in the folder `home`, and for all runs of a sweep in it together."""
-    found = dict[tuple[str, str, str | None], list[JobStatus]]()
+def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
+    """Return a row for each job, for each run in the folder `home`, and for all runs of a sweep in it together."""
+    groups = dict[tuple[str, str, str | None], list[JobStatus]]()
     top = None if home is None else os.path.abspath(home)
-    for job in listed:
+    for job in jobs:
         key: tuple[str, str, str | None] = (job.namespace, job.name, None)
         above = top if job.folder is None else os.path.dirname(os.path.abspath(job.folder))
         if top is not None and above is not None and above != top:
             key = ("", os.path.basename(above), above)
-        found.setdefault(key, []).append(job)
-    return [(name, jobs) for (_, name, _), jobs in found.items()]
+        groups.setdefault(key, []).append(job)
+    return [(name, group) for (_, name, _), group in groups.items()]
 
 
-def table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
-    """The rows under their headings; the namespace of a run is this machine."""
+def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
+    """Return the rows under their headings; the namespace of a run is this machine."""
     heads = ["NAME", "STATE", "HOSTS", "STEP", "RESTARTS", "AGE"]
-    texts = [_row(name, jobs) for name, jobs in rows]
+    texts = [_format_row(name, jobs) for name, jobs in rows]
     if is_wide:
         heads += ["PHASE", "CHECKPOINT", "GOODPUT", "QUEUE", "NODES"]
-        more = [_more(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
+        more = [_format_more(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
         texts = [[*row, *rest] for row, rest in zip(texts, more, strict=True)]
     if with_namespace:
         heads = ["NAMESPACE", *heads]
         texts = [[jobs[0].namespace or HERE, *row] for row, (_, jobs) in zip(texts, rows, strict=True)]
-    return output.columns([heads, *texts])
+    return output.format_columns([heads, *texts])
 
 
-def _row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
-    """What the jobs of a row are together: their hosts, steps and restarts are summed, and the oldest has the age."""
-    states = collections.Counter(job.state for job in jobs)
-    state = ",".join(f"{one.value}:{count}" for one, count in states.items())
-    live = [job for job in jobs if job.state not in OVER]  # of those that are over no host is needed any more
+def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
+    """Return the cells of jobs together: hosts, steps and restarts are summed, and the oldest has the age."""
+    counts = collections.Counter(job.state for job in jobs)
+    states = ",".join(f"{state.value}:{number}" for state, number in counts.items())
+    live = [job for job in jobs if job.state not in OVER]  # those that are over need no hosts any more
     ready = "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
     hosts = f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
     steps = "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
     step = "-" if all(job.step is None for job in jobs) else f"{sum(job.step or 0 for job in jobs)}{steps}"
     restarts = str(sum(job.restarts.total for job in jobs))
-    shown = jobs[0].state.value if len(jobs) == 1 else state
-    return [name, shown, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]
+    state = jobs[0].state.value if len(jobs) == 1 else states
+    return [name, state, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]
 
 
-def _more(job: JobStatus) -> list[str]:
-    named = ",".join(job.nodes[:_NODES]) + (f" +{len(job.nodes) - _NODES}" if len(job.nodes) > _NODES else "")
+def _format_more(job: JobStatus) -> list[str]:
+    hidden = len(job.nodes) - _MAX_NODES
+    nodes = ",".join(job.nodes[:_MAX_NODES]) + (f" +{hidden}" if hidden > 0 else "")
     return [
         job.phase or "-",
         "-" if job.committed is None else str(job.committed),
         "-" if job.goodput is None else f"{job.goodput:.1%}",
         job.queue or "-",
-        named or "-",
+        nodes or "-",
     ]

@@ -11,13 +11,12 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import format_age
-from jaxlaunch.launcher.report.rows import Curve, Rows
+from jaxlaunch.launcher.report.run_files import Curve, Rows
 from jaxlaunch.launcher.wording import count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
@@ -40,10 +39,10 @@ _WORDS: Mapping[str | None, str] = {
     "save": "saving",
     "done": "done",
 }
-_OF_LETTER = {letter: _WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {rank_history.ENDED: "ended"}
+_LETTERS = {letter: _WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {rank_history.ENDED: "ended"}
 
 
-class Block:
+class LiveBlock:
     """Shows how far the run of `folder` is while it is entered."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,55 +52,55 @@ class Block:
         self._first: tuple[float, float] | None = None  # the first step that was read, and when
         self._thread = threading.Thread(target=self._follow, name="block", daemon=True)
 
-    def __enter__(self) -> Block:
+    def __enter__(self) -> LiveBlock:
         with contextlib.suppress(OSError):
             (self._folder / layout.AGENTS).unlink()  # an earlier run's addresses
-        output.status("starting")
+        output.show_status("starting")
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
-        output.status()
+        output.show_status()
 
     def _follow(self) -> None:
         while not self._done.wait(PERIOD_S):
-            values = self._read()
+            values = self._read_values()
             if not values:
                 continue
             self._rows.read()
             history = RankHistory.from_json(self._files.read(rank_history.FILE))
-            output.status(*self._lines(values, self._rows.curves, history, time.monotonic()))
+            output.show_status(*self._lines(values, self._rows.curves, history, time.monotonic()))
 
-    def _read(self) -> dict[str, float]:
-        """Samples of host 0; none while no agent answers."""
+    def _read_values(self) -> dict[str, float]:
+        """Return samples of host 0; none while no agent answers."""
         try:
             address = run_folder.agents(self._folder)[0].address
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
                 text = answer.read().decode()
-            found = {name: float(value) for name, labels, value in _SAMPLE.findall(text) if _is_of_the_first(labels)}
+            values = {
+                name: float(value)
+                for name, labels, value in _SAMPLE.findall(text)
+                if "rank=" not in labels or 'rank="0"' in labels
+            }
         except (OSError, ValueError, LookupError):  # not there yet, half written, or gone
             return {}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def _lines(
         self, values: Mapping[str, float], curves: Mapping[str, Curve], history: RankHistory, now: float
     ) -> list[str]:
         step = values.get("step", values.get("rank_step"))
-        lines = ["starting" if step is None else self._progress(step, values.get("target_step"), now)]
+        lines = ["starting" if step is None else self._describe_progress(step, values.get("target_step"), now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
-            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {sparkline(curves[name])}")
-        parts = [_ranks(history)]
-        if "goodput_ratio" in values:
-            parts.append(f"goodput {values['goodput_ratio']:.0%}")
-        return list(filter(None, [*lines, ", ".join(filter(None, parts))]))
+            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_sparkline(curves[name])}")
+        goodput = f"goodput {values['goodput_ratio']:.0%}" if "goodput_ratio" in values else ""
+        return list(filter(None, [*lines, ", ".join(filter(None, [_describe_ranks(history), goodput]))]))
 
-    def _progress(self, step: float, total: float | None, now: float) -> str:
-        """`training ━━━━━━╌╌╌╌ 120/200, 47m left`; the time left is that of as many steps since the first one read."""
+    def _describe_progress(self, step: float, total: float | None, now: float) -> str:
+        """Return `training ━━━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step that was read."""
         first, since = self._first = self._first or (step, now)
         if not total:
             return f"training, step {step:.0f}"
@@ -110,33 +109,26 @@ class Block:
         return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{left}"
 
 
-def _is_of_the_first(labels: str) -> bool:
-    return "rank=" not in labels or 'rank="0"' in labels
-
-
-def _ranks(history: RankHistory) -> str:
-    """`4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
+def _describe_ranks(history: RankHistory) -> str:
+    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
     if not history.columns:
         return ""
     letters, lags = rank_history.letters_of(history.columns[-1]), rank_history.lags_of(history.columns[-1])
-    phases = Counter(_OF_LETTER[letter] for letter in letters)
+    phases = Counter(_LETTERS[letter] for letter in letters)
     if len(letters) == 1:
         return f"1 rank: {next(iter(phases))}"
-    said = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
+    phases_text = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
     behind = f"; rank {slowest} is {count(lags[slowest], 'step')} behind" if lags and lags[slowest] > 1 else ""
-    return f"{len(letters)} ranks: {said}{behind}"
+    return f"{len(letters)} ranks: {phases_text}{behind}"
 
 
-def sparkline(curve: Curve, width: int = _WIDTH) -> str:
-    """A curve in one line, of `width` characters at most: each the mean of as many neighbours."""
+def _sparkline(curve: Curve) -> str:
+    """Return a curve in one line of at most _WIDTH characters, each the mean of as many neighbours."""
     values = [value for _, _, value in curve.points]
-    size = -(-len(values) // width)
-    means = [_mean(values[at : at + size]) for at in range(0, len(values), size)]
+    size = -(-len(values) // _WIDTH)
+    groups = [values[at : at + size] for at in range(0, len(values), size)]
+    means = [sum(value / len(group) for value in group) for group in groups]  # a sum of large values may overflow
     low, high = min(means), max(means)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(value / len(values) for value in values)

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
 
 # Group of --help -> command -> its line there, in the order in which they are first needed. A command NAME is defined
-# as NAME_command in the module of its name: importing them all would take --help half a second.
+# as NAME_command in the module of its name or in that of MODULES: importing them all would take --help half a second.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Write a job": {
         "init": "Write a starter job.yaml.",
@@ -67,24 +67,36 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-_MODULES = {"eval": "evaluate"}  # where the name is that of a builtin
+MODULES: Mapping[str, str] = {
+    "compare": "report",
+    "dashboard": "report",
+    "delete": "stop",
+    "eval": "models",
+    "explain": "status",
+    "export": "models",
+    "init": "validate",
+    "predict": "models",
+    "prepare": "data",
+    "sample": "models",
+    "tune": "plan",
+}
 
 
 class Commands(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, sorted."""
+        """Return their names, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now."""
+        """Return the command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
         # What imports make stays: to look through it for garbage takes 6 % of a start.
         gc.disable()
         try:
-            module = importlib.import_module(f"jaxlaunch.launcher.cli.{_MODULES.get(cmd_name, cmd_name)}")
+            module = importlib.import_module(f"jaxlaunch.launcher.cli.{MODULES.get(cmd_name, cmd_name)}")
         finally:
             gc.enable()
         command = getattr(module, f"{cmd_name}_command")
@@ -95,7 +107,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, but for a name that does not exist it suggests one that does."""
+        """Resolve as click does, but for a name that does not exist suggest one that does."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             from jaxlaunch.spelling import in_full, nearest  # only here: --help need not wait for it
 
@@ -104,7 +116,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands for --help, in their groups, then examples."""
+        """Write the commands for --help, in their groups, then examples."""
         width = max(map(len, COMMANDS))
         for group, commands in GROUPS.items():
             with formatter.section(group):
@@ -114,7 +126,7 @@ class Commands(click.Group):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes where to read more."""
+        """Write where to read more."""
         formatter.write(f"\n{READ_MORE}\n")
 
 
@@ -128,7 +140,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits. An unexpected error keeps its traceback: it is our bug."""
+    """Run the command line and exit. An unexpected error keeps its traceback: it is our bug."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
             setattr(sys, name, open(os.devnull, "w"))
@@ -139,9 +151,9 @@ def main() -> NoReturn:
         click.echo(visible(str(error)), err=True)
         code = error.exit_code
     except click.ClickException as error:
-        written = io.StringIO()
-        _explained(error).show(written)
-        click.echo(visible(written.getvalue()), err=True, nl=False)
+        text = io.StringIO()
+        _explain_option(error).show(text)
+        click.echo(visible(text.getvalue()), err=True, nl=False)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
@@ -149,16 +161,16 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _explained(error: click.ClickException) -> click.ClickException:
-    """The error, with the nearest option in place of one that does not exist, or how a key of a job is written."""
+def _explain_option(error: click.ClickException) -> click.ClickException:
+    """Return the error, with the nearest option for one that does not exist, or how a key of a job is written."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
     from jaxlaunch.spelling import nearest  # as above
 
     name, parameters = error.option_name, error.ctx.command.params
-    options = [one for parameter in parameters if isinstance(parameter, click.Option) for one in parameter.opts]
+    options = [option for parameter in parameters if isinstance(parameter, click.Option) for option in parameter.opts]
     near, message = nearest(name, options), f"No such option '{name}'."
-    if not near and any(one.name == "overrides" for one in parameters):
+    if not near and any(parameter.name == "overrides" for parameter in parameters):
         message += " A key of the job has no dashes, as in hosts=2; arguments of your program belong in its command:."
     return click.NoSuchOption(name, message, near, error.ctx)
 

@@ -12,11 +12,12 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.logs.lines import Line, Select
-from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, visible
+from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, os_reason, visible
 from jaxlaunch.launcher.yaml import writer
 
 _ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
@@ -26,60 +27,70 @@ _status = ""
 
 
 def show(*lines: str, is_result: bool = True) -> None:
-    """Writes lines of a result to stdout; what only goes with one to stderr."""
+    """Write lines of a result to stdout; what only goes with one to stderr."""
     if lines:
         _write("\n".join(map(visible, lines)), is_result=is_result)
 
 
-def piece(text: str) -> None:
-    """Writes a piece of a result to stdout as it comes, without ending the line."""
+def show_piece(text: str) -> None:
+    """Write a piece of a result to stdout as it comes, without ending the line."""
     with _writing:
         print(visible(text), end="", flush=True)
 
 
-def say(message: str) -> None:
-    """Writes a message to stderr."""
-    _write(visible(f"launcher: {message}"), is_result=False)
+def say(*messages: str) -> None:
+    """Write messages to stderr."""
+    for message in messages:
+        _write(visible(f"launcher: {message}"), is_result=False)
 
 
-def data(value: Any, form: str) -> None:
-    """Writes plain data as `json` or `yaml`."""
+def show_data(value: Any, form: str) -> None:
+    """Write plain data as `json` or `yaml`."""
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"  # another encoding would lose letters
-    as_json = _json(value, indent=2, ensure_ascii=not is_utf8)
+    as_json = _to_json(value, indent=2, ensure_ascii=not is_utf8)
     _write(as_json if form == "json" else writer.document(json.loads(as_json)).removesuffix("\n"))
 
 
-def documents(values: Iterable[Any]) -> None:
-    """Writes plain data as several YAML documents, as `kubectl apply -f -` takes them."""
+def show_documents(values: Iterable[Any]) -> None:
+    """Write plain data as several YAML documents, as `kubectl apply -f -` takes them."""
     _write(writer.documents(values).removesuffix("\n"))
 
 
-def columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
-    """Rows as lines, each column as wide as its widest cell; kubectl leaves a gap of three spaces."""
+def write_page(path: Path, text: str) -> None:
+    """Write a page, and say where it is. Raises UserError where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {os_reason(error)}.", "name another file with -o.") from None
+    show(str(path))
+
+
+def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
+    """Return rows as lines, each column as wide as its widest cell; kubectl leaves a gap of three spaces."""
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
     return [
         (indent + "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
     ]
 
 
-def status(*lines: str) -> None:
-    """Shows lines on stderr, a terminal, below all that is written: in place of those before, or none."""
+def show_status(*lines: str) -> None:
+    """Show lines on stderr, a terminal, below all that is written: in place of those before, or none."""
     global _status
     with _writing:
-        erase = _erasing()
-        _status = "\n".join(visible(line)[: _width() - 1] for line in lines)
+        erase = _erase_status()
+        _status = "\n".join(visible(line)[: _terminal_width() - 1] for line in lines)
         print(erase + _status, end="", file=sys.stderr, flush=True)
 
 
-def _erasing() -> str:
-    """What erases the lines of the status: more of them on a terminal that is narrower than when they were shown."""
-    width = max(1, _width())
+def _erase_status() -> str:
+    """Return what erases the lines of the status: more on a terminal that is narrower than when they were shown."""
+    width = max(1, _terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE + (rows - 1) * _UP
 
 
-def _width() -> int:
-    """The columns of the terminal that stderr is; stdout may be a file."""
+def _terminal_width() -> int:
+    """Return the columns of the terminal that stderr is; stdout may be a file."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
@@ -96,29 +107,20 @@ class Printer:
         self._as_json = as_json
 
     def show(self, line: Line) -> None:
-        """Writes one line, unless it is of another rank."""
+        """Write one line, unless it is of another rank."""
         if self._as_json:
-            _write(_json(_plain(line), ensure_ascii=False))
+            row = {"time": line.at or None, "generation": line.generation, "host": line.host, "rank": line.rank}
+            _write(_to_json({**row, "text": line.text}, ensure_ascii=False))
         elif line.rank is None:
             _write(visible(line.text), is_result=False)
         elif self._select.wants_any((line.rank,)):
             _write(coloured(line.text if self._is_plain else line.prefixed()))
 
 
-def _plain(line: Line) -> dict[str, str | int | None]:
-    return {
-        "time": line.at or None,
-        "generation": line.generation,
-        "host": line.host,
-        "rank": line.rank,
-        "text": line.text,
-    }
-
-
-def _json(value: Any, **form: Any) -> str:
-    """JSON with all of CONTROL escaped, as it has C0; a character beyond 16 bits is two numbers there."""
+def _to_json(value: Any, **form: Any) -> str:
+    """Return JSON with all of CONTROL escaped, as it has C0; a character beyond 16 bits is two numbers there."""
     return CONTROL.sub(
-        lambda found: escaped(found[0], "\\u{:04x}") if found[0] < "\uffff" else json.dumps(found[0])[1:-1],
+        lambda match: escaped(match[0], "\\u{:04x}") if match[0] < "\uffff" else json.dumps(match[0])[1:-1],
         json.dumps(value, **form),
     )
 
@@ -126,7 +128,7 @@ def _json(value: Any, **form: Any) -> str:
 def _write(line: str, *, is_result: bool = True) -> None:
     with _writing:
         if _status:
-            print(_erasing(), end="", file=sys.stderr, flush=True)
+            print(_erase_status(), end="", file=sys.stderr, flush=True)
         try:
             print(line, file=sys.stdout if is_result else sys.stderr, flush=True)
         except OSError as error:

@@ -1,8 +1,9 @@
-"""`launcher plan`: what a job will hold, before anything is held."""
+"""`launcher plan` and `tune`: what a job will hold before anything is held, and its fastest settings that fit."""
 
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from jaxlaunch.accelerators import KNOWN
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cli.validate import lines, summarize
+from jaxlaunch.launcher.cli.validate import describe_request, summarize
 from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
@@ -19,27 +20,30 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile, JobSpec, override_argument
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, resolve
-from jaxlaunch.launcher.plan import checkpoint_space, estimate, shapes
-from jaxlaunch.launcher.plan.notes import notes
+from jaxlaunch.launcher.plan import estimate
+from jaxlaunch.launcher.plan.notes import list_notes
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
-HOUR = 3600.0
-DAY = 24 * HOUR
-Range = Sequence[float]  # the least and the most
-NO_FIT = 2  # the training does not fit, and the user can change it
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+NO_FIT = 2  # exit code: the training does not fit, and the user can change it
+CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")  # of tune
+MAX_LISTED = 5  # candidates that were not compiled, in the table
+
+Data = Mapping[str, Any]
 
 
 @click.command("plan")
-@options.job
-@options.defaults("none")
+@options.job_arguments
+@options.defaults_option("none")
 @click.option("--cluster", "for_cluster", is_flag=True, help="Reject a job that can only run here, not on a cluster.")
 @click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option(
     "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which are not needed here."
 )
 @click.option("--price", type=float, metavar="PER-HOUR", help="With --compile: the price of one chip or GPU per hour.")
-@options.form("text", "json", "yaml")
+@options.output_option("text", "json", "yaml")
 def plan_command(
     job_file: Path,
     overrides: tuple[str, ...],
@@ -59,156 +63,148 @@ def plan_command(
     of the job's TPUs or GPUs also compiles the train step and the eval step, without the device.
     The exit code is 2 if the training cannot fit.
     """
-    known = defaults.load(defaults_file)
+    cluster_defaults = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides)
-    job = resolve(file.spec, known)
-    of_cluster = _of_cluster(job, file, known, for_cluster)
-    found = _shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
-    answer: dict[str, Any] = {**summarize(job.spec), "memory": None}
-    if found is not None and job.spec.train is not None:
-        answer["memory"] = _memory(job, job.spec.train, found, file.folder)
+    job = resolve(file.spec, cluster_defaults)
+    of_cluster = _plan_cluster(job, file, cluster_defaults, for_cluster)
+    shapes = _trace_shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
+    plan: dict[str, Any] = {**summarize(job.spec), "memory": None}
+    if shapes is not None and job.spec.train is not None:
+        plan["memory"] = _plan_memory(job, job.spec.train, shapes, file.folder)
         if is_compiled:
-            _complete_compiled(job.spec, job.spec.train, found["compiled"], price)
-    answer |= of_cluster
+            _complete_compiled(job.spec, job.spec.train, shapes["compiled"], price)
+    plan |= of_cluster
     if form == "text":
-        output.show(*_text(job.spec, answer))
+        output.show(*_describe_plan(job.spec, plan))
     else:
-        output.data(answer, form)
-    return NO_FIT if answer["memory"] is not None and not _fits(answer["memory"]) else 0
+        output.show_data(plan, form)
+    memory = plan["memory"]
+    if memory is None:
+        return 0
+    fits = memory["compiled"]["fits"] if "compiled" in memory else memory["fits"] is not False
+    return 0 if fits else NO_FIT
 
 
-def _of_cluster(job: ResolvedJob, file: JobFile, known: ClusterDefaults, is_required: bool) -> dict[str, Any]:
-    """What the job asks of a cluster, or notes of what it lacks for one. Raises UserError for those if required."""
+def _plan_cluster(
+    job: ResolvedJob, file: JobFile, cluster_defaults: ClusterDefaults, is_required: bool
+) -> dict[str, Any]:
+    """Return what the job asks of a cluster, or notes of what it lacks for one. Raises UserError if required."""
     try:
-        jobset = prepare(file, known).manifests[0]
+        jobset = prepare(file, cluster_defaults).manifests[0]
     except UserError as error:
         if is_required:
             raise
         faults = error.faults if isinstance(error, JobFaults) else (error,)
-        lacks = [f"on a cluster: {' '.join(str(fault).split())}" for fault in faults]
-        return {"cluster": None, "pod_security": None, "ingress": None, "notes": lacks}
+        notes = [f"on a cluster: {' '.join(str(fault).split())}" for fault in faults]
+        return {"cluster": None, "pod_security": None, "ingress": None, "notes": notes}
     return {
-        "cluster": estimate.asked(job, jobset),
-        "pod_security": estimate.security(jobset),
-        "ingress": estimate.ingress(job),
-        "notes": list(notes(job)),
+        "cluster": estimate.cluster_requests(job, jobset),
+        "pod_security": estimate.security_level(jobset),
+        "ingress": estimate.describe_ingress(job),
+        "notes": list(list_notes(job)),
     }
 
 
-def _fits(memory: Mapping[str, Any]) -> bool:
-    """What the compiler says, where it was asked; else whether the estimate fits, or whether that is not known."""
-    return bool(memory["compiled"]["fits"]) if "compiled" in memory else memory["fits"] is not False
-
-
-def _shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> dict[str, Any] | None:
-    """The trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
+def _trace_shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> dict[str, Any] | None:
+    """Return the trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
             if job.train is None:
                 raise UserError("--sharding and --compile: a command's arrays are its own.")
-            trainer_process.require("--sharding and --compile")
+            trainer_process.require_trainer("--sharding and --compile")
         return None
     if is_compiled:
         output.say(f"compiling for {count(job.devices, 'device')} of {job.accelerator.type}")
-    return shapes.of(
-        job, job.train, base, sharding=sharding, compiled=is_compiled, show=output.say if is_compiled else None
-    )
+    show = output.say if is_compiled else None
+    return estimate.trace_shapes(job, job.train, base, sharding=sharding, compiled=is_compiled, show=show)
 
 
-def _memory(job: ResolvedJob, train: TrainSpec, found: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The shapes, and whether they fit: into the devices, and the checkpoints into their folder."""
-    low, high = estimate.together(found)
-    judged = estimate.verdict(job.spec, train, found, job.nodes.labels)
-    of_all = {"together": [low, high], "fits": judged.fits, "says": judged.says, "hint": judged.hint}
-    has = checkpoint_space.of(job, base)
-    checkpoints = estimate.checkpoints(train, has.folder, found) | {"room": has.bytes, "room_says": has.says}
-    return {**found, **of_all, "checkpoints": checkpoints}
+def _plan_memory(job: ResolvedJob, train: TrainSpec, shapes: Data, base: Path) -> dict[str, Any]:
+    """Return the shapes, and whether they fit: into the devices, and the checkpoints into their folder."""
+    verdict = estimate.judge_memory(job.spec, train, shapes, job.nodes.labels)
+    room = estimate.checkpoint_room(job, base)
+    checkpoints = estimate.checkpoint_sizes(train, room.folder, shapes)
+    return {
+        **shapes,
+        "together": list(estimate.peak_bytes(shapes)),
+        "fits": verdict.fits,
+        "says": verdict.says,
+        "hint": verdict.hint,
+        "checkpoints": checkpoints | {"room": room.bytes, "room_says": room.says},
+    }
 
 
-# --- for a reader -----------------------------------------------------------------------------------------------------
-
-
-def _text(job: JobSpec, answer: Mapping[str, Any]) -> Iterator[str]:
-    yield from lines(job)
-    if job.train is not None and answer["memory"] is not None:
-        yield from _bytes(job, job.train, answer["memory"])
+def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
+    yield from describe_request(job)
+    if job.train is not None and plan["memory"] is not None:
+        yield from _describe_memory(job, job.train, plan["memory"])
     elif job.train is not None:
         yield f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
-    if answer["cluster"] is not None:
-        yield from _cluster(answer["cluster"], answer["pod_security"], answer["ingress"])
-    yield from (f"note: {note}" for note in answer["notes"])
+    if (cluster := plan["cluster"]) is not None:
+        in_queue = f" through queue {cluster['queue']}" if cluster["queue"] else ""
+        yield f"cluster: {count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
+        for key, label in (("per_pod", "each      "), ("together", "together  ")):
+            amounts = ", ".join(f"{name} {amount}" for name, amount in cluster[key].items())
+            yield f"  {label}{amounts or 'nothing in particular'}"
+        security = plan["pod_security"]
+        because = f", for {'; '.join(security['because'])}" if security["because"] else ""
+        yield f"pod security: {security['level']}{because}"
+        yield f"ingress: {plan['ingress']}"
+    yield from (f"note: {note}" for note in plan["notes"])
 
 
-def _cluster(asked: Mapping[str, Any], secured: Mapping[str, Any], ingress: str) -> Iterator[str]:
-    in_queue = f" through queue {asked['queue']}" if asked["queue"] else ""
-    yield f"cluster: {count(asked['pods'], 'pod')} on {asked['platform']}{in_queue}"
-    yield f"  each      {_amounts(asked['per_pod'])}"
-    yield f"  together  {_amounts(asked['together'])}"
-    yield f"pod security: {secured['level']}" + (f", for {'; '.join(secured['because'])}" if secured["because"] else "")
-    yield f"ingress: {ingress}"
-
-
-def _bytes(job: JobSpec, train: TrainSpec, memory: Mapping[str, Any]) -> Iterator[str]:
+def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[str]:
     trained = "" if memory["trained"] == memory["parameters"] else f", {memory['trained']:,} of them trained"
     yield f"parameters: {memory['parameters']:,} in {count(memory['arrays'], 'array')}{trained}"
     yield f"bytes of each of {count(job.devices, 'device')}, estimated:"
-    rows = [(name, size(much), "") for name, much in memory["device"].items() if much >= 1024 or name == "parameters"]
-    rows.append(("activations", _range(memory["activations"]["asked"]), _other_remat(train, memory)))
+    rows = [
+        (name, size(number), "") for name, number in memory["device"].items() if number >= 1024 or name == "parameters"
+    ]
+    activations = memory["activations"]
+    others = ", ".join(f"{name} {_size_range(activations[name])}" for name in ("none", "full") if name != train.remat)
+    rows.append(("activations", _size_range(activations["asked"]), f"remat {train.remat}; {others}"))
     if memory["samples"]:
         rows.append(("samples", size(memory["samples"]), "while an evaluation makes them, without activations"))
-    rows.append(("together", _range(memory["together"]), memory["says"]))
-    yield from output.columns(rows, gap=2, indent="  ")
+    rows.append(("together", _size_range(memory["together"]), memory["says"]))
+    yield from output.format_columns(rows, gap=2, indent="  ")
     if memory["hint"]:
         yield f"  hint: {memory['hint']}"
-    kept = memory["checkpoints"]
-    most = f"{size(kept['most'])} with {kept['kept']} kept and one being written"
-    free = "" if kept["room"] is None else f"{size(kept['room'])} "
-    yield f"checkpoints: {size(kept['bytes'])} each, {most}, in {kept['folder']}: {free}{kept['room_says']}"
-    if kept["room"] is not None and kept["room"] < kept["most"]:
-        lacking = size(kept["most"] - kept["room"])
-        todo = f"make {lacking} more room, or set a lower train.checkpoint.keep"
+    checkpoints = memory["checkpoints"]
+    most, room = checkpoints["most"], checkpoints["room"]
+    kept = f"{size(most)} with {checkpoints['kept']} kept and one being written"
+    free = "" if room is None else f"{size(room)} "
+    folder = f"{checkpoints['folder']}: {free}{checkpoints['room_says']}"
+    yield f"checkpoints: {size(checkpoints['bytes'])} each, {kept}, in {folder}"
+    if room is not None and room < most:
+        todo = f"make {size(most - room)} more room, or set a lower train.checkpoint.keep"
         yield f"  hint: they do not fit, and a save would fail and end the run: {todo}."
     if "sharding" in memory:
-        yield from _sharding(memory["sharding"])
+        yield "sharding:"
+        arrays = [("parameter", "shape", "type", "axes", "split over", "each device")]
+        for array in memory["sharding"]:
+            axes = " ".join(axis or "-" for axis in array["axes"])
+            split = " ".join("+".join(axes) or "-" for axes in array["split"])
+            shape = "×".join(map(str, array["shape"])) or "scalar"
+            arrays.append((array["name"], shape, array["dtype"], axes, split, size(array["bytes"])))
+        yield from output.format_columns(arrays, gap=2, indent="  ")
     if "compiled" in memory:
-        yield from _compiled(job, train, memory["compiled"])
+        yield from _describe_compiled(memory["compiled"])
 
 
-def _other_remat(train: TrainSpec, memory: Mapping[str, Any]) -> str:
-    others = [name for name in ("none", "full") if name != train.remat]
-    listed = ", ".join(f"{name} {_range(memory['activations'][name])}" for name in others)
-    return f"remat {train.remat}; {listed}"
-
-
-def _sharding(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = [("parameter", "shape", "type", "axes", "split over", "each device")]
-    for each in listed:
-        axes = " ".join(axis or "-" for axis in each["axes"])
-        split = " ".join("+".join(axes) or "-" for axes in each["split"])
-        shape = "×".join(map(str, each["shape"])) or "scalar"
-        rows.append((each["name"], shape, each["dtype"], axes, split, size(each["bytes"])))
-    yield "sharding:"
-    yield from output.columns(rows, gap=2, indent="  ")
-
-
-def _range(both: Sequence[int]) -> str:
-    low, high = both
-    return size(high) if size(low) == size(high) else f"{size(low)} to {size(high)}"
-
-
-def _amounts(asked: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {much}" for name, much in asked.items()) or "nothing in particular"
+def _size_range(bounds: Sequence[int]) -> str:
+    low, high = map(size, bounds)
+    return high if low == high else f"{low} to {high}"
 
 
 # --- the compiler's answer, with --compile ----------------------------------------------------------------------------
 
 
-def _complete_compiled(job: JobSpec, train: TrainSpec, found: dict[str, Any], price: float | None) -> None:
-    """Adds to the compiler's answer what follows from its step time: throughput, MFU, the time to the end, its cost.
+def _complete_compiled(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None) -> None:
+    """Add to the compiler's answer what follows from its step time: throughput, MFU, the time to the end, its cost.
 
     `price` is that of one chip or GPU an hour.
     """
-    modelled = found.get("modelled")
+    modelled = compiled.get("modelled")
     if modelled is None:
         return
     low, high = modelled["seconds"]
@@ -217,82 +213,237 @@ def _complete_compiled(job: JobSpec, train: TrainSpec, found: dict[str, Any], pr
         length = train.model.length
         modelled["tokens_per_second"] = [train.batch * length / high, train.batch * length / low]
     peak = KNOWN[job.accelerator.type].peak
-    if peak is not None and found["model_flops"]:
-        rate = found["model_flops"] / job.devices / peak
+    if peak is not None and compiled["model_flops"]:
+        rate = compiled["model_flops"] / job.devices / peak
         modelled["mfu"] = [rate / high, rate / low]
     if train.epochs is None:
         modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
         if price is not None:
             hourly = price * job.host_count * job.accelerator.per_host
-            modelled["price"] = [seconds / HOUR * hourly for seconds in modelled["seconds_to_end"]]
+            modelled["price"] = [seconds / HOUR_S * hourly for seconds in modelled["seconds_to_end"]]
 
 
-def _compiled(job: JobSpec, train: TrainSpec, found: Mapping[str, Any]) -> Iterator[str]:
-    """The answer for a reader."""
-    if not found["fits"]:
-        yield f"compiled for {found['chips']} by {found['compiler']}: does not fit"
-        yield f"  {found['says']}"
-        yield from _change(found["change"])
+def _describe_compiled(compiled: Data) -> Iterator[str]:
+    if not compiled["fits"]:
+        yield f"compiled for {compiled['chips']} by {compiled['compiler']}: does not fit"
+        yield f"  {compiled['says']}"
+        if (change := compiled["change"]) is None:
+            yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
+        else:
+            changes = shlex.join(override_argument(key, value) for key, value in change["set"].items())
+            yield f"  hint: {changes} fits: compiled, its peak is {size(change['peak'])}."
         return
-    yield f"compiled for {found['chips']} by {found['compiler']} in {found['seconds']:.0f} s; each device:"
-    memory = found["memory"]
+    seconds = f"{compiled['seconds']:.0f} s"
+    yield f"compiled for {compiled['chips']} by {compiled['compiler']} in {seconds}; each device:"
+    memory = compiled["memory"]
     rows = [("", *memory)]
-    rows += [(name, *(size(each[key]) for each in memory.values())) for key, name in _PARTS.items()]
-    rows += [("attention", found["attention"], "")]
-    yield from output.columns([row[:3] for row in rows], gap=2, indent="  ")
-    yield from (f"  {note}" for note in found["notes"])
-    if "program" in found:
-        yield f"  {found['program']}"
+    for key, name in (("peak", "peak"), ("argument", "arguments"), ("temp", "temporaries")):
+        rows.append((name, *(size(program[key]) for program in memory.values())))
+    rows.append(("attention", compiled["attention"], ""))
+    yield from output.format_columns([row[:3] for row in rows], gap=2, indent="  ")
+    yield from (f"  {note}" for note in compiled["notes"])
+    if "program" in compiled:
+        yield f"  {compiled['program']}"
         return
-    yield from _collectives(found["collectives"])
-    if found["recomputed"]:
-        yield f"  recomputation: {found['recomputed']:.0%} of the step's computation"
-    if found["modelled"] is not None:
-        yield from _modelled(found["modelled"])
-
-
-_PARTS = {"peak": "peak", "argument": "arguments", "temp": "temporaries"}
-
-
-def _change(change: Mapping[str, Any] | None) -> Iterator[str]:
-    if change is None:
-        yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
-        return
-    changes = shlex.join(override_argument(key, value) for key, value in change["set"].items())
-    yield f"  hint: {changes} fits: compiled, its peak is {size(change['peak'])}."
-
-
-def _collectives(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not listed:
+    if not compiled["collectives"]:
         yield "  collectives: none"
-        return
-    rows = [("collective", "axes", "times", "sent", "not hidden")]
-    for each in listed:
-        times = f"{each['times']:.0f}"
-        rows.append((each["kind"], "+".join(each["axes"]), times, size(each["wire"]), size(each["exposed"])))
-    yield "  collectives of a step, on each device:"
-    yield from output.columns(rows, gap=2, indent="    ")
+    else:
+        collectives = [("collective", "axes", "times", "sent", "not hidden")]
+        for collective in compiled["collectives"]:
+            sizes = (size(collective["wire"]), size(collective["exposed"]))
+            axes, times = "+".join(collective["axes"]), f"{collective['times']:.0f}"
+            collectives.append((collective["kind"], axes, times, *sizes))
+        yield "  collectives of a step, on each device:"
+        yield from output.format_columns(collectives, gap=2, indent="    ")
+    if compiled["recomputed"]:
+        yield f"  recomputation: {compiled['recomputed']:.0%} of the step's computation"
+    if compiled["modelled"] is not None:
+        yield from _describe_modelled(compiled["modelled"])
 
 
-def _modelled(found: Mapping[str, Any]) -> Iterator[str]:
-    """By the model in docs/plan.md: nothing of it was measured."""
-    low, high = found["seconds"]
+def _describe_modelled(modelled: Data) -> Iterator[str]:
+    """Yield what the model in docs/plan.md says: nothing of it was measured."""
+    low, high = modelled["seconds"]
     yield f"  step time, modelled: {low * 1000:.3g} to {high * 1000:.3g} ms"
-    rates = [f"{_span(found[key])} {unit}" for key, unit in _RATES.items() if key in found]
-    if "mfu" in found:
-        least, most = found["mfu"]
-        rates.append(f"MFU {least:.0%} to {most:.0%}")
+    units = (("tokens_per_second", "tokens/s"), ("examples_per_second", "examples/s"))
+    rates = [f"{_number_range(modelled[key])} {unit}" for key, unit in units if key in modelled]
+    if "mfu" in modelled:
+        low, high = modelled["mfu"]
+        rates.append(f"MFU {low:.0%} to {high:.0%}")
     yield f"    {', '.join(rates)}"
-    if "seconds_to_end" in found:
-        least, most = found["seconds_to_end"]
-        unit, name = (DAY, "days") if most >= DAY else (HOUR, "hours")
-        price = f", {_span(found['price'])} in the unit of --price" if "price" in found else ""
-        yield f"    to the last step: {least / unit:.3g} to {most / unit:.3g} {name}{price}"
+    if "seconds_to_end" in modelled:
+        low, high = modelled["seconds_to_end"]
+        unit_s, name = (DAY_S, "days") if high >= DAY_S else (HOUR_S, "hours")
+        price = f", {_number_range(modelled['price'])} in the unit of --price" if "price" in modelled else ""
+        yield f"    to the last step: {low / unit_s:.3g} to {high / unit_s:.3g} {name}{price}"
 
 
-_RATES = {"tokens_per_second": "tokens/s", "examples_per_second": "examples/s"}
-
-
-def _span(both: Range) -> str:
-    low, high = both
+def _number_range(bounds: Sequence[float]) -> str:
+    low, high = bounds
     return f"{low:,.0f} to {high:,.0f}" if low >= 10 else f"{low:.3g} to {high:.3g}"
+
+
+# --- tune -------------------------------------------------------------------------------------------------------------
+
+
+class _Choices(click.ParamType[tuple[str, ...]]):
+    """Some of CHOICES, with commas between them."""
+
+    name = "KEYS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        keys = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        for key in keys:
+            if key not in CHOICES:
+                self.fail(f"{key!r} is not one of {', '.join(CHOICES)}", param, ctx)
+        return keys
+
+
+@click.command("tune")
+@options.job_arguments
+@click.option(
+    "--over",
+    type=_Choices(),
+    default="mesh,remat,accumulate",
+    show_default=True,
+    help=f"Keys of the train block that may change: {', '.join(CHOICES)}.",
+)
+@click.option(
+    "--most", type=click.IntRange(1), default=8, show_default=True, help="The largest number of candidates to compile."
+)
+@click.option("--measure", is_flag=True, help="Time each on the devices of this machine, as for a job of type cpu.")
+@click.option(
+    "--write", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write the job with the best settings."
+)
+@options.output_option("text", "json", "yaml")
+def tune_command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    over: tuple[str, ...],
+    most: int,
+    measure: bool,
+    target: Path | None,
+    form: str,
+) -> None:
+    """Find the fastest settings of JOB_FILE that fit its devices.
+
+    The candidates are the combinations of mesh, rematerialization and micro-batches (on request, also attention and
+    precision) that divide the job's batch. They are ranked by an estimate from the shapes of the arrays. The compiler
+    of the job's accelerator, which need not be here, compiles the most promising ones, and their memory and modelled
+    step time are compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was
+    not compiled is never proposed.
+    """
+    job = jobs.load(job_file, overrides)
+    if job.train is None:
+        raise UserError("tune changes train, and this job has a command.")
+    trainer_process.require_trainer("tune compiles the trainer's step")
+    if target is not None and target.exists():
+        raise UserError(f"{target} exists.", "name a new file for --write.")
+    is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"  # no model tells a CPU's time
+    tried, left = _search(job, job_file.absolute().parent, over, most, is_measured=is_measured)
+    best = min((one for one in tried if "seconds" in one), key=lambda one: float(one["seconds"]), default=None)
+    if best is None:
+        reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried))
+        raise UserError(f"None of the {count(len(tried), 'candidate')} compiles: {reasons}")
+    changes = [override_argument(key, value) for key, value in best["changes"].items()]
+    if target is not None:
+        target.write_text(jobs.dump(jobs.load(job_file, (*overrides, *changes))))
+    if form != "text":
+        return output.show_data({"best": best, "overrides": changes, "tried": tried, "left": left}, form)
+    output.show(*_describe_candidates(tried, left, is_measured=is_measured))
+    if not changes:
+        return output.show("The job's own settings are the best of them.")
+    own = tried[0]
+    gain = f", {own['seconds'] / best['seconds']:.2f} × as fast as the job as it is" if "seconds" in own else ""
+    command = f"launcher run {job_file} {shlex.join(changes)}"
+    output.show(f"best: {_describe_outcome(best)}{gain}", f"  {command if target is None else f'written to {target}'}")
+
+
+def _search(
+    job: JobSpec, base: Path, over: Sequence[str], most: int, *, is_measured: bool
+) -> tuple[list[Data], list[Data]]:
+    """Return the candidates that were compiled, in their order, and those that were not."""
+    assert job.train is not None
+    arguments = ["--chips", estimate.describe_chips(job), "--over", *over, "--most", str(most)]
+    arguments += ["--measure"] if is_measured else []
+    environ = estimate.traced_environ(job, job.train, base)
+    if is_measured:
+        environ["JAX_PLATFORMS"] = KNOWN[job.accelerator.type].platform
+    tried: list[Data] = []
+    for candidate in trainer_process.stream_program("jaxlaunch.trainer.tune", *arguments, environ=environ):
+        if "left" in candidate:
+            return tried, candidate["left"]
+        tried.append(candidate)
+        outcome = f"{_describe_settings(candidate['keys'])}: {_describe_outcome(candidate)}"
+        output.say(f"compiled {len(tried)} of at most {most}: {outcome}")
+    raise UserError("the search ended without a result.")
+
+
+def _describe_candidates(tried: Sequence[Data], left: Sequence[Data], *, is_measured: bool) -> Iterator[str]:
+    """Yield what was compiled, the fastest first, with the frontier marked: what no other beats in time and memory."""
+    done = sorted((one for one in tried if "seconds" in one), key=lambda one: float(one["seconds"]))
+    rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", "modelled", "expected"]]
+    lowest_peak = float("inf")
+    for candidate in done:
+        peak = candidate["peak"]
+        # A step: what candidates are compared by, what the compiled program takes, and by arithmetic before.
+        times = [_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
+        rows.append(["*" if peak < lowest_peak else "", *_columns(candidate), size(peak), *times])
+        lowest_peak = min(lowest_peak, peak)
+    rest = [candidate for candidate in left if "refused" not in candidate]
+    for candidate in rest[:MAX_LISTED]:
+        rows.append(["", *_columns(candidate), "", "not compiled", "", _time(candidate["expected"])])
+    if not is_measured:  # then the step is what is modelled
+        rows = [[*row[:-2], row[-1]] for row in rows]
+    yield from output.format_columns(rows, gap=2)
+    how = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
+    yield f"* no other has both a shorter step and a smaller peak. Steps are {how}; expected: by arithmetic before."
+    if is_measured and (correlation := _rank_correlation(done)) is not None:
+        fact = f"have a rank correlation of {correlation:.2f}"
+        yield f"Measured steps and those modelled from the compiled programs {fact}."
+    if len(rest) > MAX_LISTED:
+        yield f"{count(len(rest) - MAX_LISTED, 'more candidate')} not compiled: --most compiles more."
+    refused: dict[str, list[str]] = {}
+    for candidate in (*tried, *left):
+        if "refused" in candidate:
+            refused.setdefault(str(candidate["refused"]), []).append(_describe_settings(candidate["keys"]))
+    for reason, settings in refused.items():
+        more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
+        yield f"refused: {settings[0]}{more}: {reason}"
+
+
+def _rank_correlation(done: Sequence[Data]) -> float | None:
+    """Return Spearman's, of what was measured and what was modelled; None for fewer than three candidates."""
+    pairs = [(candidate["seconds"], candidate["modelled"]) for candidate in done if candidate["modelled"] is not None]
+    if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
+        return None
+    measured, modelled = ([sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True))
+    return statistics.correlation(measured, modelled)
+
+
+def _columns(candidate: Data) -> tuple[str, ...]:
+    keys = candidate["keys"]
+    attention, compiled = keys["attention"], candidate.get("compiled", {}).get("attention")
+    attention = str(attention) if compiled in (None, attention) else f"{attention}: {compiled}"
+    precision = "as in the job" if keys["precision"].startswith("{") else keys["precision"]
+    return _describe_mesh(keys), str(keys["remat"]), str(keys["accumulate"]), attention, precision
+
+
+def _describe_settings(keys: Data) -> str:
+    return f"{_describe_mesh(keys)}, remat {keys['remat']}, accumulate {keys['accumulate']}"
+
+
+def _describe_mesh(keys: Data) -> str:
+    return " × ".join(f"{axis} {number}" for axis, number in keys["mesh"].items())
+
+
+def _describe_outcome(candidate: Data) -> str:
+    if "refused" in candidate:
+        return str(candidate["refused"])
+    return f"{_time(candidate['seconds'])}, peak {size(candidate['peak'])}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,27 +1,57 @@
-"""`launcher profile`: traces the next steps of a run and shows where they spend their time."""
+"""`launcher profile`: traces the next steps of a run and shows where they spend their time.
+
+The agents of the run are asked for a profile, and then for the state of their processes until these have ended. An
+agent accepts such requests from its own host only: here over loopback, in a pod by port-forward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from jaxlaunch.contract import PROFILE_STEPS
-from jaxlaunch.launcher import profile_requests
-from jaxlaunch.launcher.cli import completions, options, output
-from jaxlaunch.launcher.errors import ClusterError, UserError
+from jaxlaunch.contract import PROFILE_STEPS, PROFILED
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
+from jaxlaunch.launcher.jobs import ownership
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import PODS
+from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.profile_requests import Answer
+from jaxlaunch.launcher.local.status import list_agents
+
+MAX_HOSTS = 8  # that are profiled; of more than that only host 0
+_POLL_S = 1.0
+_TRIES = 3  # of a GET, on a cluster
+_TIMEOUT_S = 10.0  # of a request to an agent here
+
+Answer = Mapping[str, Any]  # of an agent, as its JSON
+
+
+class Gone(Exception):
+    """The agent no longer answers: its run ended, or is restarting."""
+
+
+class Agent(NamedTuple):
+    """The agent of a host, and how to send it a request."""
+
+    name: str  # host 0
+    request: Callable[[str, str], tuple[int, Answer]]  # method and target -> HTTP status and answer; raises Gone
 
 
 @click.command("profile")
-@click.argument("run", shell_complete=completions.runs)
-@options.place()
+@options.run_argument
+@options.cluster_options()
 @click.option(
     "--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many steps to trace."
 )
-@options.form("text", "json")
+@options.output_option("text", "json")
 def profile_command(run: str, namespace: str | None, context: str | None, steps: int, form: str) -> None:
     """Profile the next steps of RUN.
 
@@ -29,46 +59,165 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
     or a job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
     written to its run folder.
     """
-    answers = profile_requests.profile(_agents(run, namespace, context), steps, output.say)
+    answers = profile_agents(_find_agents(run, namespace, context), steps, output.say)
     if form == "json":
-        output.data({"ranks": {str(rank): one for rank, one in answers.items()}}, form)
+        output.show_data({"ranks": {str(rank): answer for rank, answer in answers.items()}}, form)
     else:
-        output.show(*_lines(answers))
-    if not any(one["state"] == "done" for one in answers.values()):
-        raise UserError("\n".join(["No rank was profiled.", *_why(answers)]))
+        output.show(*_describe_profile(answers))
+    if not any(answer["state"] == "done" for answer in answers.values()):
+        raise UserError("\n".join(["No rank was profiled.", *_describe_failures(answers)]))
 
 
-def _agents(run: str, namespace: str | None, context: str | None) -> list[profile_requests.Agent]:
+def _find_agents(run: str, namespace: str | None, context: str | None) -> list[Agent]:
     is_remote = namespace is not None or context is not None
-    if not is_remote and (folder := run_folders.find(run)) is not None:
-        return profile_requests.here(folder)
+    if not is_remote and (folder := run_folders.find_run(run)) is not None:
+        return local_agents(folder)
     try:
         cluster = Cluster.connect(context, output.say)
     except ClusterError as error:
         if is_remote:
             raise
         raise UserError(f"There is no run folder {run} or runs/{run} here. {error.message}", error.hint) from None
-    return profile_requests.on_cluster(cluster, namespace or cluster.namespace, run)
+    return cluster_agents(cluster, namespace or cluster.namespace, run)
 
 
-def _lines(answers: Mapping[int, Answer]) -> Iterator[str]:
-    """The table of the first rank, and the folder of every trace."""
-    done = {rank: one for rank, one in answers.items() if one["state"] == "done"}
-    for rank, one in list(done.items())[:1]:
-        found = one["summary"]
-        last = found["first_step"] + found["steps"] - 1
-        yield f"steps {found['first_step']}-{last} on {found['devices']} devices of rank {rank} ({found['device']})"
-        yield from one["table"]
-    for rank, one in done.items():
-        yield f"rank {rank}: {one['summary']['step_s'] * 1e3:.3f} ms a step, in {one['folder']}"
+def _describe_profile(answers: Mapping[int, Answer]) -> Iterator[str]:
+    """Yield the table of the first rank, and the folder of every trace."""
+    done = {rank: answer for rank, answer in answers.items() if answer["state"] == "done"}
+    for rank, answer in list(done.items())[:1]:
+        summary = answer["summary"]
+        last = summary["first_step"] + summary["steps"] - 1
+        devices = f"{summary['devices']} devices of rank {rank} ({summary['device']})"
+        yield f"steps {summary['first_step']}-{last} on {devices}"
+        yield from answer["table"]
+    for rank, answer in done.items():
+        yield f"rank {rank}: {answer['summary']['step_s'] * 1e3:.3f} ms a step, in {answer['folder']}"
     if done:
-        yield from _why(answers)
+        yield from _describe_failures(answers)
 
 
-def _why(answers: Mapping[int, Answer]) -> Iterator[str]:
-    """Why ranks were not profiled."""
-    for rank, one in answers.items():
-        if one["state"] == "failed":
-            yield f"rank {rank}: {one['fault']}"
-        elif one["state"] == "gone":
+def _describe_failures(answers: Mapping[int, Answer]) -> Iterator[str]:
+    for rank, answer in answers.items():
+        if answer["state"] == "failed":
+            yield f"rank {rank}: {answer['fault']}"
+        elif answer["state"] == "gone":
             yield f"rank {rank}: its process ended first"
+
+
+# --- requests to the agents -------------------------------------------------------------------------------------------
+
+
+def local_agents(folder: Path) -> list[Agent]:
+    """Return the agents of a run on this machine. Raises UserError when they are not running here."""
+    try:
+        agents = [Agent(f"host {agent.host}", _loopback_request(agent.address)) for agent in list_agents(folder)]
+    except FileNotFoundError:
+        agents = []
+    if not agents:
+        raise UserError(
+            f"{folder} is not running, or its processes have not started yet.",
+            "start it with `launcher run`, or add -n NAMESPACE for a job on a cluster.",
+        )
+    return agents
+
+
+def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
+    def request(method: str, target: str) -> tuple[int, Answer]:
+        connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, target)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Gone(str(error)) from None
+        finally:
+            connection.close()
+
+    return request
+
+
+def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
+    """Return the agents of a job on a cluster. Raises UserError where there is no such job, or no running host 0."""
+    jobset = ownership.own(cluster, name, namespace)
+    pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
+    running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
+    if not running or running[0].number != 0:
+        hint = f"see `launcher explain -n {namespace} {name}`."
+        raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
+    port = hosts.metrics_port(jobset)
+    assert port is not None, "the JobSet is ours"
+    return [Agent(host.name, _forwarded_request(cluster, namespace, host.pod, port)) for host in running]
+
+
+def _forwarded_request(
+    cluster: Cluster, namespace: str, pod: str, port: int
+) -> Callable[[str, str], tuple[int, Answer]]:
+    def request(method: str, target: str) -> tuple[int, Answer]:
+        sent = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+        for left in reversed(range(_TRIES if method == "GET" else 1)):
+            try:
+                head, _, body = cluster.port_forward(namespace, pod, port, sent).partition(b"\r\n\r\n")
+                return int(head.split()[1]), json.loads(body)
+            except (Unreachable, ValueError, LookupError) as error:
+                fault = str(error)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                raise Gone(error.message) from None
+            time.sleep(_POLL_S if left else 0)
+        raise Gone(fault)
+
+    return request
+
+
+def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], None]) -> dict[int, Answer]:
+    """Return the last answer of each rank, its `state` done, failed or gone. Raises UserError when host 0 refuses."""
+    if len(agents) > MAX_HOSTS:
+        say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
+        agents = agents[:1]
+    accepted = {agent: answer for agent in agents if (answer := _start(agent, steps, agent is agents[0], say))}
+    states = {agent: _ranks(answer) for agent, answer in accepted.items()}
+    reported: set[int] = set()
+    while waiting := [agent for agent in states if any(not _has_ended(answer) for answer in states[agent].values())]:
+        time.sleep(_POLL_S)
+        for agent in waiting:
+            states[agent] = _poll(agent, accepted[agent]["id"], states[agent])
+            for rank, answer in states[agent].items():
+                if answer["state"] == "tracing" and rank not in reported:
+                    reported.add(rank)
+                    say(f"rank {rank} traces {answer['steps']} steps from step {answer['step']}")
+    return dict(sorted((rank, answer) for ranks in states.values() for rank, answer in ranks.items()))
+
+
+def _start(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]) -> Answer | None:
+    """Return the agent's first answer, and say that it refuses. Raises UserError when the first agent does."""
+    try:
+        status, answer = agent.request("POST", f"/profile?steps={steps}")
+    except Gone as gone:
+        status, answer = 0, {"error": f"it does not answer: {gone}"}
+    if status == 202:
+        return answer
+    refusal = f"{agent.name} refused the profile: {answer.get('error', answer)}."
+    if is_first:
+        raise UserError(refusal)
+    say(refusal)
+    return None
+
+
+def _poll(agent: Agent, profile_id: int, before: Mapping[int, Answer]) -> dict[int, Answer]:
+    """Return the state of each rank in a profile; `gone` where the agent, or its profile, is."""
+    try:
+        answer = agent.request("GET", "/profile")[1]
+        if answer.get("id") != profile_id:
+            raise Gone("another profile was requested since, or the agent restarted")
+        return _ranks(answer)
+    except Gone:
+        return {rank: answer if _has_ended(answer) else {"state": "gone"} for rank, answer in before.items()}
+
+
+def _ranks(answer: Answer) -> dict[int, Answer]:
+    return {int(rank): of_rank for rank, of_rank in answer["ranks"].items()}
+
+
+def _has_ended(answer: Answer) -> bool:
+    return answer["state"] in PROFILED

@@ -14,9 +14,9 @@ from jaxlaunch.launcher.manifests.jobset import prepare
 
 
 @click.command("render")
-@options.job
+@options.job_arguments
 @click.option("-n", "--namespace", help="The namespace to run in. [default: the job's]")
-@options.defaults("none")
+@options.defaults_option("none")
 def render_command(
     job_file: Path, overrides: tuple[str, ...], namespace: str | None, defaults_file: Path | None
 ) -> None:
@@ -26,8 +26,8 @@ def render_command(
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
-    known = defaults.load(defaults_file)
+    cluster_defaults = defaults.load(defaults_file)
     file = jobs.read(job_file, overrides)
-    output.documents(prepare(file, known).manifests)
+    output.show_documents(prepare(file, cluster_defaults).manifests)
     if file.spec.gang_secret:
         output.say(security.instruction(file.spec.name))

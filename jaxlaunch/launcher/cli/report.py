@@ -1,46 +1,223 @@
-"""`launcher report`: the page of a run."""
+"""`launcher report`, `compare` and `dashboard`: pages of a run, of runs next to each other, and of all runs."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxlaunch.launcher.cli import completions, output
-from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.wording import visible
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.kubernetes.client import Cluster
+    from jaxlaunch.launcher.report.server import PageServer
+
+VIEWER_S = 10.0  # of one call for a viewer, who waits for the page
+
+Rows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not be read
 
 
 @click.command("report")
-@click.argument("run", shell_complete=completions.runs)
-@click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
+@options.run_argument
+@click.option("-o", "--output", "path", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
 @click.option(
     "--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write each picture as SVG and PNG."
 )
-def report_command(run: str, to: Path | None, pictures: Path | None) -> None:
+def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
     RUN is the name of a run on this machine, or its folder. The page shows the state of the run and where every
     second went, above the loss on the same axis, and curves, attempts, checkpoints and logs. It needs no network.
     """
     from jaxlaunch.launcher.report import page
-    from jaxlaunch.launcher.report.run import Followed
+    from jaxlaunch.launcher.report.run import RunReader
 
-    folder = run_folders.folder(run)
-    data = Followed(folder).read().to_json()
-    write(to or Path(f"{folder.name}.html"), page.of("run", data["name"], data))
+    folder = run_folders.resolve_folder(run)
+    data = RunReader(folder).read().to_json()
+    output.write_page(path or Path(f"{folder.name}.html"), page.render("run", data["name"], data))
     if pictures is not None:
-        from jaxlaunch.launcher.report.pictures import write_pictures
+        from jaxlaunch.launcher.report.plots import write_pictures
 
         output.show(*map(str, write_pictures(data, pictures)))
 
 
-def write(to: Path, text: str) -> None:
-    """Writes a page, and says where it is. Raises UserError where that cannot be."""
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, shell_complete=options.complete_runs)
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric to compare. [default: the loss]")
+@click.option(
+    "--at",
+    "axis",
+    type=click.Choice(["step", "hour", "examples"]),
+    default="step",
+    help="The axis of the curves. [default: step]",
+)
+@click.option("-o", "--output", "path", type=click.Path(path_type=Path), help="Also write a page, one HTML file.")
+def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, path: Path | None) -> None:
+    """Compare RUNS: what differs in their jobs, and their curves.
+
+    Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for all of its runs.
+    Hours are the time in which a run had processes or waited for them, without the time between two starts.
+    """
+    from jaxlaunch.launcher.report import compare, page, plots
+    from jaxlaunch.launcher.report.run import RunReader
+
+    folders = list[Path]()
+    for run in runs:
+        sweep = run_folders.find_sweep(run)
+        folders += (
+            [run_folders.resolve_folder(run)] if sweep is None else [run.folder for run in run_folders.runs_in(sweep)]
+        )
+    if len(folders) < 2:
+        raise UserError("compare needs two runs or more.", "name another run behind the first.")
+    reports = [RunReader(folder).read() for folder in folders]
+    data = compare.compare_runs(reports, metrics, axis)
+    output.show(*output.format_columns(compare.summary_table(data)))
+    if data["differs"]:
+        heads = ["KEY", *(run["name"] for run in data["runs"])]
+        output.show("", *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]))
+    losses = [name for name in ("eval/loss", "loss") if name in data["columns"]]
+    for metric in metrics or losses[:1]:
+        output.show("", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis))
+    if path is not None:
+        output.write_page(path, page.render("compare", "Compare", data))
+
+
+@click.command("dashboard")
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "-n", "--namespace", "namespaces", multiple=True, help="Also show the jobs of this namespace. Repeatable."
+)
+@click.option("--context", help="The kubeconfig context to use. [default: the current one]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on. [default: any free one]")
+@click.option("--in-cluster", "is_in_cluster", is_flag=True, help="Serve from a pod to viewers who sign in.")
+@click.option(
+    "--accept-host",
+    "hosts",
+    metavar="NAME",
+    multiple=True,
+    help="With --in-cluster: a host name by which browsers reach the server, without port. Repeatable.",
+)
+def dashboard_command(
+    folder: Path | None,
+    namespaces: tuple[str, ...],
+    context: str | None,
+    port: int,
+    is_in_cluster: bool,
+    hosts: tuple[str, ...],
+) -> None:
+    """Serve the pages of all runs of FOLDER while they train.
+
+    FOLDER contains run folders; the default is runs/. With -n or --context the table also has the jobs of a cluster,
+    read with your own rights. The server listens only on this machine, and answers only at the address that it
+    prints. Ctrl-C ends it.
+
+    With --in-cluster it is what the chart's webDashboard runs: it listens on all addresses of its pod and shows the
+    jobs of the namespaces to viewers who bring a token of the cluster, each with the rights of that token alone.
+    """
+    if is_in_cluster:
+        return _serve(_viewers_server(folder, namespaces, context, hosts, port))
+    if hosts:
+        raise UserError("--accept-host is only for --in-cluster.", "leave it out: the server answers 127.0.0.1 alone.")
+    from jaxlaunch.launcher.report.server import Runs, Server
+
+    home: Path | None = folder or run_folders.HOME
+    is_cluster = bool(namespaces) or context is not None
+    if home is not None and not home.is_dir():
+        if folder is not None or not is_cluster:
+            raise UserError(f"{home} is not a folder.", "name the folder that holds your runs.")
+        home = None
+    jobs = _jobs_reader(namespaces, context) if is_cluster else None
+    server = Server(Runs(None if home is None else home.absolute(), jobs), port)
+    output.show(server.address)
+    _serve(server)
+
+
+def _serve(server: PageServer) -> None:
+    """Serve until Ctrl-C."""
     try:
-        to.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{to} cannot be written: {(error.strerror or str(error)).lower()}.", "name another file with -o."
-        ) from None
-    output.show(str(to))
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.is_closing.set()
+    finally:
+        server.server_close()
+
+
+def _viewers_server(
+    folder: Path | None, namespaces: Sequence[str], context: str | None, hosts: Sequence[str], port: int
+) -> PageServer:
+    """Return the server of --in-cluster. Raises UserError for what it does not serve, ClusterError outside a pod."""
+    from jaxlaunch.launcher.kubernetes import kubeconfig
+    from jaxlaunch.launcher.kubernetes.client import Cluster
+    from jaxlaunch.launcher.report.viewers import Server
+
+    if folder is not None or context is not None:
+        what = f"the folder {folder}" if folder is not None else f"--context {context}"
+        raise UserError(f"--in-cluster and {what} are both given.", "it shows jobs of its own cluster alone.")
+    if not namespaces:
+        raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
+    kubeconfig.pod_server_url()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which process 1 of a pod would not hear of otherwise
+
+    def read(token: str, namespace: str) -> Rows:
+        cluster = Cluster.of_viewer(token, namespace)
+        cluster.hurry(VIEWER_S)
+        return _job_rows(cluster, namespace)
+
+    server = Server(read, list(dict.fromkeys(namespaces)), hosts, port)
+    output.say(f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to viewers who sign in")
+    return server
+
+
+def _jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], Rows]:
+    """Return what reads the jobs of namespaces, with the rights of the caller's kubeconfig and no others."""
+    from jaxlaunch.launcher.kubernetes.client import Cluster
+
+    cluster = Cluster.connect(context, output.say)
+
+    def read() -> Rows:
+        rows, unread = list[dict[str, Any]](), list[str]()
+        for namespace in namespaces or (cluster.namespace,):
+            try:
+                more_rows, more_unread = _job_rows(cluster, namespace)
+            except ClusterError as error:
+                more_rows, more_unread = [], [str(error)]
+            rows += more_rows
+            unread += more_unread
+        return rows, unread
+
+    return read
+
+
+def _job_rows(cluster: Cluster, namespace: str) -> Rows:
+    """Return the jobs of a namespace as rows. Raises ClusterError where they cannot be listed."""
+    from jaxlaunch.launcher.cli.job_view import ClusterView
+    from jaxlaunch.launcher.jobs.status import collect
+
+    snapshots = collect.snapshots(cluster, namespace)
+    rows = []
+    for snapshot in snapshots:
+        view = ClusterView(snapshot)
+        job = view.status
+        rows.append(
+            {
+                "id": "",
+                "page": "",
+                "name": visible(job.name),
+                "state": job.state.value.lower(),
+                "why": visible(view.explanation.headline)[:300],
+                "step": job.step,
+                "steps": job.steps,
+                "goodput": job.goodput,
+                "restarts": job.restarts.total,
+                "age_s": job.age_s,
+                "owner": job.queue or "",
+                "where": f"namespace {job.namespace}",
+            }
+        )
+    return rows, list(dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))

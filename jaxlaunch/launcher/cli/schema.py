@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job.introspection import Type
 from jaxlaunch.launcher.job.schema import JobSpec
 
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
-_SAID = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
+_DEFAULT = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = """\
@@ -49,17 +49,17 @@ def schema_command(markdown: bool) -> None:
     if markdown:
         output.show(job_page().removesuffix("\n"))
     else:
-        output.data(json_schema(), "json")
+        output.show_data(json_schema(), "json")
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of job.yaml, draft 2020-12."""
+    """Return the JSON schema of job.yaml, draft 2020-12."""
     schema = JobSpec.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "job.yaml"}
 
 
 def job_page() -> str:
-    """The reference page: of each block what it is, an example from its docstring, and a table of its keys."""
+    """Return the reference page: of each block what it is, an example from its docstring, and a table of its keys."""
     return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
 
 
@@ -68,7 +68,7 @@ def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
     yield f"## {_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning |\n|---|---|---|---|"
     for name, field in introspection.fields(model).items():
-        yield _row((*path, name), field)
+        yield _format_row(name, field)
     yield ""
     for name, field in introspection.fields(model).items():
         for block in introspection.blocks(Type.of_field(field)):
@@ -87,20 +87,20 @@ def _title(model: type[BaseModel], path: KeyPath) -> str:
     return f"{title}, {next(iter(introspection.fields(model)))}" if is_one_of_many else title
 
 
-def _row(path: KeyPath, field: FieldInfo) -> str:
+def _format_row(name: str, field: FieldInfo) -> str:
     kind = Type.of_field(field)
-    wanted = _EXAMPLES.sub("", introspection.words(kind)).removeprefix("a ").removeprefix("an ")
+    type_text = _EXAMPLES.sub("", introspection.words(kind)).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
-        wanted = "block"
+        type_text = "block"
     elif kind.items is not None and introspection.blocks(kind):
-        wanted = "list of blocks"
-    default, meaning = _default(field)
-    cells = [f"`{path[-1]}`", wanted + (", or null" if kind.nullable else ""), default, meaning]
+        type_text = "list of blocks"
+    default, meaning = _default_cells(field)
+    cells = [f"`{name}`", type_text + (", or null" if kind.nullable else ""), default, meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _default(field: FieldInfo) -> tuple[str, str]:
-    """The cells of the default and of the meaning: where the value is None, the meaning has said what then holds."""
+def _default_cells(field: FieldInfo) -> tuple[str, str]:
+    """Return the cells of the default and of the meaning: where the value is None, the meaning says what then holds."""
     meaning = field.description or ""
     if field.is_required():
         return "required", meaning
@@ -109,11 +109,11 @@ def _default(field: FieldInfo) -> tuple[str, str]:
         value = value.model_dump(mode="json", exclude_unset=True)
     if field.default_factory is not None:
         value = {} if introspection.blocks(Type.of_field(field)) else None
-    if value == {} and _SAID.search(meaning) is None:
+    if value == {} and _DEFAULT.search(meaning) is None:
         return "those of its keys", meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
-    said = _SAID.search(meaning)
-    assert said is not None, f"{meaning!r} does not say what holds where the key is left out"
-    rest = "; ".join(filter(None, (meaning[: said.start()], meaning[said.end() :])))
-    return said["default"], rest
+    match = _DEFAULT.search(meaning)
+    assert match is not None, f"{meaning!r} does not say what holds where the key is left out"
+    rest = "; ".join(filter(None, (meaning[: match.start()], meaning[match.end() :])))
+    return match["default"], rest

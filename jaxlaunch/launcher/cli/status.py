@@ -1,25 +1,27 @@
-"""`launcher status`: the state of one job, on one screen."""
+"""`launcher status` and `explain`: the state of one job on one screen, and why it is in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import click
 
-from jaxlaunch.launcher.cli import completions, from_volume, options, output, whose
-from jaxlaunch.launcher.cli.job_view import ClusterView, JobView
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts
-from jaxlaunch.launcher.diagnose.text import Renderer, Text
+from jaxlaunch.launcher.diagnose.text import Renderer
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
 from jaxlaunch.launcher.kubernetes.objects import format_age
 
+NO_SUCH_JOB = 2  # exit code
+
 
 @click.command("status")
-@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
-@options.place()
-@options.whose
-@options.from_volume
-@options.screen_form("The form of the output; wide shows each host.")
+@options.name_argument
+@options.cluster_options()
+@options.where_options
+@options.from_volume_option
+@options.screen_output_option("The form of the output; wide shows each host.")
 def status_command(
     name: str, namespace: str | None, context: str | None, where: str | None, is_from_volume: bool, form: str | None
 ) -> None:
@@ -27,16 +29,18 @@ def status_command(
 
     The job's result comes first if there is one. Give a run by its name below runs/, or by its folder.
     """
-    view = whose.find_view(name, namespace, context, where or ("cluster" if is_from_volume else None))
+    view = find_view(name, namespace, context, where or ("cluster" if is_from_volume else None))
     if is_from_volume and isinstance(view, ClusterView) and view.cluster is not None:
-        view = ClusterView(from_volume.state(view.cluster, view.snapshot))
+        from jaxlaunch.launcher.cli.logs import read_volume_summary
+
+        view = ClusterView(read_volume_summary(view.cluster, view.snapshot))
     if form in ("json", "yaml"):
-        return output.data(view.status.to_json(), form)
+        return output.show_data(view.status.to_json(), form)
     tables = view.details() if form == "wide" else ()
-    output.show(*screen(view), *(line for table in tables for line in output.columns(table)))
+    output.show(*describe_job(view), *(line for table in tables for line in output.format_columns(table)))
 
 
-def screen(view: JobView) -> Iterator[str]:
+def describe_job(view: JobView) -> Iterator[str]:
     """Yield the lines of one job: its result, its state, and what else is known."""
     status = view.status
     if status.verdict is not None:
@@ -47,7 +51,11 @@ def screen(view: JobView) -> Iterator[str]:
         ("why", view.reason),
         *_numbers(status),
         ("as of", view.as_of),
-        ("age", _age(status)),
+        (
+            "age",
+            format_age(status.age_s)
+            + ("" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"),
+        ),
         ("folder", status.folder or ""),
         ("unknown", "; ".join(view.unread)),
     ]
@@ -55,39 +63,23 @@ def screen(view: JobView) -> Iterator[str]:
 
 
 def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
-    yield "hosts", _hosts(status) + (f", queue {status.queue}" if status.queue else "")
-    yield "ranks", _text(status, describe_ranks(status)) if status.state not in OVER else ""
-    yield "phase", _phase(status)
-    yield "restarts", _text(status, describe_restarts(status))
-    yield "checkpoint", _checkpoint(status)
-    yield "last start", _seconds(status.restart_seconds)
+    renderer = Renderer(status.name, status.namespace)
+    if status.state in OVER:  # no host is needed any more
+        hosts = f"{status.hosts}, {status.state.value.lower()}"
+    else:
+        hosts = f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
+    yield "hosts", hosts + (f", queue {status.queue}" if status.queue else "")
+    yield "ranks", "" if status.state in OVER else renderer.render(describe_ranks(status))
+    yield "phase", _describe_phase(status)
+    yield "restarts", renderer.render(describe_restarts(status))
+    yield "checkpoint", _describe_checkpoint(status)
+    seconds = status.restart_seconds
+    spent = ", ".join(f"{cause} {spent_s:.2f}" for cause, spent_s in seconds.items() if spent_s >= 0.005)
+    yield "last start", f"{sum(seconds.values()):.2f} s until its first step: {spent}" if spent else ""
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
 
 
-def _text(status: JobStatus, text: Text) -> str:
-    return Renderer(status.name, status.namespace).render(text)
-
-
-def _seconds(by_cause: Mapping[str, float]) -> str:
-    """How long the last start or restart took until its first step, and what that was spent on."""
-    parts = ", ".join(f"{cause} {spent:.2f}" for cause, spent in by_cause.items() if spent >= 0.005)
-    return f"{sum(by_cause.values()):.2f} s until its first step: {parts}" if parts else ""
-
-
-def _age(status: JobStatus) -> str:
-    return format_age(status.age_s) + (
-        "" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"
-    )
-
-
-def _hosts(status: JobStatus) -> str:
-    """How many are ready; of a job that is over, that none is needed any more."""
-    if status.state in OVER:
-        return f"{status.hosts}, {status.state.value.lower()}"
-    return f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
-
-
-def _phase(status: JobStatus) -> str:
+def _describe_phase(status: JobStatus) -> str:
     of = "" if status.steps is None else f" of {status.steps}"
     at = "" if status.step is None else f"step {status.step}{of}"
     if status.phase in (None, "step"):
@@ -96,10 +88,35 @@ def _phase(status: JobStatus) -> str:
     return f"{status.phase}{spent}" + (f", at {at}" if at else "")
 
 
-def _checkpoint(status: JobStatus) -> str:
+def _describe_checkpoint(status: JobStatus) -> str:
     if status.committed is None:
         return ""
     if status.as_of is not None or status.folder is not None:
         return f"step {status.committed}"
     since = "before these pods" if status.committed_age_s is None else f"{format_age(status.committed_age_s)} ago"
     return f"step {status.committed}, {since}"
+
+
+@click.command("explain")
+@options.name_argument
+@options.cluster_options()
+@options.where_options
+@options.screen_output_option("The form of the output.")
+def explain_command(name: str, namespace: str | None, context: str | None, where: str | None, form: str | None) -> int:
+    """Explain why job JOB_NAME waits, what it does, or how it ended.
+
+    The first line names the situation; below it are the evidence and what to do. Give a run on this machine by its name
+    below runs/, or by its folder.
+    """
+    answer = find_view(name, namespace, context, where).explanation
+    if form in ("json", "yaml"):
+        output.show_data(answer.to_json(), form)
+    else:
+        output.show(answer.headline, *(f"  {line}" for line in answer.evidence))
+        if answer.facts:
+            output.show("", *(f"  {fact}" for fact in answer.facts))
+        if answer.next_move is not None:
+            output.show("", f"  next: {answer.next_move}")
+        if answer.see is not None:
+            output.show(f"  see: {answer.see}")
+    return NO_SUCH_JOB if answer.situation == "unknown" else 0

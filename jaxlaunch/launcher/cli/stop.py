@@ -1,36 +1,36 @@
-"""`launcher stop`: saves a checkpoint and ends a job or a run on this machine, which can be resumed."""
+"""`launcher stop` and `delete`: save and end a job or a run, which can be resumed; remove a job from its cluster."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from datetime import UTC, datetime
 
 import click
 
-from jaxlaunch.launcher.cli import completions, options, output, whose
+from jaxlaunch.launcher.cli import job_view, options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs import ownership, record, stop
+from jaxlaunch.launcher.jobs import dependents, ownership, record, stop
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.local import stop as stop_here
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, Table
 from jaxlaunch.launcher.wording import duration
 from jaxlaunch.runs.lock import find_holder
 
-_MARGIN_S = 60.0  # after the pods' grace period
+_STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0  # after the pods' grace period
 _GRACE_S = 60.0  # of a run whose job cannot be read
 
 
 @click.command("stop")
-@click.argument("name", metavar="JOB_NAME", shell_complete=completions.runs)
-@options.place()
-@options.whose
+@options.name_argument
+@options.cluster_options()
+@options.where_options
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
 @click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
 def stop_command(
@@ -43,77 +43,84 @@ def stop_command(
     its folder, ends as if Ctrl-C had been pressed in its terminal; `launcher run` of the same file resumes it. With the
     name of a sweep, all of its runs are stopped, here or on the cluster.
     """
-    limit_s = options.seconds("--timeout", timeout)
+    limit_s = options.parse_duration("--timeout", timeout)
     if where is None and (sweep := run_folders.find_sweep(name)) is not None:
         return _stop_sweep(Table(sweep), limit_s, no_wait=no_wait)
-    if (run := whose.run_here(name, namespace, context, where)) is not None:
-        return _stop_run(run, None if no_wait else limit_s or (run.job.grace if run.job else _GRACE_S) + _MARGIN_S)
-    cluster = whose.connect(name, context, where)
+    if (run := job_view.find_local_run(name, namespace, context, where)) is not None:
+        return _stop_run(run, None if no_wait else limit_s or _grace_s(run) + _STOP_MARGIN_S)
+    cluster = job_view.connect(name, context, where)
     jobset = ownership.own(cluster, name, namespace or cluster.namespace)
-    if (ended := terminal_state(jobset)) is not None:
-        raise UserError(f"Job {name} is already {ended}: there is nothing to stop.")
-    seen = collect.snapshot(cluster, jobset["metadata"]["namespace"], name)
-    assert isinstance(seen, Snapshot), "it was just read"
-    leaving, words = stop.Leaving(cluster, jobset), record.LastWords(cluster, seen)
+    if (end := terminal_state(jobset)) is not None:
+        raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
+    snapshot = collect.snapshot(cluster, jobset["metadata"]["namespace"], name)
+    assert isinstance(snapshot, Snapshot), "it was just read"
+    leaving, words = stop.Leaving(cluster, jobset), record.LastWords(cluster, snapshot)
     stop.stop(cluster, jobset)
     if no_wait:
-        record.write(cluster, seen, "stopped", output.say)
+        record.write(cluster, snapshot, "stopped", output.say)
         output.show(f"{JOBSETS.titled(name)} stopping")
         return 0
     if limit_s is None:
-        limit_s = stop.grace_s(jobset) + _MARGIN_S
-    gone = leaving.until_gone(limit_s)
-    seen = dataclasses.replace(seen, now=datetime.now(UTC), pods=gone.pods or seen.pods, records=words.heard())
-    record.write(cluster, seen, "stopped", output.say)
-    if seen.report.verdict is not None:
-        output.say(seen.report.verdict.verdict.message)
+        limit_s = stop.grace_s(jobset) + _STOP_MARGIN_S
+    gone, now = leaving.until_gone(limit_s), datetime.now(UTC)
+    snapshot = dataclasses.replace(snapshot, now=now, pods=gone.pods or snapshot.pods, records=words.heard())
+    record.write(cluster, snapshot, "stopped", output.say)
+    if snapshot.report.verdict is not None:
+        output.say(snapshot.report.verdict.verdict.message)
     if not gone.is_over:
-        namespace = jobset["metadata"]["namespace"]
-        late = f"its pods are not gone after {duration(limit_s)}; see `launcher explain -n {namespace} {name}`"
-        output.say(late)
-        return options.WAITED_TOO_LONG
+        return _say_late(jobset["metadata"]["namespace"], name, limit_s)
     output.show(f"{JOBSETS.titled(name)} stopped")
     return 0
 
 
+def _say_late(namespace: str, name: str, limit_s: float) -> int:
+    command = f"launcher explain -n {namespace} {name}"
+    output.say(f"its pods are not gone after {duration(limit_s)}; see `{command}`")
+    return options.WAITED_TOO_LONG
+
+
+def _grace_s(run: Run) -> float:
+    return run.job.grace if run.job else _GRACE_S
+
+
 def _stop_run(run: Run, limit_s: float | None) -> int:
-    """Stops a run of this machine; the exit code. `limit_s` None: does not wait."""
-    stop_here.stop(run)
+    """Stop a run of this machine and return the exit code; without `limit_s` it does not wait."""
+    run_folders.stop_run(run)
     if limit_s is None:
         output.show(f"run/{run.name} stopping")
         return 0
-    if not stop_here.until_ended(run, limit_s):
+    if not run_folders.wait_until_ended(run, limit_s):
         output.say(f"it has not ended after {duration(limit_s)}; see `launcher explain {run.name}`")
         return options.WAITED_TOO_LONG
-    ended = run_folders.open_run(run.folder)
-    if ended.summary is not None and ended.summary.verdict is not None:
-        output.say(ended.summary.verdict.message)
+    summary = run_folders.open_run(run.folder).summary
+    if summary is not None and summary.verdict is not None:
+        output.say(summary.verdict.message)
     output.show(f"run/{run.name} stopped")
     return 0
 
 
 def _stop_sweep(sweep: Table, limit_s: float | None, *, no_wait: bool) -> int:
-    """Stops all runs of a sweep; the exit code. Who leads it stops them; without one each is asked."""
+    """Stop all runs of a sweep and return the exit code. Its leader stops them; without one each is asked."""
     name = sweep.folder.name
     if (place := sweep.of.get("cluster")) is not None:
         return _stop_jobs(sweep, Cluster.connect(place["context"], output.say), place["namespace"])
-    lead = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
+    leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
     held = [run for run in run_folders.runs_in(sweep.folder) if run.holder is not None]
-    if lead.holder is not None:
-        stop_here.stop(lead, LOCK)
+    if leader.holder is not None:
+        run_folders.stop_run(leader, LOCK)
     elif not held:
         raise UserError(f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}.")
     else:
         for run in held:
-            stop_here.stop(run)
+            run_folders.stop_run(run)
     if no_wait:
         output.show(f"sweep/{name} stopping")
         return 0
-    grace_s = max((run.job.grace if run.job else _GRACE_S for run in held), default=_GRACE_S)
-    until = time.monotonic() + (limit_s or grace_s + _MARGIN_S)
-    is_over = stop_here.until_ended(lead, until - time.monotonic(), LOCK)
+    grace_s = max((_grace_s(run) for run in held), default=_GRACE_S)
+    deadline = time.monotonic() + (limit_s or grace_s + _STOP_MARGIN_S)
+    is_over = run_folders.wait_until_ended(leader, deadline - time.monotonic(), LOCK)
     for run in held:
-        is_over = stop_here.until_ended(run, until - time.monotonic()) and is_over
+        is_over = run_folders.wait_until_ended(run, deadline - time.monotonic()) and is_over
     if not is_over:
         output.say(f"not all have ended; see `launcher list {name}`")
         return options.WAITED_TOO_LONG
@@ -122,7 +129,7 @@ def _stop_sweep(sweep: Table, limit_s: float | None, *, no_wait: bool) -> int:
 
 
 def _stop_jobs(sweep: Table, cluster: Cluster, namespace: str | None) -> int:
-    """Suspends each job of a sweep that has not ended, without waiting; the exit code."""
+    """Suspend each job of a sweep that has not ended, without waiting, and return the exit code."""
     for member in sweep.members:
         jobset = cluster.get(JOBSETS, member, namespace or cluster.namespace)
         if jobset is None or terminal_state(jobset) is not None:
@@ -131,3 +138,26 @@ def _stop_jobs(sweep: Table, cluster: Cluster, namespace: str | None) -> int:
         stop.stop(cluster, jobset)
         output.show(f"{JOBSETS.titled(member)} stopping")
     return 0
+
+
+@click.command("delete")
+@options.name_argument
+@options.cluster_options()
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
+def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
+    """Delete job JOB_NAME.
+
+    Its processes save first. What they wrote to volumes and buckets is not deleted.
+    """
+    cluster = Cluster.connect(context, output.say)
+    jobset = ownership.own(cluster, name, namespace or cluster.namespace)
+    if not yes and terminal_state(jobset) is None and not stop.is_stopped(cluster, jobset):
+        if not sys.stdin.isatty():
+            raise UserError(f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it.")
+        click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
+    output.show(*dependents.delete_job(cluster, jobset))
+    limit_s = stop.grace_s(jobset) + _DELETE_MARGIN_S
+    if no_wait or dependents.gone(cluster, JOBSETS, dict(jobset), limit_s):
+        return 0
+    return _say_late(jobset["metadata"]["namespace"], name, limit_s)

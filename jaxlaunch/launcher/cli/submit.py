@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +19,6 @@ from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.jobs import cluster_defaults, gang_secret
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.job_status import JobStatus
 from jaxlaunch.launcher.jobs.submit import Submission, Submitted
 from jaxlaunch.launcher.jobs.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -33,14 +31,14 @@ class Submit(click.Command):
     """Takes `--dry-run` and `--dry-run=server`; the argument after it is the job file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, with `--dry-run` written out."""
+        """Parse as click does, with `--dry-run` written out."""
         return super().parse_args(ctx, ["--dry-run=client" if arg == "--dry-run" else arg for arg in args])
 
 
 @click.command("submit", cls=Submit)
-@options.job
-@options.place("Where it runs. [default: the job's, else the context's]")
-@options.defaults("the cluster's ConfigMap jaxlaunch")
+@options.job_arguments
+@options.cluster_options("Where it runs. [default: the job's, else the context's]")
+@options.defaults_option("the cluster's ConfigMap jaxlaunch")
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
@@ -52,7 +50,7 @@ class Submit(click.Command):
 @click.option("--timeout", metavar="DURATION", help="Longest time for --wait and --follow; then the exit code is 124.")
 @click.option("--replace", is_flag=True, help="Delete a finished or stopped job of the same name first.")
 @click.option("--force", is_flag=True, help="Submit a job whose pods the namespace's Pod Security level rejects.")
-@options.form("name", "json", "yaml")
+@options.output_option("name", "json", "yaml")
 def submit_command(
     job_file: Path,
     overrides: tuple[str, ...],
@@ -74,112 +72,95 @@ def submit_command(
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
-    limit_s, file = _seconds(timeout, is_watching), jobs.read(job_file, overrides)
+    if timeout is not None and not is_watching:
+        raise UserError("--timeout needs --wait or --follow.", "add one of them.")
+    limit_s, file = options.parse_duration("--timeout", timeout), jobs.read(job_file, overrides)
     if dry_run == "client" and defaults_file is not None:
-        output.documents(prepare(file, defaults.load(defaults_file)).manifests)
+        output.show_documents(prepare(file, defaults.load(defaults_file)).manifests)
         return 0
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
-    known = _found(cluster, where) if defaults_file is None else defaults.load(defaults_file)
+    known = _read_defaults(cluster, where) if defaults_file is None else defaults.load(defaults_file)
     prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
     if dry_run == "client":
-        output.documents(prepared.manifests)
+        output.show_documents(prepared.manifests)
         return 0
     manifests = prepared.with_secret()
     submission = Submission(cluster, manifests, output.say)
     try:
-        for note in precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force):
-            output.say(note)
+        output.say(*precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force))
         if dry_run == "server":
             output.show(*(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
             return 0
-        done = submission.run(replace=replace)
+        submitted = submission.run(replace=replace)
     except KeyboardInterrupt:
         output.say(f"interrupted: {submission.what_exists()}")
         raise
-    with _said_to_run_on(done.jobset):
-        _report(done, form)
-        return _to_its_end(cluster, done.jobset, is_following, limit_s) if is_watching else 0
-
-
-def many(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
-    """Submits jobs one after the other, as the command does with one; the namespace. A rehearsal prints them alone."""
-    cluster = Cluster.connect(context, output.say)
-    where = files[0].spec.namespace or cluster.namespace
-    known = _found(cluster, where)
-    for file in files:
-        prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
-        if is_rehearsal:
-            output.documents(prepared.manifests)
-            continue
-        manifests = prepared.with_secret()
-        for note in precheck.check(cluster, manifests, replace=False, watch=False, force=False):
-            output.say(note)
-        _report(Submission(cluster, manifests, output.say).run(replace=False), "name")
-    return where
-
-
-def _seconds(timeout: str | None, is_watching: bool) -> float | None:
-    if timeout is not None and not is_watching:
-        raise UserError("--timeout needs --wait or --follow.", "add one of them.")
-    return options.seconds("--timeout", timeout)
-
-
-def _found(cluster: Cluster, namespace: str) -> ClusterDefaults:
-    """The cluster's own defaults; reports where they are, because the job is checked against them."""
-    found, where = cluster_defaults.find(cluster, namespace)
-    if where is not None:
-        output.say(f"the cluster defaults are in {where}")
-    return found
-
-
-def _report(done: Submitted, form: str) -> None:
-    metadata = done.jobset["metadata"]
-    if form == "name":
-        output.show(f"{JOBSETS.titled(metadata['name'])} {done.how}")
-    else:
-        kept = {key: value for key, value in metadata.items() if key != "managedFields"}
-        output.data({**done.jobset, "metadata": kept}, form)
-    if done.how == "unchanged":
-        output.say(f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed")
-    elif done.how == "resumed":
-        output.say("it was stopped, and continues from its last checkpoint")
-
-
-@contextmanager
-def _said_to_run_on(jobset: Obj) -> Iterator[None]:
-    """Says that an interrupt, or a server that cannot be asked, ends only the waiting."""
     try:
-        yield
-    except (KeyboardInterrupt, ApiError, Unreachable):
-        name, where = jobset["metadata"]["name"], f"-n {jobset['metadata']['namespace']}"
+        _report(submitted, form)
+        return _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
+    except (KeyboardInterrupt, ApiError, Unreachable):  # ends only the waiting
+        name, where = submitted.jobset["metadata"]["name"], f"-n {submitted.jobset['metadata']['namespace']}"
         again = f"`launcher logs {where} -f {name}` shows its lines again, `launcher stop {where} {name}` ends it"
         output.say(f"{name} keeps running. {again}")
         raise
 
 
-def _to_its_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
-    """The exit code of a job once it is over; its lines are shown meanwhile if `is_following`."""
+def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
+    """Submit jobs one after the other, as the command does with one; return the namespace.
+
+    A rehearsal only prints them.
+    """
+    cluster = Cluster.connect(context, output.say)
+    where = files[0].spec.namespace or cluster.namespace
+    known = _read_defaults(cluster, where)
+    for file in files:
+        prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
+        if is_rehearsal:
+            output.show_documents(prepared.manifests)
+            continue
+        manifests = prepared.with_secret()
+        output.say(*precheck.check(cluster, manifests, replace=False, watch=False, force=False))
+        _report(Submission(cluster, manifests, output.say).run(replace=False), "name")
+    return where
+
+
+def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
+    """Return the cluster's own defaults, and say where they are, because the job is checked against them."""
+    known, where = cluster_defaults.find(cluster, namespace)
+    if where is not None:
+        output.say(f"the cluster defaults are in {where}")
+    return known
+
+
+def _report(submitted: Submitted, form: str) -> None:
+    metadata = submitted.jobset["metadata"]
+    if form == "name":
+        output.show(f"{JOBSETS.titled(metadata['name'])} {submitted.how}")
+    else:
+        shown = {key: value for key, value in metadata.items() if key != "managedFields"}
+        output.show_data({**submitted.jobset, "metadata": shown}, form)
+    if submitted.how == "unchanged":
+        output.say(f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed")
+    elif submitted.how == "resumed":
+        output.say("it was stopped, and continues from its last checkpoint")
+
+
+def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
+    """Return the exit code of a job once it is over; its lines are shown meanwhile if `is_following`."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     try:
         waiting = Waiting(cluster, jobset, limit_s, quietly if is_following else output.say)
         if is_following:
             chosen = lines.usual(hosts.table(jobset).processes)
-            printer = output.Printer(chosen)
+            show = output.Printer(chosen).show
             if chosen.ranks is not None:
                 output.say(f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others")
-            follow.follow(
-                cluster, namespace, name, select=chosen, show=printer.show, say=output.say, until=waiting.is_over
-            )
-        return _conclude(waiting.result())
+            follow.follow(cluster, namespace, name, select=chosen, show=show, say=output.say, until=waiting.is_over)
+        status = waiting.result()
     except Timeout:
-        shows = f"`launcher status -n {namespace} {name}` shows its state"
-        output.say(f"{name} has not ended and keeps running. {shows}")
+        output.say(f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` shows its state")
         return options.WAITED_TOO_LONG
-
-
-def _conclude(status: JobStatus) -> int:
-    """The exit code of a job that is over, after a line about how it ended."""
     code = contract.PREEMPTED if status.code is None else status.code
     step = "" if status.step is None else f" at step {status.step}"
     message = f": {status.verdict['message']}" if status.verdict else ""

@@ -1,4 +1,4 @@
-"""`launcher validate`: everything that is wrong with a job, or what it asks for."""
+"""`launcher init` and `validate`: a first job, and everything that is wrong with a job, or what it asks for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,62 @@ import click
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import data_files, named_modules
+from jaxlaunch.launcher.local import job_notes
 from jaxlaunch.launcher.wording import count
-from jaxlaunch.trainer.spec import said
+from jaxlaunch.trainer.spec import said as written_mesh
+
+STARTERS = Path(__file__).parent / "starters"
+KINDS = ("classify", "lm", "own", "command")
+
+
+@click.command("init")
+@click.argument("name", required=False)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="classify",
+    show_default=True,
+    help="classify: images; lm: text; own: your own model, task and data; command: your own program.",
+)
+def init_command(name: str | None, kind: str) -> None:
+    """Write a starter job.yaml.
+
+    The job trains on CPU, without a network. NAME is the name of the job, and its file is NAME.yaml. The kinds own and
+    command also write the code, NAME.py.
+    """
+    name = None if name is None else name.removesuffix(".yaml").removesuffix(".yml")
+    file = Path("job.yaml" if name is None else f"{name}.yaml")
+    title = name or {"classify": "digits", "command": "program"}.get(kind, kind)
+    module = title.replace("-", "_").replace(".", "_")
+    words = {"@FILE@": str(file), "@NAME@": title, "@MODULE@": module}
+    texts = {}
+    for path, starter in ((file, f"{kind}.yaml"), (Path(f"{module}.py"), f"{kind}.py.txt")):
+        if (STARTERS / starter).exists():
+            text = (STARTERS / starter).read_text(encoding="utf-8")
+            for word, value in words.items():
+                text = text.replace(word, value)
+            texts[path] = text
+    jobs.parse(texts[file], str(file))  # an invalid NAME is refused before anything is written
+    if existing := [path for path in texts if path.exists()]:
+        raise UserError(f"{existing[0]} already exists.", "choose another name.")
+    for path, text in texts.items():
+        try:
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+        except FileExistsError:
+            raise UserError(f"{path} already exists.", "choose another name.") from None
+        except OSError as error:
+            raise UserError(f"{path}: {(error.strerror or 'not writable').lower()}.") from None
+    output.show(f"wrote {' and '.join(map(str, texts))}; train with: launcher run {file}")
 
 
 @click.command("validate")
-@options.job
-@options.form("text", "json", "yaml")
+@options.job_arguments
+@options.output_option("text", "json", "yaml")
 def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """Check JOB_FILE, and show what it requests.
 
@@ -28,18 +73,16 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
     reported at once, each with its line; the exit code is then 2.
     """
     job = jobs.load(job_file, overrides)
-    summary = summarize(job)
     if form in ("json", "yaml"):
-        output.data(summary, form)
-    else:
-        folder = job_file.absolute().parent
-        data = (f"data: {note}" for note in data_files.notes(job, folder))
-        missing = (f"note: {note}" for note in named_modules.notes(job, folder))
-        output.show(f"{job_file}: ok", *lines(job), *data, *missing)
+        return output.show_data(summarize(job), form)
+    folder = job_file.absolute().parent
+    data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
+    missing = (f"note: {note}" for note in job_notes.list_missing_modules(job, folder))
+    output.show(f"{job_file}: ok", *describe_request(job), *data, *missing)
 
 
 def summarize(job: JobSpec) -> dict[str, Any]:
-    """What a job asks for, as plain data."""
+    """Return what a job asks for, as plain data."""
     summary: dict[str, Any] = {
         "name": job.name,
         "slices": job.slices,
@@ -51,61 +94,62 @@ def summarize(job: JobSpec) -> dict[str, Any]:
     }
     if job.spares or job.is_elastic:
         summary["spares"] = job.spares
-        summary["fewer_hosts"] = [_on(job, hosts) for hosts in reversed(job.sizes) if hosts < job.hosts]
+        summary["fewer_hosts"] = _fewer_hosts(job)
     if job.train is not None:
-        sizes = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True))
-        summary["mesh"] = sizes
+        mesh = job.train.mesh.resolve(job.devices)
+        summary["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
         summary["batch"] = job.train.batch
         summary["accumulate"] = job.train.accumulate
-        summary["batch_per_device"] = job.train.batch // (
-            math.prod(sizes[axis] for axis in BATCH_AXES) * job.train.accumulate
-        )
+        splits = math.prod(mesh[: len(BATCH_AXES)]) * job.train.accumulate
+        summary["batch_per_device"] = job.train.batch // splits
     return summary
 
 
-def _on(job: JobSpec, hosts: int) -> dict[str, Any]:
-    """What a job that lost hosts has on fewer; where its task brings the batch, its mesh is all that is known."""
-    devices, train = hosts * job.accelerator.devices_per_host, job.on_hosts(hosts)
-    if train is None:
-        return {"hosts": hosts, "devices": devices}
-    mesh = train.mesh.resolve(devices)
-    part = train.batch // (math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate)
-    of = {"accumulate": train.accumulate, "batch_per_device": part}
-    return {"hosts": hosts, "devices": devices, "mesh": dict(zip(MESH_AXES, mesh, strict=True)), **of}
+def _fewer_hosts(job: JobSpec) -> list[dict[str, Any]]:
+    """Return what the job has on each number of hosts that it goes on with when it lost some.
+
+    Where its task brings the batch, its devices are all that is known.
+    """
+    rows = []
+    for hosts in reversed([hosts for hosts in job.sizes if hosts < job.hosts]):
+        devices, train = hosts * job.accelerator.devices_per_host, job.on_hosts(hosts)
+        row: dict[str, Any] = {"hosts": hosts, "devices": devices}
+        if train is not None:
+            mesh = train.mesh.resolve(devices)
+            row["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
+            row["accumulate"] = train.accumulate
+            row["batch_per_device"] = train.batch // (math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate)
+        rows.append(row)
+    return rows
 
 
-def _of_a_lost_host(job: JobSpec) -> list[str]:
-    """What becomes of the job when it loses a host, of several."""
+def describe_request(job: JobSpec) -> list[str]:
+    """Return what a job asks for, as lines."""
+    summary = summarize(job)
+    each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
+    first = f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {each}"
+    if job.train is None:
+        return [first, f"command: {job.command[0] if job.command else ''}", *_describe_lost_host(job)]
+    micro = f", in {summary['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
+    return [
+        first,
+        f"mesh: {written_mesh(summary['mesh'])}",
+        f"batch: {summary['batch']} examples a step{micro}, {summary['batch_per_device']} per device",
+        *_describe_lost_host(job),
+    ]
+
+
+def _describe_lost_host(job: JobSpec) -> list[str]:
     if job.host_count == 1:
         return []
     if not job.replaces_hosts:
         why = ": a TPU slice is lost as a whole" if job.accelerator.platform == "tpu" else ""
         return [f"a lost host: all pods are replaced{why}"]
-    spare = (
-        f"{count(job.spares, 'spare')} {'takes' if job.spares == 1 else 'take'} its ranks, and " if job.spares else ""
-    )
+    takes = "takes" if job.spares == 1 else "take"
+    spare = f"{count(job.spares, 'spare')} {takes} its ranks, and " if job.spares else ""
     first = f"a lost host: {spare}its pod alone is made again"
-    sizes = [_on(job, hosts) for hosts in reversed(job.sizes) if hosts < job.hosts]
-    if not sizes:
-        return [first]
     rows = []
-    for one in sizes:
-        batch = f", {one['batch_per_device']} per device, accumulate {one['accumulate']}" if "mesh" in one else ""
-        rows.append(f"  {count(one['hosts'], 'host')}: {said(one['mesh']) if 'mesh' in one else ''}{batch}")
-    return [f"{first}; after timeouts.replace it continues with fewer:", *rows]
-
-
-def lines(job: JobSpec) -> list[str]:
-    """What a job asks for, for a reader."""
-    asked = summarize(job)
-    each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
-    summary = [f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {each}"]
-    if job.train is None:
-        return [*summary, f"command: {job.command[0] if job.command else ''}", *_of_a_lost_host(job)]
-    micro = f", in {asked['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
-    return [
-        *summary,
-        f"mesh: {said(asked['mesh'])}",
-        f"batch: {asked['batch']} examples a step{micro}, {asked['batch_per_device']} per device",
-        *_of_a_lost_host(job),
-    ]
+    for row in _fewer_hosts(job):
+        batch = f", {row['batch_per_device']} per device, accumulate {row['accumulate']}" if "mesh" in row else ""
+        rows.append(f"  {count(row['hosts'], 'host')}: {written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}")
+    return [f"{first}; after timeouts.replace it continues with fewer:", *rows] if rows else [first]

@@ -21,13 +21,13 @@ _RUN_AGAIN = launcher("run", is_namespaced=False)
 def explain(record: Run, live: Live | None) -> Explanation:
     """Return the one thing that matters about the run now."""
     status, verdict = status_of(record, live), verdict_of(record)
-    answer = _ended(record, status) if status.state in OVER else _going(record, status, live)
+    answer = _explain_end(record, status) if status.state in OVER else _explain_progress(record, status, live)
     code = None if verdict is None else verdict.code
     facts = tuple(_facts(record, status))
     return Diagnosis(record.name, "", answer, facts, answer.next_step, code, again=_RUN_AGAIN).render()
 
 
-def _ended(record: Run, status: JobStatus) -> Answer:
+def _explain_end(record: Run, status: JobStatus) -> Answer:
     verdict = verdict_of(record)
     assert verdict is not None, "it is over"
     if status.state is State.DONE:
@@ -52,7 +52,7 @@ def _ended(record: Run, status: JobStatus) -> Answer:
     return Answer(situation, headline, failed.traceback_tail(verdict.traceback), step)
 
 
-def _going(record: Run, status: JobStatus, live: Live | None) -> Answer:
+def _explain_progress(record: Run, status: JobStatus, live: Live | None) -> Answer:
     if record.holder is not None and not record.holder.is_here:
         headline = Text("runs on another machine, or in a container whose processes cannot be seen from here")
         return Answer("running", headline)

@@ -17,75 +17,74 @@ from jaxlaunch.records.lines import Lines
 from jaxlaunch.runs.lock import find_holder
 
 POLL_S = 0.2
-Found = Iterator[tuple[int, int, list[Line]]]  # of each rank: its number, bytes left out before its lines, these
-_CHUNK = 1 << 20
-_LONGEST = 1 << 20  # bytes of a line: what a rank writes is cut far below
+_CHUNK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20  # what a rank writes is cut far below
 
 
-def ranks(folder: Path, chosen: Select) -> list[int]:
-    """The ranks that are selected and have a log in the folder of a start."""
+def list_ranks(folder: Path, chosen: Select) -> list[int]:
+    """Return the ranks that are selected and have a log in the folder of a start."""
     return read_run.found(str(folder), chosen.ranks)
 
 
-def read(run: Run, folder: Path, chosen: Select, tail: int | None, each: int) -> Found:
-    """Each rank that has a log in the folder of a start of the run. `each`: processes of a host."""
-    here = ranks(folder, chosen)
-    for rank in here:
-        log = read_run.log(str(run.folder), str(folder), rank, chosen.pattern, tail, MAX_LOGS // len(here))
-        yield rank, log["left_out"], [Line(rank // each, rank, text) for text in log["text"].splitlines()]
+def read_logs(
+    run: Run, folder: Path, chosen: Select, tail: int | None, processes_per_host: int
+) -> Iterator[tuple[int, int, list[Line]]]:
+    """Yield each rank that has a log in the folder of a start, the bytes left out before its lines, and the lines."""
+    ranks = list_ranks(folder, chosen)
+    for rank in ranks:
+        log = read_run.log(str(run.folder), str(folder), rank, chosen.pattern, tail, MAX_LOGS // len(ranks))
+        lines = [Line(rank // processes_per_host, rank, text) for text in log["text"].splitlines()]
+        yield rank, log["left_out"], lines
 
 
-def follow(run: Run, chosen: Select, tail: int | None, each: int, show: Callable[[Line], None]) -> None:
-    """Shows the lines so far, the last `tail` of each rank, and then each as it comes, until nobody runs in the folder
-    any more."""
-    folder, files = run.start_folder, dict[int, _File]()
+def follow_logs(
+    run: Run, chosen: Select, tail: int | None, processes_per_host: int, show: Callable[[Line], None]
+) -> None:
+    """Show the last `tail` lines of each rank, and then each line as it comes, until nobody runs in the folder."""
+    folder, files = run.start_folder, dict[int, _LogFile]()
     is_first, is_over = True, False
     while True:
-        for rank in ranks(folder, chosen):
+        for rank in list_ranks(folder, chosen):
             path = Path(read_run.log_path(str(folder), rank))
-            texts = files.setdefault(rank, _File(path, run.folder)).more()
+            texts = files.setdefault(rank, _LogFile(path, run.folder)).read_lines()
             wanted = [text for text in texts if chosen.pattern is None or chosen.pattern.search(text) is not None]
             for text in wanted if not is_first or tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]:
-                show(Line(rank // each, rank, text))
+                show(Line(rank // processes_per_host, rank, text))
         if is_over:
             return
         is_first, is_over = False, find_holder(run.folder) is None  # then once more: what came until it ended
         time.sleep(0.0 if is_over else POLL_S)
 
 
-class _File:
-    """The log of a rank as it grows. What is old moves to another file, which is read to its end first.
+class _LogFile:
+    """The log of a rank as it grows. Old lines move to another file, which is read to its end first.
 
     No link below the folder `below` is followed: it may lead to what only this user can read.
     """
 
     def __init__(self, path: Path, below: Path) -> None:
         self._path, self._below = path, below
-        self._file = _opened(path.with_suffix(".log.1"), below) or _opened(path, below)
-        self._split = Lines(_LONGEST)
+        self._file = self._open(path.with_suffix(".log.1")) or self._open(path)
+        self._split = Lines(_MAX_LINE_BYTES)
 
-    def more(self) -> list[str]:
-        """The whole lines since the last call."""
-        found = list[bytes]()
+    def _open(self, path: Path) -> BinaryIO | None:
+        try:
+            return open(path, "rb", opener=regular_files.beneath(self._below))
+        except OSError:
+            return None
+
+    def read_lines(self) -> list[str]:
+        """Return the whole lines since the last call."""
+        lines = list[bytes]()
         while self._file is not None:
-            while data := self._file.read(_CHUNK):
-                found += self._split.feed(data)
-            if not self._has_moved(self._file):
+            while data := self._file.read(_CHUNK_BYTES):
+                lines += self._split.feed(data)
+            try:
+                has_moved = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+            except OSError:
+                has_moved = False
+            if not has_moved:
                 break
             self._file.close()
-            self._file = _opened(self._path, self._below)
-        return [text.decode(errors="replace") for text in found if read_run.ROTATED.fullmatch(text) is None]
-
-    def _has_moved(self, file: BinaryIO) -> bool:
-        """Whether the path names another file by now."""
-        try:
-            return self._path.stat().st_ino != os.fstat(file.fileno()).st_ino
-        except OSError:
-            return False
-
-
-def _opened(path: Path, below: Path) -> BinaryIO | None:
-    try:
-        return open(path, "rb", opener=regular_files.beneath(below))
-    except OSError:
-        return None
+            self._file = self._open(self._path)
+        return [line.decode(errors="replace") for line in lines if read_run.ROTATED.fullmatch(line) is None]

@@ -1,10 +1,15 @@
-"""The paths of a job on this machine: volumes become folders, relative paths start at the job file. Pure."""
+"""The paths of a job on this machine: volumes become folders, relative paths start at the job file.
+
+The folders are tried before anything else, and a sentence says where they are of no use.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +20,8 @@ from jaxlaunch.launcher.job.types import Ephemeral, Volume
 from jaxlaunch.launcher.wording import either
 from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, Published, Text, Torch, TrainSpec
+
+PROBE_BYTES = 4096  # what a full disk or quota refuses: it takes an empty file
 
 Source = tuple[str, str, str]  # of a volume's data: name, kind and keys
 
@@ -27,29 +34,29 @@ class Paths:
     mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
 
     def resolve(self, path: str) -> str:
-        """`path` on this machine: below a volume's folder, or relative to the job file; a URL is unchanged."""
+        """Return `path` on this machine: below a volume's folder, or relative to the job file; a URL is unchanged."""
         if "://" in path:
             return path
         mount = self._mount(path)
-        return str(self.base / path) if mount is None else str(self.mounts[mount] / _plain(path).relative_to(mount))
+        return str(self.base / path) if mount is None else str(self.mounts[mount] / _normalize(path).relative_to(mount))
 
     def argument(self, text: str) -> str:
-        """A command's argument: rewritten only where it names a path below a volume, bare or as `--flag=path`."""
+        """Return a command's argument, rewritten only where it is a path below a volume, bare or as `--flag=path`."""
         flag, equals, value = text.partition("=")
         if equals and flag.startswith("-") and self._mount(value) is not None:
             return f"{flag}={self.resolve(value)}"
         return str(self.given(text))
 
     def given(self, value: Any) -> Any:
-        """A value for the user's code, and all in it: texts are rewritten where they are a path below a volume."""
+        """Return a value for the user's code; texts in it are rewritten where they are a path below a volume."""
         if isinstance(value, Mapping):
-            return {key: self.given(each) for key, each in value.items()}
+            return {key: self.given(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.given(each) for each in value]
+            return [self.given(item) for item in value]
         return self.resolve(value) if isinstance(value, str) and self._mount(value) is not None else value
 
     def train(self, spec: TrainSpec) -> TrainSpec:
-        """The train block with every path as on this machine; an omitted one stays so, since the task may set it."""
+        """Return the train block with paths of this machine; an omitted one stays so, since the task may set it."""
         data = self._files(spec.data)
         if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
             data["tokenizer"] = self.resolve(spec.data.tokenizer)
@@ -71,7 +78,7 @@ class Paths:
         return spec.model_copy(update=changes)
 
     def _files(self, block: object) -> dict[str, object]:
-        """The files and folders of a data block, or of a part of one, as on this machine."""
+        """Return the files and folders of a data block, or of a part of one, as on this machine."""
         return {
             key: [self.resolve(path) for path in value] if isinstance(value, list) else self.resolve(value)
             for key in ("path", "eval_path", "data_dir")
@@ -79,7 +86,7 @@ class Paths:
         }
 
     def anywhere(self, job: JobSpec) -> JobSpec:
-        """The job with paths as on this machine, whatever folder its file is in: what the run folder keeps."""
+        """Return the job with absolute paths of this machine: what the run folder keeps."""
         changes: dict[str, object] = {}
         if job.workdir is not None:
             changes["workdir"] = str(self.base / job.workdir)
@@ -91,61 +98,122 @@ class Paths:
         return job.model_copy(update=changes)
 
     def workdir(self, job: JobSpec) -> Path | None:
-        """The folder that the job's program starts in; None: that of the launcher."""
+        """Return the folder that the job's program starts in; None: that of the launcher."""
         if job.workdir:
             return Path(self.resolve(job.workdir))
         return self.base / job.code_folder if job.code_folder else None
 
     def _mount(self, path: str) -> PurePosixPath | None:
-        """The mount that a path in the pod is below, of nested ones the innermost; None where it is below none."""
-        pod = _plain(path)
-        found = [mount for mount in self.mounts if pod == mount or mount in pod.parents]
-        return max(found, key=lambda mount: len(mount.parts), default=None)
+        """Return the mount that a path in the pod is below, of nested ones the innermost, or None."""
+        pod = _normalize(path)
+        mounts = [mount for mount in self.mounts if pod == mount or mount in pod.parents]
+        return max(mounts, key=lambda mount: len(mount.parts), default=None)
 
 
-def _plain(path: str) -> PurePosixPath:
-    """The path without its `..`: no mount contains /data/../etc."""
+def _normalize(path: str) -> PurePosixPath:
+    """Return the path without its `..`: no mount contains /data/../etc."""
     return PurePosixPath(posixpath.normpath(path))
 
 
-def of(job: JobSpec, base: Path, folder: Path, given: Mapping[str, Path]) -> Paths:
-    """The paths of `job` on this machine: each volume is `given`, else a folder below `folder`/volumes.
+def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path]) -> Paths:
+    """Return the paths of `job` on this machine: each volume is one of `volumes`, else a folder below `folder`/volumes.
 
-    `given` names a volume by its name or by the path that it is mounted at. One volume at several mounts is one folder.
-    Raises UserError when `given` names a volume that the job does not have, or several.
+    `volumes` names a volume by its name or by the path that it is mounted at. One volume at several mounts is one
+    folder. Raises UserError when `volumes` names a volume that the job does not have, or several.
     """
-    sources = {PurePosixPath(volume.path): _source(volume) for volume in job.volumes}
-    named: dict[str, list[Source]] = {}
+    sources = {PurePosixPath(volume.path): _volume_source(volume) for volume in job.volumes}
+    sources_by_name: dict[str, list[Source]] = {}
     for source in dict.fromkeys(sources.values()):
-        named.setdefault(source[0], []).append(source)
+        sources_by_name.setdefault(source[0], []).append(source)
     places = {
         source: folder / "volumes" / (name if at == 0 else f"{name}-{at + 1}")
-        for name, alike in named.items()
+        for name, alike in sources_by_name.items()
         for at, source in enumerate(alike)
     }
-    for name, here in given.items():
-        places[_volume(name, sources, named)] = here
+    for name, place in volumes.items():
+        places[_find_source(name, sources, sources_by_name)] = place
     return Paths(base, {mount: places[source] for mount, source in sources.items()})
 
 
-def _source(volume: Volume) -> Source:
-    """What a volume's data are, wherever they are mounted: the name, and what tells it from others of that name."""
+def _volume_source(volume: Volume) -> Source:
+    """Return what a volume's data are, wherever they are mounted: the name, and what tells it from others."""
     own = volume.model_dump(mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"})
     return volume.name, type(volume).__name__, str(own)
 
 
-def _volume(name: str, sources: Mapping[PurePosixPath, Source], named: Mapping[str, Sequence[Source]]) -> Source:
-    """The volume that `--volume NAME=DIR` means."""
+def _find_source(
+    name: str, sources: Mapping[PurePosixPath, Source], sources_by_name: Mapping[str, Sequence[Source]]
+) -> Source:
+    """Return the volume that `--volume NAME=DIR` means."""
     if name.startswith("/") and PurePosixPath(name) in sources:
         return sources[PurePosixPath(name)]
-    alike = named.get(name, ())
+    alike = sources_by_name.get(name, ())
     if len(alike) == 1:
         return alike[0]
-    mounts = [str(mount) for mount, source in sources.items() if source in alike]
     if alike:
+        mounts = [str(mount) for mount, source in sources.items() if source in alike]
         raise UserError(
             f"--volume {name}: the job has {len(alike)} of that name.", f"name one by its path: {either(mounts)}."
         )
-    known = f"its volumes: {', '.join(named)}." if named else "it has no volumes."
-    meant = f" Did you mean {near[0]}?" if (near := nearest(name, named)) else ""
-    raise UserError(f"--volume {name}: the job has no volume of that name.{meant}", hint=known)
+    hint = f"its volumes: {', '.join(sources_by_name)}." if sources_by_name else "it has no volumes."
+    meant = f" Did you mean {near[0]}?" if (near := nearest(name, sources_by_name)) else ""
+    raise UserError(f"--volume {name}: the job has no volume of that name.{meant}", hint)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
+    """Raises UserError for a folder whose name is no UTF-8: records, variables and pages of the run hold its path."""
+    folders = {"The run folder": folder, "The job file's folder": base}
+    for what, path in {**folders, **{f"--volume {name}": path for name, path in volumes.items()}}.items():
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            where = os.fsencode(path).decode(errors="backslashreplace")
+            raise UserError(f"{what}, {where}, has a name that is not UTF-8.", "rename it, or name another.") from None
+
+
+def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
+    """Make the run folder and write into it once. Raises UserError where that fails, or a volume's is none."""
+    for name, volume in volumes.items():
+        with explain_os_error(f"--volume {name}={volume}", "name a folder that exists or can be made."):
+            _check_folder(volume)
+    probe = folder / f".probe-{os.getpid()}"
+    with explain_os_error(f"The run folder {folder}", "name another folder with --run-dir."):
+        _check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("xb") as file:
+                file.write(b"\0" * PROBE_BYTES)
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def check_program(job: JobSpec, paths: Paths) -> None:
+    """Raises UserError where the folder of the job's code, or the one that its program starts in, is not there."""
+    code = paths.base / job.code_folder if job.code_folder else None
+    for key, folder, hint in (
+        ("code", code, "it is relative to the job file."),
+        ("workdir", paths.workdir(job), "here it is relative to the job file, or below a volume."),
+    ):
+        if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():  # those are made
+            raise UserError(f"{key}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}.", hint)
+
+
+@contextlib.contextmanager
+def explain_os_error(what: str, hint: str) -> Iterator[None]:
+    """Raise UserError, about `what`, for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{what} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint) from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises NotADirectoryError with what is in the way of a folder that is made by mkdir -p."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        what = "a file, not a folder" if existing.exists() else "a link to nothing"
+        raise NotADirectoryError(0, f"{existing} is {what}" if existing != folder else f"it is {what}")

@@ -1,4 +1,4 @@
-"""The runs of this machine: found by their names, and read from their folders. Nothing is written here.
+"""The runs of this machine: found by their names, read from their folders, and stopped from another terminal.
 
 What jobs are on a cluster must not wait for more to be imported than this module needs.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import os
+import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
+from jaxlaunch.launcher.wording import os_reason
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.summary import Start, Summary
@@ -28,14 +32,10 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec
 
 HOME = Path("runs")
-HOSTS, MOST_HOSTS, SLICES, STEPS, CRASHES = (
-    ("hosts",),
-    ("hosts", "max"),
-    ("slices",),
-    ("train", "steps"),
-    ("restarts", "crash"),
-)
-NUMBERS = (HOSTS, MOST_HOSTS, SLICES, STEPS, CRASHES)  # of a job, for a table
+POLL_S = 0.1
+# Keys of a job whose numbers a table has.
+HOSTS, MAX_HOSTS, SLICES = ("hosts",), ("hosts", "max"), ("slices",)
+STEPS, CRASHES = ("train", "steps"), ("restarts", "crash")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Run:
 
     @functools.cached_property
     def numbers(self) -> Mapping[KeyPath, int]:
-        """NUMBERS of the job of the newest start; those that cannot be read are left out."""
+        """The numbers of the job of the newest start; those that cannot be read are left out."""
         try:
             text = regular_files.read(self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder)
         except OSError:
             return {}
-        return reader.whole_numbers(text.decode(errors="replace"), NUMBERS)
+        return reader.whole_numbers(text.decode(errors="replace"), (HOSTS, MAX_HOSTS, SLICES, STEPS, CRASHES))
 
     @functools.cached_property
     def job(self) -> JobSpec | None:
@@ -85,7 +85,7 @@ class Run:
         return RunFolder(self.folder).records(uid)
 
 
-def find(run: str) -> Path | None:
+def find_run(run: str) -> Path | None:
     """Return the folder of a run, given by its name or by its folder, or None if there is none."""
     in_sweep = HOME / run.rpartition("-")[0] / run
     return next((folder.absolute() for folder in (Path(run), HOME / run, in_sweep) if is_run(folder)), None)
@@ -96,14 +96,14 @@ def find_sweep(name: str) -> Path | None:
     return next((folder.absolute() for folder in (Path(name), HOME / name) if is_sweep(folder)), None)
 
 
-def looked_for(run: str) -> str:
-    """Return where `find` has looked, as a clause."""
+def where_searched(run: str) -> str:
+    """Return where `find_run` has searched, as a clause."""
     return f"neither {run} nor {HOME / run} is a run folder"
 
 
-def folder(run: str) -> Path:
+def resolve_folder(run: str) -> Path:
     """Return the folder of a run, or any other folder of this path. Raises UserError when there is none."""
-    if (own := find(run)) is not None:
+    if (own := find_run(run)) is not None:
         return own
     for path in (Path(run), HOME / run):
         if path.is_dir():
@@ -118,13 +118,11 @@ def open_run(folder: Path) -> Run:
     try:
         holder = catalog.find_holder(folder)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        hint = None
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
-                raise UserError(
-                    f"The run in {folder} cannot be read: {why}.", f"it is {catalog.owner_name(folder)}'s."
-                ) from None
-        raise UserError(f"The run in {folder} cannot be read: {why}.") from None
+                hint = f"it is {catalog.owner_name(folder)}'s."
+        raise UserError(f"The run in {folder} cannot be read: {os_reason(error)}.", hint) from None
     return Run(folder.name, folder, RunFolder(folder).summary(), holder)
 
 
@@ -147,3 +145,58 @@ def locked(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
             yield held
     except LockError as error:
         raise UserError(error.message, error.hint) from None
+
+
+def stop_run(run: Run, file: str = layout.LOCK) -> None:
+    """Have the run save and end, as Ctrl-C in its own terminal does, and return when it knows.
+
+    A run that already stops is not asked again: a second signal would kill it. `file` is the lock that it holds in its
+    folder. Raises UserError where nobody runs in the folder, or it is not for this user or this machine to stop.
+    """
+    # Two who ask at once would be two signals, and the second one kills.
+    descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        holder = lock.find_holder(run.folder, file)
+        if holder is None:
+            raise UserError(f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}.")
+        if not holder.is_here:
+            raise UserError(
+                f"Run {run.name} runs on another machine, or in a container whose processes cannot be seen from here.",
+                "stop it there.",
+            )
+        if not holder.is_stopping:
+            _ask_to_stop(run, holder, file)
+    finally:
+        os.close(descriptor)
+
+
+def wait_until_ended(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
+    """Wait until nobody runs in the folder any more; return False where somebody still does after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (goes_on := lock.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return not goes_on
+
+
+def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
+    """Send the launcher SIGTERM, and wait until it has noted in the lock that it stops."""
+    if holder.pid is None:
+        raise UserError(f"Run {run.name} is just starting, and does not say who it is.", "try again.")
+    try:
+        process = os.pidfd_open(holder.pid)
+    except OSError:
+        return  # it has ended
+    try:
+        if lock.find_holder(run.folder, file) != holder:
+            return  # it ended before the descriptor was of it, and its number may be another's
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except PermissionError:
+        owner = catalog.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
+        raise UserError(f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}.") from None
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)
+    while lock.find_holder(run.folder, file) == holder:
+        time.sleep(POLL_S)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
-from jaxlaunch.launcher.local.run_folders import CRASHES, HOSTS, MOST_HOSTS, SLICES, STEPS, Run
+from jaxlaunch.launcher.local.run_folders import CRASHES, HOSTS, MAX_HOSTS, SLICES, STEPS, Run
 from jaxlaunch.records.attempt import furthest
 from jaxlaunch.records.failure import Failure, FailureKind
-from jaxlaunch.records.summary import Summary, ratio
+from jaxlaunch.records.summary import ratio
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.run_folder import Listed
@@ -39,43 +39,47 @@ class Live(NamedTuple):
     @property
     def phase(self) -> str | None:
         """The phase of most ranks."""
-        found = list(self.phases.values())
-        return max(found, key=found.count, default=None)
+        phases = list(self.phases.values())
+        return max(phases, key=phases.count, default=None)
 
 
 def status_of(run: Run, live: Live | None = None) -> JobStatus:
-    """The status of a run; with the numbers of now where its agents were asked."""
+    """Return the status of a run; with the numbers of now where its agents were asked."""
     job, summary, start = run.numbers, run.summary, run.start
-    of, state, now = None if summary is None else summary.of, state_of(run), time.time()
+    of, state, now = None if summary is None else summary.of, _state_of(run), time.time()
     live = None if state in OVER else live
     verdict = verdict_of(run)
-    steps = (live and live.steps) or job.get(STEPS)
     began = now if start is None else start.started
-    last = None if of is None else of.at
-    ended = None if start is None or state not in OVER else start.ended or last
+    ended = None if start is None or state not in OVER else start.ended or (of and of.at)
+    generation, by_cause = 0 if of is None else of.generation, None if summary is None else dict(summary.restarts)
+    crashes = job.get(CRASHES, 5)
+    restarts = Restarts(history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None)
+    # While it starts again and has trained no step yet, it is at the one that is saved.
+    saved = None if summary is None else summary.saved
+    reached = furthest(None if summary is None else summary.step, live and live.step)
     return JobStatus(
         name=run.name,
         namespace="",
         state=state,
         is_ours=True,
         queue=None,
-        hosts=max(1, job.get(MOST_HOSTS, job.get(HOSTS, 1))) * max(1, job.get(SLICES, 1)),
+        hosts=max(1, job.get(MAX_HOSTS, job.get(HOSTS, 1))) * max(1, job.get(SLICES, 1)),
         ready=None if live is None else live.ready,
-        generation=0 if of is None else of.generation,
+        generation=generation,
         attempt=None if of is None else of.attempt,
         phase=None if live is None or state is not State.RUNNING else live.phase,
         phase_s=None,
         missing=(),
         members=None,
         spares=(),
-        step=_step(summary, live),
-        steps=steps,
-        committed=None if summary is None else summary.saved,
+        step=reached or saved or reached,
+        steps=(live and live.steps) or job.get(STEPS),
+        committed=saved,
         committed_age_s=None,
         goodput=None if summary is None else ratio(summary.seconds),
         as_of=None,
-        restarts=_restarts(run),
-        verdict=None if verdict is None or (state is State.RUNNING) else verdict.to_json(),
+        restarts=restarts,
+        verdict=None if verdict is None or state is State.RUNNING else verdict.to_json(),
         code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,
         nodes=(),
         age_s=max(0.0, now - began),
@@ -85,8 +89,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
     )
 
 
-def state_of(run: Run) -> State:
-    """How far it is, or how it ended."""
+def _state_of(run: Run) -> State:
     summary = run.summary
     if run.holder is not None:
         if run.holder.is_stopping:
@@ -101,49 +104,51 @@ def state_of(run: Run) -> State:
 
 
 def verdict_of(run: Run) -> Verdict | None:
-    """How it ended; of a run that was killed with its launcher, that it was. None while it goes on."""
+    """Return how it ended; of a run that was killed with its launcher, that it was; None while it goes on."""
     summary = run.summary
     if summary is not None and summary.verdict is not None:
         return summary.verdict
     if run.holder is not None:
         return None
     judged = None if summary is None or summary.of is None else summary.of.judged
-    return judged or verdict_for_code(
-        contract.LOST, Failure(FailureKind.RUN_KILLED), step=None if summary is None else summary.step
-    )
+    step = None if summary is None else summary.step
+    return judged or verdict_for_code(contract.LOST, Failure(FailureKind.RUN_KILLED), step=step)
 
 
 def was_killed(run: Run) -> bool:
-    """Whether it ended without a word: with its launcher, or with the machine."""
+    """Return whether it ended without a word: with its launcher, or with the machine."""
     return run.holder is None and (run.summary is None or run.summary.verdict is None)
 
 
-def live(run: Run) -> Live | None:
-    """What the agents of this machine say now, the first MAX_ASKED of them; None where nobody runs in the folder."""
+def ask_agents(run: Run) -> Live | None:
+    """Return what the agents of this machine say now, the first MAX_ASKED of them; None where nobody runs it."""
     if run.holder is None or not run.holder.is_here:
         return None
     try:
-        agents = [one for one in run_folder.agents(run.folder) if _is_here(one)]
+        agents = list_agents(run.folder)
     except OSError:
         agents = []
     steps, targets, phases = dict[int, float](), dict[int, float](), dict[int, str]()
     for agent in agents[:MAX_ASKED]:
-        for name, rank, phase, value in _samples(agent.address):
+        for name, rank, phase, value in _read_samples(agent.address):
             if name == "jaxlaunch_rank_step":
                 steps[rank] = value
             elif name == "jaxlaunch_target_step":
                 targets[rank] = value
             elif name == "jaxlaunch_phase" and value == 1.0:
                 phases[rank] = phase
-    return Live(len(agents), _least(steps), _least(targets), phases)
+    step, target = (int(min(values.values())) if values else None for values in (steps, targets))
+    return Live(len(agents), step, target, phases)
 
 
-def _is_here(agent: Listed) -> bool:
-    return agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
+def list_agents(folder: Path) -> list[Listed]:
+    """Return the agents of a run that live on this machine: a job on a cluster lists agents of other hosts."""
+    agents = run_folder.agents(folder)
+    return [agent for agent in agents if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()]
 
 
-def _samples(address: str) -> Iterator[tuple[str, int, str, float]]:
-    """Of each finite sample of a rank: its name, the rank, its phase, its value."""
+def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:
+    """Yield the name, the rank, the phase and the value of each finite sample of a rank."""
     text = ""
     with contextlib.suppress(OSError, ValueError):  # it has ended, or is about to
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
@@ -153,22 +158,3 @@ def _samples(address: str) -> Iterator[tuple[str, int, str, float]]:
         with contextlib.suppress(ValueError):
             if rank is not None and math.isfinite(float(value)):
                 yield name, int(rank[1]), phase[1] if phase else "", float(value)
-
-
-def _restarts(run: Run) -> Restarts:
-    found = run.summary
-    generation = 0 if found is None or found.of is None else found.of.generation
-    usual = run.numbers.get(CRASHES, 5)
-    by_cause = None if found is None else dict(found.restarts)
-    return Restarts(history.restart_count(generation, by_cause), generation, usual, by_cause, None, None)
-
-
-def _step(summary: Summary | None, live: Live | None) -> int | None:
-    """How far it is; while it starts again and has trained no step yet, at the one that is saved."""
-    of_summary, saved = (None, None) if summary is None else (summary.step, summary.saved)
-    reached = furthest(of_summary, live and live.step)
-    return reached or saved or reached
-
-
-def _least(values: Mapping[int, float]) -> int | None:
-    return int(min(values.values())) if values else None

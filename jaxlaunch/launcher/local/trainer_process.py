@@ -1,4 +1,4 @@
-"""Runs a program of the trainer in a process of its own: the launcher never imports jax."""
+"""Programs of the trainer in processes of their own, since the launcher never imports jax, and the runs they read."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
 
 from jaxlaunch import contract, installation, isolated
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.launcher.job import load as jobs
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.paths import map_paths
+from jaxlaunch.runs.layout import CHECKPOINTS, JOB
+from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 
 def is_installed() -> bool:
-    """Whether the trainer is installed; the base install does not have it."""
+    """Return whether the trainer is installed; the base install does not have it."""
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "flax", "optax"))
 
 
 def install_hint() -> str:
-    """The command that adds the trainer to this installation."""
+    """Return the command that adds the trainer to this installation."""
     return f"{installation.hint('train')}."
 
 
-def require(what: str) -> None:
+def require_trainer(what: str) -> None:
     """Raises UserError where the trainer, which `what` needs, is not installed here."""
     if not is_installed():
         raise UserError(f"{what} needs the trainer, which is not installed here.", install_hint())
 
 
-def environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
-    """The environment of a program that reads `train` on the CPU: the job's own variables, and its code from `base`."""
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
+    """Return the environment of a program that reads `train` on the CPU, with the variables and code of the job."""
     code = [str(base / job.code_folder)] if job.code_folder else []
     path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
     return {
@@ -47,71 +54,70 @@ def environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
     }
 
 
-def run(
+def run_program(
     module: str,
     *arguments: str,
     environ: Mapping[str, str],
     hint: str | None = None,
     show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object that `python -m module` prints; `show` gets what it says meanwhile, line by line.
+    """Return the JSON object that `python -m module` prints; `show` gets what it logs meanwhile, line by line.
 
     Raises UserError with its own message, and `hint`.
     """
-    command, environ = isolated.command(module, *arguments), isolated.environ(environ)
-    if show is None:
-        ended = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    else:
-        ended = _shown(command, environ, show)
-    _check(module, ended.returncode, ended.stderr, hint, has_result=bool(ended.stdout.strip()))
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    log = list[str]()
+    with tempfile.TemporaryFile("w+") as result, tempfile.TemporaryFile("w+") as refusals:
+        with _start(
+            module, arguments, environ, refusals, stdin=subprocess.DEVNULL, stdout=result, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                log.append(line)
+                if show is not None:
+                    show(line.rstrip())
+        result.seek(0)
+        text = result.read()
+        _check_end(module, process.returncode, "".join(log), refusals, hint, has_result=bool(text.strip()))
+    record: dict[str, Any] = json.loads(text)
+    return record
 
 
-def _shown(
-    command: list[str], environ: Mapping[str, str], show: Callable[[str], None]
-) -> subprocess.CompletedProcess[str]:
-    """The program when it has ended. What it says but for its refusal is shown as it comes."""
-    pipe, said = subprocess.PIPE, []
-    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as child:
-        assert child.stdout is not None and child.stderr is not None
-        for line in child.stderr:  # its result is one line, which its pipe holds meanwhile
-            said.append(line)
-            if contract.refusal_message(line.rstrip()) is None:
-                show(line.rstrip())
-        printed = child.stdout.read()
-    return subprocess.CompletedProcess(command, child.returncode, printed, "".join(said))
-
-
-def events(
-    module: str, *arguments: str, environ: Mapping[str, str], hear: Callable[[], str | None] | None = None
+def stream_program(
+    module: str, *arguments: str, environ: Mapping[str, str], answer: Callable[[], str | None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The JSON objects that `python -m module` prints, one a line, as they come. Raises UserError as `run` does.
+    """Yield the JSON objects that `python -m module` prints, one a line. Raises UserError as `run_program` does.
 
-    Where `hear` is given, an object with `ask` is answered by what it returns, once the caller has seen it; None
-    ends the program's input.
+    Where `answer` is given, an object with `ask` is answered by what it returns, once the caller has seen it; None ends
+    the program's input.
     """
-    command, environ, has_result = isolated.command(module, *arguments), isolated.environ(environ), False
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        given = subprocess.DEVNULL if hear is None else subprocess.PIPE
-        process = subprocess.Popen(command, env=environ, stdin=given, stdout=subprocess.PIPE, stderr=errors, text=True)
-        with process:
+    has_result, stdin = False, subprocess.DEVNULL if answer is None else subprocess.PIPE
+    with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryFile("w+") as refusals:
+        with _start(module, arguments, environ, refusals, stdin=stdin, stdout=subprocess.PIPE, stderr=log) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
                     has_result = True
                     yield (event := json.loads(line))
-                    if hear is not None and "ask" in event:
-                        _answer(process, hear())
+                    if answer is not None and "ask" in event:
+                        _send_answer(process, answer())
             except BaseException:
                 process.kill()  # nobody reads it any more
                 raise
-        errors.seek(0)
-        _check(module, process.returncode, errors.read(), None, has_result=has_result)
+        log.seek(0)
+        _check_end(module, process.returncode, log.read(), refusals, None, has_result=has_result)
 
 
-def _answer(process: subprocess.Popen[str], text: str | None) -> None:
-    """Gives a program one line of JSON; without a text, the end of its input."""
+def _start(
+    module: str, arguments: Sequence[str], environ: Mapping[str, str], refusals: IO[str], **streams: Any
+) -> subprocess.Popen[str]:
+    """Start a program of the trainer that writes its refusal as a record into a file."""
+    environ = isolated.environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
+    command = isolated.command(module, *arguments)
+    return subprocess.Popen(command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams)
+
+
+def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
+    """Give a program one line of JSON; without a text, the end of its input."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and what it printed says why
         if text is None:
@@ -120,17 +126,100 @@ def _answer(process: subprocess.Popen[str], text: str | None) -> None:
             print(json.dumps(text), file=process.stdin, flush=True)
 
 
-def _check(module: str, code: int, said: str, hint: str | None, *, has_result: bool) -> None:
+def _check_end(module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool) -> None:
+    """Raises UserError where a program failed, with its refusal or its log."""
     if code in contract.SENTENCES:
-        raise UserError(_refusal_in(said), hint)
+        refusals.seek(0)
+        messages = [json.loads(line)["refusal"]["message"] for line in refusals]
+        raise UserError((messages or log.strip().splitlines() or [""])[-1], hint)
     if code:
-        raise UserError(f"{said.strip()}\n`python -m {module}` failed (exit {code}).")
+        raise UserError(f"{log.strip()}\n`python -m {module}` failed (exit {code}).")
     if not has_result:  # code of the job's has ended the process, by os._exit(0)
-        raise UserError(f"{said.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip())
+        raise UserError(f"{log.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip())
 
 
-def _refusal_in(log: str) -> str:
-    """The message of the last refusal in a log; the log's last line where it has none."""
-    lines = log.strip().splitlines() or [""]
-    messages = map(contract.refusal_message, reversed(lines))
-    return next((message for message in messages if message is not None), lines[-1])
+# --- what a run has trained -------------------------------------------------------------------------------------------
+
+
+class Training(NamedTuple):
+    """A run that trains: its job, the train block of it, and the run folder."""
+
+    job: JobSpec
+    train: TrainSpec
+    folder: Path
+
+    def device_environ(self) -> dict[str, str]:
+        """Return the environment of a program on the devices that JAX finds, and for a CPU job on the CPU alone."""
+        environ = cpu_environ(self.job, self.train, self.folder)
+        if self.job.accelerator.platform != "cpu":  # whose weights may need accelerators
+            environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "")
+        return environ
+
+
+def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
+    """Return the training of a run, with `overrides`. Raises UserError where it trains nothing."""
+    folder = run_folders.resolve_folder(run)
+    if not (folder / JOB).exists():
+        raise UserError(
+            f"{folder} is not the folder of a run: it has no job.yaml, which says the task and the data.",
+            "give the name of a run, or its folder.",
+        )
+    job = jobs.kept(folder, overrides)
+    if job.train is None:
+        raise UserError(
+            f"Run {run} runs its own command: the launcher knows neither its model nor its data.",
+            "jaxlaunch.run, called again with the same steps, returns the state that it reached.",
+        )
+    return Training(job, job.train, folder)
+
+
+def find_weights(run: str) -> tuple[str, int | None]:
+    """Return where the weights of `run` are, and the step whose folder `run` is.
+
+    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError when there is no
+    such folder, or the run's job.yaml does not determine it.
+    """
+    path = Path(run)
+    if "://" in run or (path / "config.json").is_file():
+        return run, None
+    if path.name.isdecimal() and path.is_dir() and run_folders.find_run(run) is None:
+        return find_checkpoints(str(path.absolute().parent)), int(path.name)
+    return find_checkpoints(run), None
+
+
+def find_checkpoints(run: str) -> str:
+    """Return the folder or URL of a run's checkpoints; a URL, and a folder that is not a run's, stay as they are.
+
+    Raises UserError when the run's job.yaml does not determine it.
+    """
+    if "://" in run:
+        return run
+    folder = run_folders.resolve_folder(run)
+    if not (folder / JOB).exists():
+        return str(folder)
+    job = jobs.kept(folder)
+    hint = "give the folder of the checkpoints in place of the run."
+    if job.train is None:
+        raise UserError(f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint)
+    path = job.train.checkpoint.path
+    if path is None:
+        return str(folder / CHECKPOINTS)
+    if "://" not in path and not PurePosixPath(path).is_absolute():
+        raise UserError(
+            f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that is unknown.", hint
+        )
+    return map_paths(job, folder, folder, {}).resolve(path)
+
+
+def has_job(run: str) -> bool:
+    """Return whether `run` is a run, or its folder, with the job.yaml that it was started from."""
+    folder = run_folders.find_run(run)
+    return folder is not None and (folder / JOB).exists()
+
+
+def generates_no_text(run: str) -> bool:
+    """Return whether `run` is a run, or its folder, whose training is not of a language model."""
+    if not has_job(run):
+        return False
+    train = jobs.kept(run_folders.resolve_folder(run)).train
+    return train is not None and not isinstance(train.model, Decoder | GPT2)

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.wording import count
 
 
-def notes(job: ResolvedJob) -> Iterator[str]:
+def list_notes(job: ResolvedJob) -> Iterator[str]:
     """One sentence for each."""
     if job.nodes.platform == "gke":
         yield from _spot(job)

@@ -3,116 +3,94 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.report import jobs
-from jaxlaunch.launcher.report.run import Seen
+from jaxlaunch.launcher.report import run_files
+from jaxlaunch.launcher.report.plots import Line
+from jaxlaunch.launcher.report.run import RunReport
 from jaxlaunch.launcher.wording import visible
 
-AXES = ("step", "hour", "examples")
 COLUMNS = ("loss", "eval/loss", "accuracy", "eval/accuracy", "examples_per_s", "tokens_per_s", "mfu")
-_MOST_DIFFERENCES = 300
-Line = tuple[str, Sequence[float], Sequence[float]]  # a run's name, and its curve
+_MAX_DIFFERENCES = 300
 
 
-def data(runs: Sequence[Seen], metrics: Sequence[str], at: str) -> dict[str, Any]:
-    """What the page of a comparison is made of. Raises UserError where no run has a metric that is asked for."""
+def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -> dict[str, Any]:
+    """Return the data of the page of a comparison. Raises UserError where no run has a metric of `metrics`."""
     for metric in metrics:
-        known(runs, metric)
-    found = [seen.to_json() for seen in runs]
-    names = unique([visible(seen.brief.name) for seen in runs])
-    kept = ("sentence", "step", "goodput", "wall_s", "curves")
+        _require_metric(runs, metric)
+    keys = ("sentence", "step", "goodput", "wall_s", "curves")
+    folders = [run.brief.folder for run in runs]
+    known = {name for run in runs for name, curve in run.curves().items() if curve.points}
+    differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
+    versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
+    rows = []
+    for name, run in zip(_unique_names(runs), runs, strict=True):
+        data = run.to_json()
+        rows.append({key: data[key] for key in keys} | {"name": name, "batch": run_files.job_batch(run.brief.folder)})
     return {
-        "runs": [
-            {**{key: one[key] for key in kept}, "name": name, "batch": jobs.batch(seen.brief.folder)}
-            for one, name, seen in zip(found, names, runs, strict=True)
-        ],
-        "differs": [*differences([seen.brief.folder for seen in runs]), *made_otherwise(runs)],
-        "columns": columns(runs, metrics),
+        "runs": rows,
+        "differs": [*differences[:_MAX_DIFFERENCES], *versions],
+        "columns": list(metrics) or [name for name in COLUMNS if name in known],
         "metric": list(metrics) or None,
-        "at": at,
+        "at": axis,
     }
 
 
-def differences(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
-    """The keys of their jobs that not all runs have alike, with each run's value."""
-    described = [jobs.read(folder / jobs.FILE) for folder in folders]
-    return [row for row in jobs.differences(described) if row[0] != "name"][:_MOST_DIFFERENCES]
-
-
-def made_otherwise(runs: Sequence[Seen]) -> list[tuple[str, list[str]]]:
-    """The versions, and the digest of the code, that not all runs have alike."""
-    return jobs.differing([jobs.made_of(seen.summary) for seen in runs])
-
-
-def columns(runs: Sequence[Seen], metrics: Sequence[str]) -> list[str]:
-    """The numbers that a table of the runs shows."""
-    names = {name for seen in runs for name, curve in seen.curves().items() if curve.points}
-    return list(metrics) or [name for name in COLUMNS if name in names]
-
-
-def known(runs: Sequence[Seen], metric: str) -> None:
-    """Raises UserError where no run has the metric."""
-    names = sorted({name for seen in runs for name in seen.curves()})
+def _require_metric(runs: Sequence[RunReport], metric: str) -> None:
+    names = sorted({name for run in runs for name in run.curves()})
     if metric not in names:
         raise UserError(
             f"No run has the metric {visible(metric)}.", f"they have {', '.join(map(visible, names)) or 'none'}."
         )
 
 
-def lines(runs: Sequence[Seen], metric: str, at: str) -> list[Line]:
-    """The curve of each run that has the metric. Raises UserError where a run cannot say its examples."""
-    known(runs, metric)
-    found = list[Line]()
-    for name, seen in zip(unique([visible(seen.brief.name) for seen in runs]), runs, strict=True):
-        curve = seen.curves().get(metric)
+def _unique_names(runs: Sequence[RunReport]) -> list[str]:
+    """Return the names of the runs, with a number where two are equal."""
+    counts, names = Counter[str](), []
+    for run in runs:
+        name = visible(run.brief.name)
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return names
+
+
+def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]:
+    """Return the curve of each run that has the metric over an axis: step, hour or examples.
+
+    Raises UserError where a run does not say its examples.
+    """
+    _require_metric(runs, metric)
+    lines = list[Line]()
+    for name, run in zip(_unique_names(runs), runs, strict=True):
+        curve, scale = run.curves().get(metric), 1
         if curve is None or not curve.points:
             continue
-        scale = _scale(seen, at)
-        pairs = [(seen.timeline.at(time) / 3600 if at == "hour" else step * scale, y) for step, time, y in curve.points]
-        pairs = sorted(pair for pair in pairs if math.isfinite(pair[0]))
-        found.append((name, [x for x, _ in pairs], [y for _, y in pairs]))
-    return [line for line in found if line[1]]
+        if axis == "examples":
+            if (batch := run_files.job_batch(run.brief.folder)) is None:
+                name = visible(run.brief.name)
+                raise UserError(
+                    f"Run {name} does not say how many examples a step has.", "compare by --at step or --at hour."
+                )
+            scale = batch
+        points = [
+            (run.timeline.at(time) / 3600 if axis == "hour" else float(step * scale), value)
+            for step, time, value in curve.points
+        ]
+        if points := sorted(point for point in points if math.isfinite(point[0])):
+            lines.append((name, [x for x, _ in points], [y for _, y in points]))
+    return lines
 
 
-def _scale(seen: Seen, at: str) -> float:
-    if at != "examples":
-        return 1.0
-    batch = jobs.batch(seen.brief.folder)
-    if batch is None:
-        name = visible(seen.brief.name)
-        raise UserError(f"Run {name} does not say how many examples a step has.", "compare by --at step or --at hour.")
-    return float(batch)
-
-
-def last(seen: Seen, name: str) -> float | None:
-    """The newest value of a curve."""
-    curve = seen.curves().get(name)
-    return curve.points[-1][2] if curve is not None and curve.points else None
-
-
-def unique(names: Sequence[str]) -> list[str]:
-    """The names, each with a number where two are equal."""
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
-
-
-def summary(found: Mapping[str, Any]) -> list[list[str]]:
-    """The rows of the table of runs, its heads first."""
-    heads = ["RUN", "STATE", "STEP", *(name.upper() for name in found["columns"]), "GOODPUT", "TIME"]
-    return [heads, *(_row(run, found["columns"]) for run in found["runs"])]
-
-
-def _row(run: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    curves, goodput = run["curves"], run["goodput"]
-    values = [f"{curves[name][2][-1]:.4g}" if name in curves else "-" for name in names]
-    share = "-" if goodput is None else f"{goodput:.1%}"
-    step = "-" if run["step"] is None else str(run["step"])
-    return [run["name"], run["sentence"]["state"], step, *values, share, f"{run['wall_s']:.0f}s"]
+def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of the table of runs, its heads first."""
+    names = comparison["columns"]
+    table = [["RUN", "STATE", "STEP", *(name.upper() for name in names), "GOODPUT", "TIME"]]
+    for run in comparison["runs"]:
+        values = [f"{run['curves'][name][2][-1]:.4g}" if name in run["curves"] else "-" for name in names]
+        goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"
+        step = "-" if run["step"] is None else str(run["step"])
+        table.append([run["name"], run["sentence"]["state"], step, *values, goodput, f"{run['wall_s']:.0f}s"])
+    return table

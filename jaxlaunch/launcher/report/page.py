@@ -22,8 +22,8 @@ _STYLES = ("uPlot.min.css", "page.css")
 _NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def of(kind: str, title: str, data: dict[str, Any]) -> str:
-    """The page of `kind`: run, runs or compare."""
+def render(kind: str, title: str, data: dict[str, Any]) -> str:
+    """Return the page of `kind`: run, runs or compare."""
     script, style = _joined(_SCRIPTS), _joined(_STYLES)
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
@@ -31,44 +31,41 @@ def of(kind: str, title: str, data: dict[str, Any]) -> str:
     )
     body = (
         "<noscript><p>This page is drawn by its own script, which this browser does not run.</p></noscript>",
-        f'<script type="application/json" id="data">{written({**data, "kind": kind})}</script>',
+        f'<script type="application/json" id="data">{to_json({**data, "kind": kind})}</script>',
         f"<script>{script}</script>",
     )
     return _document(title, policy, "no-referrer", style, body)
 
 
-def form(title: str, body: Iterable[str]) -> str:
-    """A page without a script, whose forms are sent to its own server, which is told that they are its own."""
+def render_form(title: str, body: Iterable[str]) -> str:
+    """Return a page without a script, whose forms are sent to its own server, which learns that they are its own."""
     style = _joined(("page.css",))
     policy = f"default-src 'none'; style-src '{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
     return _document(title, policy, "same-origin", style, body)
 
 
 def _document(title: str, policy: str, referrer: str, style: str, body: Iterable[str]) -> str:
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta name="referrer" content="{referrer}">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{html.escape(visible(title))}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            *body,
-            "</body>",
-            "</html>",
-            "",
-        )
-    )
+    lines = "\n".join(body)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="{referrer}">
+<link rel="icon" href="data:,">
+<title>{html.escape(visible(title))}</title>
+<style>{style}</style>
+</head>
+<body>
+{lines}
+</body>
+</html>
+"""
 
 
-def written(data: Any) -> str:
-    """JSON that may stand in HTML. Raises ValueError for a number that is not finite."""
+def to_json(data: Any) -> str:
+    """Return JSON that may stand in HTML. Raises ValueError for a number that is not finite."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_NOT_IN_HTML).encode("utf-8", "backslashreplace").decode()
 

@@ -1,122 +1,234 @@
 """The dashboard's server: a table of runs, the page of each while it goes on, and several next to each other.
 
-It listens on this machine alone, and answers only who has the token of its address. A page of another site can neither
-ask it (Host, Origin) nor read it. What it serves is made here: no path of a request is ever opened.
+It listens on this machine alone and answers only requests that have the token of its address. A page of another site
+can neither ask it (Host, Origin) nor read it. No path of a request is ever opened, and nothing is logged: an address or
+a header may have a token in it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import http.server
 import math
 import os
 import secrets
+import socketserver
+import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.launcher.report import compare, folder, page
-from jaxlaunch.launcher.report.run import Followed
-from jaxlaunch.launcher.report.serving.answers import Answers, Listening
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.report import compare, page
+from jaxlaunch.launcher.report.run import RunReader, RunReport
+from jaxlaunch.launcher.report.run_files import read_brief
+from jaxlaunch.launcher.wording import os_reason, visible
 from jaxlaunch.runs import catalog
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
 PERIOD_S = 1.0  # between two looks at a run
 LIST_S = 2.0  # between two looks at all
-MOST_COMPARED = 8
-MOST_STREAMS = 32  # at a time
-MOST_FOLLOWED = 64  # runs whose numbers are kept
+IDLE_S = 15.0  # after which a stream says something, which ends those that nobody reads
+MAX_COMPARED = 8
+MAX_STREAMS = 32  # at a time
+MAX_FOLLOWED = 64  # runs whose numbers are kept
+HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
+Headers = Sequence[tuple[str, str]]
 Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]  # rows of a cluster, and what could not be read
+
+
+class PageServer(http.server.ThreadingHTTPServer):
+    """Answers until it is shut down. Raises UserError where the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int, handler: type[PageHandler], max_streams: int) -> None:
+        self.streams = threading.BoundedSemaphore(max_streams)
+        self.is_closing = threading.Event()
+        try:
+            super().__init__((address, port), handler)
+        except OSError as error:
+            raise UserError(
+                f"Port {port} cannot be used: {os_reason(error)}.", "choose another with --port, or leave it out."
+            ) from None
+
+    def server_bind(self) -> None:
+        """Take the port without asking a name server what the address is called."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an exception unless the client has left; any other is a fault of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+    def shutdown(self) -> None:
+        """End the streams too."""
+        self.is_closing.set()
+        super().shutdown()
+
+
+class PageHandler(http.server.BaseHTTPRequestHandler):
+    """One request, and the ways to answer it: always a status line, and headers that let a browser do little."""
+
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+    server_version, sys_version = "jaxlaunch", ""
+
+    def target(self) -> urllib.parse.SplitResult | None:
+        """Return the address of the request, or None where it has none, as with half a bracket."""
+        try:
+            return urllib.parse.urlsplit(self.path)
+        except ValueError:
+            return None
+
+    def show(self, text: str, status: HTTPStatus = HTTPStatus.OK, more: Headers = ()) -> None:
+        """Answer with a page."""
+        self.answer(status, HTML, text.encode("utf-8", "backslashreplace"), more)
+
+    def refuse(self, status: HTTPStatus, text: str) -> None:
+        """Answer with a sentence, and close the connection."""
+        self.close_connection = True
+        self.answer(status, TEXT, f"{text}\n".encode())
+
+    def answer(self, status: HTTPStatus, kind: str, body: bytes, more: Headers = ()) -> None:
+        """Answer with a body and with `more` headers, which replace ours."""
+        self.send_response(status)
+        ends = [("Connection", "close")] * self.close_connection  # else a browser asks again where nobody listens
+        self._send_headers(kind, [("Content-Length", str(len(body))), *ends, *more])
+        self.wfile.write(body)
+
+    def stream(self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float) -> None:
+        """Send what `read` returns whenever it has changed, until it is None or the client leaves.
+
+        After `limit_s` seconds the stream ends, and a browser that still shows the page asks again.
+        """
+        if not self.server.streams.acquire(blocking=False):
+            return self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+        try:
+            self.close_connection = True
+            self.send_response(HTTPStatus.OK)
+            self._send_headers("text/event-stream", [("Connection", "close")])
+            sent, sent_at, end = b"", time.monotonic(), time.monotonic() + limit_s
+            is_closing = self.server.is_closing
+            while not is_closing.is_set() and time.monotonic() < end and (data := read()) is not None:
+                text = page.to_json(data)
+                if (digest := hashlib.blake2b(text.encode()).digest()) != sent:
+                    sent, sent_at = digest, time.monotonic()
+                    self.wfile.write(f"event: run\ndata: {text}\n\n".encode())
+                elif time.monotonic() - sent_at > IDLE_S:
+                    sent_at = time.monotonic()
+                    self.wfile.write(b": nothing new\n\n")
+                is_closing.wait(period_s)
+        finally:
+            self.server.streams.release()
+
+    def _send_headers(self, kind: str, more: Headers) -> None:
+        ours = {"Content-Type": kind, **_HEADERS}
+        for name, value in [*((name, ours[name]) for name in ours.keys() - dict(more).keys()), *more]:
+            self.send_header(name, value)
+        self.end_headers()
+
+    def send_response_only(self, code: int, message: str | None = None) -> None:
+        """Begin every answer with a status line, which one to a request of HTTP/0.9, or of no version, has not."""
+        self.request_version = self.protocol_version
+        super().send_response_only(code, message)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
 
 
 class Runs:
     """The runs of a folder, and the jobs of a cluster where `jobs` reads them."""
 
-    def __init__(self, below: Path | None, jobs: Jobs | None) -> None:
-        self._below, self._jobs = below, jobs
+    def __init__(self, home: Path | None, jobs: Jobs | None) -> None:
+        self._home, self._jobs = home, jobs
         self._lock = threading.Lock()
-        self._listed: tuple[float, dict[str, Path], dict[str, Any]] | None = None
-        self._followed: dict[str, tuple[threading.Lock, Followed]] = {}
-        self._briefs: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._table: tuple[float, dict[str, Path], dict[str, Any]] | None = None
+        self._readers: dict[str, tuple[threading.Lock, RunReader]] = {}
+        self._rows: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def table(self) -> dict[str, Any]:
-        """The rows of all runs; read again after LIST_S."""
+        """Return the rows of all runs; they are read again after LIST_S."""
         with self._lock:
-            return self._list()[2]
+            return self._list()[1]
 
-    def _list(self) -> tuple[float, dict[str, Path], dict[str, Any]]:
-        if self._listed is not None and time.monotonic() - self._listed[0] < LIST_S:
-            return self._listed
-        paths = {_id(path): path for path in ([] if self._below is None else catalog.find_own_runs(self._below))}
-        rows = [{**self._brief(path), "id": name} for name, path in paths.items()]
-        unread = list[str]()
+    def _list(self) -> tuple[dict[str, Path], dict[str, Any]]:
+        if self._table is not None and time.monotonic() - self._table[0] < LIST_S:
+            return self._table[1:]
+        folders = [] if self._home is None else catalog.find_own_runs(self._home)
+        # Addresses have digests: the name of a run may be anything.
+        paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
+        rows, unread = [{**self._row(path), "id": name} for name, path in paths.items()], list[str]()
         if self._jobs is not None:
-            found, unread = self._jobs()
-            rows += found
-        self._listed = time.monotonic(), paths, {"runs": rows, "unread": [visible(text) for text in unread]}
-        return self._listed
+            jobs, unread = self._jobs()
+            rows += jobs
+        self._table = time.monotonic(), paths, {"runs": rows, "unread": [visible(text) for text in unread]}
+        return self._table[1:]
 
-    def _brief(self, path: Path) -> dict[str, Any]:
-        """The row of a run, read again where its summary or lock has changed, or it may have been killed since."""
-        stamp = *_stamp(f"{path}/{SUMMARY}"), *_stamp(f"{path}/{LOCK}")
-        kept = self._briefs.get(path)
-        if kept is None or kept[0] != stamp or kept[1]["state"] in ("running", "unknown"):
-            kept = self._briefs[path] = stamp, _row(folder.brief(path))
-        return kept[1]
+    def _row(self, path: Path) -> dict[str, Any]:
+        """Return the row of a run, read again where its summary or lock has changed, or it may have been killed."""
+        stamp = *_stamp(path / SUMMARY), *_stamp(path / LOCK)
+        cached = self._rows.get(path)
+        if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
+            brief = read_brief(path)
+            row = {
+                "name": visible(brief.name),
+                "state": brief.state,
+                "why": visible(brief.why)[:300],
+                "step": brief.step,
+                "steps": brief.steps,
+                "goodput": brief.goodput,
+                "restarts": brief.restarts,
+                "began": brief.began,  # its age changes, and the row does not
+                "owner": brief.owner,
+                "where": "this machine",
+            }
+            cached = self._rows[path] = stamp, row
+        return cached[1]
 
-    def seen(self, name: str) -> Any:
-        """A run by its id, as it is now; None where it is not in the table."""
+    def report(self, name: str) -> RunReport | None:
+        """Return a run by its id, as it is now, or None where it is not in the table."""
         with self._lock:
-            path = self._list()[1].get(name)
+            path = self._list()[0].get(name)
             if path is None:
                 return None
-            if name not in self._followed and len(self._followed) >= MOST_FOLLOWED:
-                del self._followed[next(iter(self._followed))]
-            lock, followed = self._followed.setdefault(name, (threading.Lock(), Followed(path)))
+            if name not in self._readers and len(self._readers) >= MAX_FOLLOWED:
+                del self._readers[next(iter(self._readers))]
+            lock, run_reader = self._readers.setdefault(name, (threading.Lock(), RunReader(path)))
         with lock:
-            return followed.read()
+            return run_reader.read()
 
 
-def _id(path: Path) -> str:
-    """What addresses call a run: its name may be anything."""
-    return hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-
-
-def _stamp(path: str) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = os.lstat(path)
+        stat = os.lstat(path)
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_ino
+    return stat.st_mtime_ns, stat.st_ino
 
 
-def _row(brief: folder.Brief) -> dict[str, Any]:
-    return {
-        "name": visible(brief.name),
-        "state": brief.state,
-        "why": visible(brief.why)[:300],
-        "step": brief.step,
-        "steps": brief.steps,
-        "goodput": brief.goodput,
-        "restarts": brief.restarts,
-        "began": brief.began,  # its age changes, and the row does not
-        "owner": brief.owner,
-        "where": "this machine",
-    }
-
-
-class Server(Listening):
+class Server(PageServer):
     """Serves `runs` until it is shut down. Raises UserError where the port is taken."""
 
     def __init__(self, runs: Runs, port: int = 0) -> None:
         self.runs, self.token = runs, secrets.token_urlsafe(24)
-        super().__init__(LOOPBACK, port, Handler, MOST_STREAMS)
+        super().__init__(LOOPBACK, port, Handler, MAX_STREAMS)
 
     @property
     def address(self) -> str:
@@ -124,64 +236,54 @@ class Server(Listening):
         return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
 
 
-class Handler(Answers):
+class Handler(PageHandler):
     """One request."""
 
     server: Server
 
     def do_GET(self) -> None:
-        """Answers a page or a stream, or refuses."""
-        if (found := self.target()) is None:
+        """Answer a page or a stream, or refuse."""
+        if (target := self.target()) is None:
             return self.refuse(HTTPStatus.BAD_REQUEST, "this is not an address")
-        parts = found.path.split("/")
-        if (
-            not self._is_ours()
-            or len(parts) < 3
-            or not secrets.compare_digest(parts[1].encode(), self.server.token.encode())
-        ):
+        parts, token, runs = target.path.split("/"), self.server.token, self.server.runs
+        is_ours = self._is_ours() and len(parts) >= 3 and secrets.compare_digest(parts[1].encode(), token.encode())
+        if not is_ours:
             return self.refuse(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed")
-        query, runs = urllib.parse.parse_qs(found.query), self.server.runs
         match parts[2:]:
             case [""]:
-                data = {**self._table(), "compare": f"/{parts[1]}/compare", "events": f"/{parts[1]}/events"}
-                self.show(page.of("runs", "Runs", data))
+                data = {**self._table(), "compare": f"/{token}/compare", "events": f"/{token}/events"}
+                self.show(page.render("runs", "Runs", data))
             case ["events"]:
                 self.stream(self._table, LIST_S, math.inf)
-            case ["run", name] if (seen := runs.seen(name)) is not None:
-                data = {**seen.to_json(), "home": f"/{parts[1]}/", "events": f"/{parts[1]}/run/{name}/events"}
-                self.show(page.of("run", data["name"], data))
-            case ["run", name, "events"] if runs.seen(name) is not None:
-                self.stream(lambda: runs.seen(name).to_json(), PERIOD_S, math.inf)
+            case ["run", name] if (run := runs.report(name)) is not None:
+                data = {**run.to_json(), "home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
+                self.show(page.render("run", data["name"], data))
+            case ["run", name, "events"] if runs.report(name) is not None:
+                self.stream(lambda: (run := runs.report(name)) and run.to_json(), PERIOD_S, math.inf)
             case ["compare"]:
-                self._compare(query.get("run", [])[:MOST_COMPARED], parts[1])
+                names = urllib.parse.parse_qs(target.query).get("run", [])[:MAX_COMPARED]
+                reports = {name: run for name in names if (run := runs.report(name)) is not None}
+                if len(reports) < 2:
+                    return self.refuse(HTTPStatus.NOT_FOUND, "there are no such runs")
+                data = compare.compare_runs(list(reports.values()), (), "step") | {"home": f"/{token}/"}
+                for row, name in zip(data["runs"], reports, strict=True):
+                    row["page"] = f"/{token}/run/{name}"
+                self.show(page.render("compare", "Compare", data))
             case _:
                 self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _is_ours(self) -> bool:
-        """Whether the request is of our own page, or of a person: not of another site that found the port."""
+        """Return whether the request is of our own page or of a person, and not of another site that found the port."""
         port = self.server.server_address[1]
         hosts = {f"{LOOPBACK}:{port}", f"localhost:{port}"}
-        origin = self.headers.get("Origin")
-        is_same = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-        return (
-            self.headers.get("Host") in hosts
-            and is_same
-            and (origin is None or origin in {f"http://{each}" for each in hosts})
-        )
+        is_same_site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        has_own_origin = self.headers.get("Origin") in {None, *(f"http://{host}" for host in hosts)}
+        return self.headers.get("Host") in hosts and is_same_site and has_own_origin
 
     def _table(self) -> dict[str, Any]:
-        found = self.server.runs.table()
+        table = self.server.runs.table()
         rows = [
             {**run, "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else ""}
-            for run in found["runs"]
+            for run in table["runs"]
         ]
-        return {**found, "runs": rows}
-
-    def _compare(self, names: list[str], token: str) -> None:
-        found = {name: seen for name in names if (seen := self.server.runs.seen(name)) is not None}
-        if len(found) < 2:
-            return self.refuse(HTTPStatus.NOT_FOUND, "there are no such runs")
-        data = compare.data(list(found.values()), (), "step")
-        for run, name in zip(data["runs"], found, strict=True):
-            run["page"] = f"/{token}/run/{name}"
-        self.show(page.of("compare", "Compare", {**data, "home": f"/{token}/"}))
+        return {**table, "runs": rows}

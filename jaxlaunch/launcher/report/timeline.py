@@ -1,30 +1,33 @@
-"""Where every second of a run went, in order: the strip above its curves. Pure.
+"""Where every second of a run went, in order: the strip above its curves, and the phases of its ranks.
 
-Times are seconds of running: the hours between two starts of a run are left out. What is on record is the seconds of
-each attempt by cause, exact, and the parts of each logged interval; in between, seconds of a cause that fall into no
-interval stand at the end of its attempt.
+Times are seconds of running: the hours between two starts of a run are left out. The records have the exact seconds of
+each attempt by cause and the parts of each logged interval. Seconds of a cause that fall into no interval are drawn at
+the end of their attempt.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from jaxlaunch.records import rank_history
 from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import Start
+from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.summary import Of, Start
+from jaxlaunch.runs.run_folder import RunFolder
 
 DOWN, STEP, LOST = "down", "step", "lost_work"
 FIRST = "rendezvous"  # what a start begins with
-_BODY = (STEP, LOST, "data", "eval", "save")  # of contract.CLOCK: in turns; the others come before them, in its order
-_MOST_PIECES = 400  # of an attempt
-_LEAST_S = 0.0005
+_TURNS = ("data", "eval", "save")  # what alternates with steps
+_MAX_PIECES = 400  # of an attempt
+_MIN_PIECE_S = 0.0005
 
-Part = tuple[float, float, Mapping[str, float]]  # Unix time at the end of an interval, its seconds, those by cause
+Interval = tuple[float, float, Mapping[str, float]]  # Unix time at its end, its seconds, those by cause
 Piece = tuple[str, float]  # cause, seconds
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Seconds of one cause in a row."""
 
     begin: float
@@ -32,8 +35,7 @@ class Segment:
     cause: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """When a start ran, in Unix time, and where it begins on the axis."""
 
     started: float
@@ -41,9 +43,8 @@ class Span:
     begin: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """An attempt on the axis; its record has no verdict while it runs."""
+class Attempt(NamedTuple):
+    """An attempt on the axis; it has no record while it runs."""
 
     start: int
     begin: float
@@ -52,8 +53,7 @@ class Attempt:
     number: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """The strip of a run."""
 
     spans: Sequence[Span]
@@ -61,7 +61,7 @@ class Timeline:
     attempts: Sequence[Attempt]
 
     def at(self, time: float) -> float:
-        """A moment on the axis; one between two starts is where the later one begins."""
+        """Return the place of a moment on the axis; one between two starts is where the later one begins."""
         for span in self.spans:
             if time <= span.ended:
                 return span.begin + max(0.0, time - span.started)
@@ -71,124 +71,124 @@ class Timeline:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by cause."""
-        found = dict[str, float]()
+        seconds = dict[str, float]()
         for segment in self.segments:
-            found[segment.cause] = found.get(segment.cause, 0.0) + segment.end - segment.begin
-        return found
+            seconds[segment.cause] = seconds.get(segment.cause, 0.0) + segment.end - segment.begin
+        return seconds
 
 
-@dataclasses.dataclass(frozen=True)
-class Running:
-    """The attempt that goes on: since when, its seconds by cause, and when that was true."""
-
-    number: int
-    started: float
-    at: float
-    seconds: Mapping[str, float]
-
-
-def of(
+def build_timeline(
     starts: Sequence[Start],
     records: Sequence[Record],
-    parts: Sequence[Part],
-    running: Running | None,
-    totals: Mapping[int, float],
+    intervals: Sequence[Interval],
+    running: Of | None,
+    totals_s: Mapping[int, float],
 ) -> Timeline:
-    """The strip of a run: `starts` and `records` the oldest first, as `parts`. `totals`: all seconds of a start by its
-    number, those before its row was written included."""
-    spans, segments, attempts = [], list[Segment](), list[Attempt]()
+    """Return the strip of a run; `starts`, `records` and `intervals` have the oldest first.
+
+    `running` is the attempt that has no record yet. `totals_s` has all seconds of a start by its number, including
+    those before its row was written.
+    """
+    spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
     for start in starts:
-        mine = [record for record in records if record.uid == start.uid]
-        is_last = start is starts[-1]
-        ends = [record.ended for record in mine] + ([running.at] if is_last and running else [])
-        ended = max([start.ended or 0.0, *ends, start.started])
-        now = began = min(start.started, ended - totals.get(start.start, 0.0))
+        ends: list[tuple[float, Mapping[str, float], Record | None, int]]
+        ends = [(record.ended, record.seconds, record, record.attempt) for record in records if record.uid == start.uid]
+        if start is starts[-1] and running is not None:
+            ends.append((running.at, running.seconds, None, running.attempt))
+        ended = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
+        now = began = min(start.started, ended - totals_s.get(start.start, 0.0))
         pieces = list[Piece]()
-        for record in mine:
-            now, begun = _attempt(now, record.ended, record.seconds, parts, pieces)
-            where = (begin + begun - began, begin + now - began)
-            attempts.append(Attempt(start.start, *where, record, record.attempt))
-        if is_last and running:
-            now, begun = _attempt(now, running.at, running.seconds, parts, pieces)
-            where = (begin + begun - began, begin + now - began)
-            attempts.append(Attempt(start.start, *where, None, running.number))
+        for attempt_ended, seconds, record, number in ends:
+            now, attempt_began = _add_attempt(now, attempt_ended, seconds, intervals, pieces)
+            attempts.append(Attempt(start.start, begin + attempt_began - began, begin + now - began, record, number))
         pieces.append((DOWN, ended - now))
         spans.append(Span(began, ended, begin))
-        segments += _placed(pieces, begin)
+        segments += _join_pieces(pieces, begin)
         begin += ended - began
     return Timeline(spans, segments, attempts)
 
 
-def _attempt(
-    now: float, ended: float, seconds: Mapping[str, float], parts: Sequence[Part], to: list[Piece]
+def _add_attempt(
+    now: float, ended: float, seconds: Mapping[str, float], intervals: Sequence[Interval], pieces: list[Piece]
 ) -> tuple[float, float]:
-    """Appends the pieces of an attempt that ended at `ended`, and what is between it and the one before it. Returns
-    when it ended, and when it began."""
-    ended, total = max(now, ended), sum(seconds.values())
-    begun = max(now, ended - total)
-    to.append((DOWN if to else FIRST, begun - now))
-    if total <= 0:
-        to.append((DOWN, ended - begun))
-        return ended, begun
-    scale = (ended - begun) / total  # below 1 where clocks of two hosts, or of two attempts, overlap
-    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in _BODY]
+    """Append the pieces of an attempt and of the time since the one before it; return its end and its begin."""
+    ended, total_s = max(now, ended), sum(seconds.values())
+    began = max(now, ended - total_s)
+    pieces.append((DOWN if pieces else FIRST, began - now))
+    if total_s <= 0:
+        pieces.append((DOWN, ended - began))
+        return ended, began
+    scale = (ended - began) / total_s  # below 1 where clocks of two hosts, or of two attempts, overlap
+    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in (STEP, LOST, *_TURNS)]
     waits.sort(key=lambda piece: piece[0] != DOWN)  # it waited for what came before it to end
-    first = begun + sum(spent for _, spent in waits) * scale
-    inner = [part for part in parts if first < part[0] <= ended + 1]
-    whole = [*waits, *_turns(seconds, inner)]
-    to += [(cause, spent * scale) for cause, spent in whole]
-    return ended, begun + sum(spent for cause, spent in waits if cause == DOWN) * scale
+    first_step = began + sum(spent for _, spent in waits) * scale
+    inner = [interval for interval in intervals if first_step < interval[0] <= ended + 1]
+    pieces += [(cause, spent * scale) for cause, spent in (*waits, *_list_turns(seconds, inner))]
+    return ended, began + sum(spent for cause, spent in waits if cause == DOWN) * scale
 
 
-def _turns(seconds: Mapping[str, float], parts: Sequence[Part]) -> Iterable[Piece]:
-    """Steps and what came between them, as the intervals say; lost work is the last of the steps."""
-    left = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in ("data", "eval", "save")}
-    steps = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
+def _list_turns(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
+    """Return steps and what came between them, as the intervals say; lost work is the last of the steps."""
+    left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _TURNS}
+    steps_s = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
     pieces = list[Piece]()
-    for _, wall, spent in _grouped(parts):
+    size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1  # intervals are joined to as many as a screen can show
+    for at in range(0, len(intervals), size):
+        group = intervals[at : at + size]
+        wall_s = sum(interval[1] for interval in group)
+        spent_s = {cause: sum(interval[2][cause] for interval in group) for cause in _TURNS}
         for cause in ("data", STEP, "eval", "save"):
             if cause == STEP:
-                took = min(steps, max(0.0, wall - sum(spent.values())))
-                steps -= took
+                taken_s = min(steps_s, max(0.0, wall_s - sum(spent_s.values())))
+                steps_s -= taken_s
             else:
-                took = min(left[cause], spent[cause])
-                left[cause] -= took
-            pieces.append((cause, took))
-    pieces += [("data", left["data"]), (STEP, steps), ("eval", left["eval"]), ("save", left["save"])]
-    return _with_lost(pieces, seconds.get(LOST, 0.0))
-
-
-def _grouped(parts: Sequence[Part]) -> Iterable[Part]:
-    """The intervals, joined to as many as a screen can show."""
-    size = -(-len(parts) // (_MOST_PIECES // 4)) or 1
-    for at in range(0, len(parts), size):
-        group = parts[at : at + size]
-        sums = {cause: sum(part[2][cause] for part in group) for cause in ("data", "eval", "save")}
-        yield group[-1][0], sum(part[1] for part in group), sums
-
-
-def _with_lost(pieces: Sequence[Piece], lost: float) -> list[Piece]:
-    found = list[Piece]()
+                taken_s = min(left_s[cause], spent_s[cause])
+                left_s[cause] -= taken_s
+            pieces.append((cause, taken_s))
+    pieces += [("data", left_s["data"]), (STEP, steps_s), ("eval", left_s["eval"]), ("save", left_s["save"])]
+    lost_s, reverse = seconds.get(LOST, 0.0), list[Piece]()
     for cause, spent in reversed(pieces):
-        if cause == STEP and lost > 0:
-            gone = min(lost, spent)
-            lost -= gone
-            found += [(LOST, gone), (STEP, spent - gone)]
+        if cause == STEP and lost_s > 0:
+            gone_s = min(lost_s, spent)
+            lost_s -= gone_s
+            reverse += [(LOST, gone_s), (STEP, spent - gone_s)]
         else:
-            found.append((cause, spent))
-    return found[::-1]
+            reverse.append((cause, spent))
+    return reverse[::-1]
 
 
-def _placed(pieces: Iterable[Piece], at: float) -> Iterable[Segment]:
-    """The pieces one after the other; neighbours of one cause are one segment."""
-    found = list[Segment]()
+def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
+    """Return the pieces one after the other; neighbours of one cause are one segment."""
+    segments = list[Segment]()
     for cause, spent in pieces:
         if spent <= 0:
             continue
-        if found and (found[-1].cause == cause or spent < _LEAST_S):
-            found[-1] = dataclasses.replace(found[-1], end=at + spent)
+        if segments and (segments[-1].cause == cause or spent < _MIN_PIECE_S):
+            segments[-1] = segments[-1]._replace(end=at + spent)
         else:
-            found.append(Segment(at, at + spent, cause))
+            segments.append(Segment(at, at + spent, cause))
         at += spent
-    return found
+    return segments
+
+
+def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
+    """Return the samples of the ranks as [from, to, letters, lags] on the axis of the strip; None for a single rank.
+
+    The letters are the phase of each rank, the lags how many steps it is behind the foremost. A sample stands for the
+    time since the one before it, or for one period where that is longer ago.
+    """
+    history = RankHistory.from_json(RunFolder(folder).read(rank_history.FILE))
+    ranks = max((len(rank_history.letters_of(column)) for column in history.columns), default=0)
+    if ranks < 2:
+        return None
+    columns, before = [], 0.0
+    for column in history.columns:
+        at = timeline.at(column[0])
+        begin = before if at - before < 1.8 * history.period_s else at - history.period_s
+        if at > begin:
+            columns.append([round(begin, 2), round(at, 2), column[1], column[2]])
+        before = max(before, at)
+    # What has ended, or has said nothing, has no phase.
+    letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
+    return {"ranks": ranks, "letters": letters, "columns": columns}

@@ -1,4 +1,4 @@
-"""The runs of a sweep: every combination of the values that are given, or some of them by chance. Pure."""
+"""The runs of a sweep: every combination of the values that are given, or some of them at random. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import cut
 
-MOST = 1000  # runs that nobody asked for by a number
+MAX_RUNS = 1000  # that nobody asked for by a number
 _WHOLE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
@@ -30,8 +30,8 @@ class Axis:
     values: Sequence[str] = ()
     range: tuple[float, float] | None = None
 
-    def drawn(self, chance: random.Random) -> str:
-        """One of them, as an override."""
+    def draw(self, chance: random.Random) -> str:
+        """Return one of them, as an override."""
         if self.range is None:
             return f"{self.key}={chance.choice(self.values)}"
         low, high = self.range
@@ -40,76 +40,73 @@ class Axis:
         return f"{self.key}={chance.uniform(low, high):.4g}"
 
 
-def axes(arguments: Sequence[str]) -> list[Axis]:
-    """The keys with their values. Raises UserError for what cannot be read, or is there twice."""
-    found = [_axis(argument) for argument in arguments]
-    for key in {axis.key for axis in found}:
-        if sum(axis.key == key for axis in found) > 1:
+def parse_axes(arguments: Sequence[str]) -> list[Axis]:
+    """Return the keys with their values. Raises UserError for what cannot be read, or is there twice."""
+    axes = [_parse_axis(argument) for argument in arguments]
+    for key in {axis.key for axis in axes}:
+        if sum(axis.key == key for axis in axes) > 1:
             raise UserError(f"{key} is given twice.", f"write its values in one argument: {key}=a,b")
-    return found
+    return axes
 
 
-def grid(found: Sequence[Axis], most: int | None) -> list[Point]:
-    """Every combination, the last key first; the first `most` of them. Raises UserError for more than MOST unasked."""
-    for axis in found:
+def make_grid(axes: Sequence[Axis], limit: int | None) -> list[Point]:
+    """Return the first `limit` combinations, the last key first. Raises UserError for more than MAX_RUNS unasked."""
+    for axis in axes:
         if axis.range is not None:
             raise UserError(f"{axis.key} has a range of numbers, which no grid has.", "add --random N.")
-    size = _size(found)
-    if most is None and size > MOST:
+    size = _grid_size(axes)
+    if limit is None and size > MAX_RUNS:
         raise UserError(
-            f"The grid has {size} runs, more than {MOST}.", "take some by --random N, or the first by --max N."
+            f"The grid has {size} runs, more than {MAX_RUNS}.", "take some by --random N, or the first by --max N."
         )
-    combinations = itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in found))
-    return list(itertools.islice(combinations, most))
+    combinations = itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes))
+    return list(itertools.islice(combinations, limit))
 
 
-def drawn(found: Sequence[Axis], count: int, seed: int) -> list[Point]:
-    """`count` different combinations by chance, or all there are. With a larger count the first ones are the same."""
+def draw_points(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
+    """Return `count` different random combinations, or all there are. A larger count begins with the same ones."""
     chance = random.Random(seed)
-    if all(axis.range is None for axis in found):
-        count = min(count, _size(found))
+    if all(axis.range is None for axis in axes):
+        count = min(count, _grid_size(axes))
     points: dict[Point, None] = {}
     for _ in range(100 * count):
         if len(points) == count:
             break
-        points[tuple(axis.drawn(chance) for axis in found)] = None
+        points[tuple(axis.draw(chance) for axis in axes)] = None
     return list(points)
 
 
-def _size(found: Sequence[Axis]) -> int:
-    return math.prod(len(axis.values) for axis in found)
+def _grid_size(axes: Sequence[Axis]) -> int:
+    return math.prod(len(axis.values) for axis in axes)
 
 
-def _axis(argument: str) -> Axis:
+def _parse_axis(argument: str) -> Axis:
     key, equals, text = argument.partition("=")
     key = key.strip()
     if not equals or not key or key.startswith("-"):
         raise UserError(f"{cut(argument)} is not of the form key=a,b or key=0..3.")
-    pieces = list(_pieces(text))
-    if len(pieces) == 1 and (found := _RANGE.fullmatch(pieces[0])) and not _WHOLE.fullmatch(pieces[0]):
-        low, high = map(float, found.groups())
+    pieces = list(_split_values(text))
+    if len(pieces) == 1 and (match := _RANGE.fullmatch(pieces[0])) and not _WHOLE.fullmatch(pieces[0]):
+        low, high = map(float, match.groups())
         if not low < high or math.isinf(high - low):
             raise UserError(f"The range {cut(argument)} is empty.", "write the lower number first.")
         return Axis(key, range=(low, high))
     if len(pieces) > 1 and not all(pieces):
         raise UserError(f"{cut(argument)} has an empty value.", "leave out the comma.")
-    values = list(itertools.chain.from_iterable(_values(argument, piece) for piece in pieces))
-    return Axis(key, list(dict.fromkeys(values)))
+    values: dict[str, None] = {}
+    for piece in pieces:
+        if (match := _WHOLE.fullmatch(piece)) is None:
+            values[piece] = None
+            continue
+        first, last = map(int, match.groups())  # both ends included
+        if not first <= last < first + MAX_RUNS:
+            raise UserError(f"The range {piece} of {cut(argument)} has no number, or more than {MAX_RUNS}.")
+        values |= dict.fromkeys(map(str, range(first, last + 1)))
+    return Axis(key, list(values))
 
 
-def _values(argument: str, piece: str) -> Iterator[str]:
-    """What a piece between commas stands for: itself, or whole numbers, both ends included."""
-    if (found := _WHOLE.fullmatch(piece)) is None:
-        yield piece
-        return
-    low, high = map(int, found.groups())
-    if not low <= high < low + MOST:
-        raise UserError(f"The range {piece} of {cut(argument)} has no number, or more than {MOST}.")
-    yield from map(str, range(low, high + 1))
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """What stands between the commas that are in no brackets and no quotes."""
+def _split_values(text: str) -> Iterator[str]:
+    """Yield what stands between the commas that are in no brackets and no quotes."""
     depth, quote, begin = 0, "", 0
     for at, letter in enumerate(text):
         if quote:

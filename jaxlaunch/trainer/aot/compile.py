@@ -233,8 +233,7 @@ def limit_compilation() -> Iterator[None]:
 
 
 def _refuse(reason: str) -> None:
-    text = f"{reason}: compile a smaller model of the same kind"
-    print(contract.refusal_line(text, contract.BAD_SPEC), file=sys.stderr, flush=True)
+    contract.refuse(f"{reason}: compile a smaller model of the same kind", contract.BAD_SPEC)
     os._exit(contract.BAD_SPEC)
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxlaunch import contract, shown
+from jaxlaunch import contract, reporting
 from jaxlaunch.runs.journal import finite
 
 PERIOD_S = 0.1  # between two updates of the same phase
@@ -52,7 +52,7 @@ class Progress:
         if self._fd is None:
             return
         before, self._state = self._state, (name, step)
-        shown.at_step(step)
+        reporting.set_step(step)
         now = time.monotonic()
         self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
         self._credited = now
@@ -107,6 +107,10 @@ class Progress:
         """Report the exception that ends the process, and the exit code that follows; `said` in place of its words."""
         self._post(contract.error_line(exception, code, said))
 
+    def refusal(self, message: str, code: int) -> None:
+        """Report why the process ends with `code`, where a person can fix that: a line of its log."""
+        self._post(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
+
     def close(self) -> None:
         """Send what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""
         if self._fd is not None:
@@ -114,7 +118,7 @@ class Progress:
             self._due.set()
             self._thread.join()
             self._flush()
-            shown.flush()
+            reporting.flush_samples()
 
     def _post(self, message: Mapping[str, Any]) -> None:
         if self._fd is None:

@@ -125,9 +125,9 @@ def of_exit(error: BaseException) -> str:
 
 
 def print_error(error: BaseException, code: int) -> None:
-    """Prints to stderr: one sentence for a TrainerError, which a person can fix; a traceback for any other."""
+    """Report one sentence for a TrainerError, which a person can fix; print a traceback for any other."""
     if isinstance(error, TrainerError):
-        print(contract.refusal_line(str(error), code), file=sys.stderr)
+        contract.refuse(str(error), code)
     else:
         traceback.print_exception(error)
 

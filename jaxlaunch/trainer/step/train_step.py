@@ -19,7 +19,7 @@ import optax
 from jax import Array
 from jax.extend.core import Jaxpr
 
-from jaxlaunch import reporting, shown
+from jaxlaunch import reporting
 from jaxlaunch.contract import BATCH_AXES, Key
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.attention import availability, padding
@@ -540,7 +540,7 @@ class Pictures:
         texts = {name: item for name, item in items.items() if isinstance(item, str)}
         images = {name: item for name, item in items.items() if name not in texts}
         try:
-            shown.items(images, texts, is_kept=False)
+            reporting.check_items(images, texts, is_kept=False)
         except (TypeError, ValueError) as error:
             raise SpecError(f"{self._name}: what it shows after an evaluation cannot be: {error}") from None
         return images, texts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.cli import pages
+from jaxlaunch.launcher.cli import help
 from jaxlaunch.launcher.cli.main import GROUPS
 from tests.launcher.invoke import launcher
 from tests.lint.documents import DOCS, PAGES, ROOT
@@ -65,8 +65,8 @@ def test_an_unknown_topic_leaves_2_with_the_nearest(topic: str, said: str, capsy
 
 
 def test_a_comment_of_an_example_is_no_heading() -> None:
-    assert pages.section("# A\n```\n# B\n```\n## C\nd\n", "b") is None
-    assert pages.section("# A\n## B\nb\n### C\nc\n## D\n", "b") == "## B\nb\n### C\nc"
+    assert help.find_section("# A\n```\n# B\n```\n## C\nd\n", "b") is None
+    assert help.find_section("# A\n## B\nb\n### C\nc\n## D\n", "b") == "## B\nb\n### C\nc"
 
 
 def test_an_installed_package_has_every_page(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_an_installed_package_has_every_page(monkeypatch: Patch, tmp_path: Path)
     file = metadata.PackagePath("../../../share/jaxlaunch/docs/index.md")
     monkeypatch.setattr(file, "dist", type("Dist", (), {"locate_file": staticmethod(lambda _: installed)}), False)
     monkeypatch.setattr(metadata, "files", lambda _: [file])
-    monkeypatch.setattr(pages, "__file__", str(tmp_path / "lib/launcher/cli/pages.py"))
-    assert pages.folder() == installed.parent
+    monkeypatch.setattr(help, "__file__", str(tmp_path / "lib/launcher/cli/help.py"))
+    assert help.docs_folder() == installed.parent
 
 
 def test_an_installation_without_pages_says_where_they_are(capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(pages, "folder", lambda: None)
+    monkeypatch.setattr(help, "docs_folder", lambda: None)
     left = launcher(capsys, monkeypatch, "help")
     assert (left.code, "docs/ of the repository" in left.err) == (2, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.cli import live_block
-from jaxlaunch.launcher.cli.live_block import Block
+from jaxlaunch.launcher.cli.live_block import LiveBlock
 
 METRICS = """\
 # TYPE jaxlaunch_step gauge
@@ -48,7 +48,7 @@ def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
     monkeypatch.setattr(live_block, "PERIOD_S", 0.01)
     agents = tmp_path / "agents.json"
     agents.write_text("of an earlier run")
-    with Block(tmp_path):
+    with LiveBlock(tmp_path):
         assert not agents.exists()
         agents.write_text(json.dumps([{"host": 0, "address": address, "pid": 1}]))
         assert Agent.asked.wait(10)
@@ -60,8 +60,8 @@ def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
 
 
 def test_the_time_left_is_that_of_as_many_steps(tmp_path: Path) -> None:
-    block = Block(tmp_path)
-    assert block._progress(100, 400, now=0).endswith(" 100/400")
-    assert block._progress(150, 400, now=60).endswith(" 150/400, 5m left")
-    assert block._progress(400, 400, now=360).endswith("━ 400/400, 0s left")
-    assert block._progress(7, None, now=0) == "training, step 7"
+    block = LiveBlock(tmp_path)
+    assert block._describe_progress(100, 400, now=0).endswith(" 100/400")
+    assert block._describe_progress(150, 400, now=60).endswith(" 150/400, 5m left")
+    assert block._describe_progress(400, 400, now=360).endswith("━ 400/400, 0s left")
+    assert block._describe_progress(7, None, now=0) == "training, step 7"

@@ -17,21 +17,21 @@ LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))
 
 def test_data_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
     value = {"a": ("×", 1.5, None), "b": {"on": "yes"}}
-    output.data(value, "json")
+    output.show_data(value, "json")
     assert json.loads(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
     assert "×" in text
-    output.data(value, "yaml")
+    output.show_data(value, "yaml")
     assert yaml.safe_load(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
     assert text.endswith("\n") and not text.endswith("\n\n")
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert output.columns([("NAME", "AGE"), ("a-long-one", "3s"), ("b", "")]) == [
+    assert output.format_columns([("NAME", "AGE"), ("a-long-one", "3s"), ("b", "")]) == [
         "NAME         AGE",
         "a-long-one   3s",
         "b",
     ]
-    assert output.columns([("a", "b")], gap=2, indent="  ") == ["  a  b"]
+    assert output.format_columns([("a", "b")], gap=2, indent="  ") == ["  a  b"]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    output.status("training 12345")
+    output.show_status("training 12345")
     output.say("saved")
-    output.status("")
+    output.show_status("")
     output.say("ended")
     erase = "\r\x1b[2K"
     assert capsys.readouterr().err == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
@@ -64,10 +64,10 @@ def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    output.status("123456789", "b")
+    output.show_status("123456789", "b")
     monkeypatch.setenv("COLUMNS", "5")  # the first line has wrapped
     output.say("x")
-    output.status()
+    output.show_status()
     erase, up = "\r\x1b[2K", "\x1b[1A\x1b[2K"
     shown = f"{erase}123456789\nb{erase}{up}{up}launcher: x\n123456789\nb{erase}{up}{up}"
     assert capsys.readouterr().err == shown
@@ -89,9 +89,9 @@ def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
     for write in (
         output.show,
         output.say,
-        output.status,
-        lambda text: output.data({text: text}, "yaml"),
-        lambda text: output.data({text: text}, "json"),
+        output.show_status,
+        lambda text: output.show_data({text: text}, "yaml"),
+        lambda text: output.show_data({text: text}, "json"),
         lambda text: printer.show(Line(0, 0, text)),
         lambda text: printer.show(Line(0, None, text)),
         lambda text: Printer(Select(), as_json=True).show(Line(0, 0, text)),
@@ -109,7 +109,7 @@ def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
 def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
     for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
         held = f"{OSC}\x7f\x85\x9b{BIDI}{NO_WIDTH}\u2028"
-        output.data({"a": held, held: 1}, form)
+        output.show_data({"a": held, held: 1}, form)
         assert load(capsys.readouterr().out) == {"a": held, held: 1}
 
 

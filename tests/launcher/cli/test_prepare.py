@@ -32,7 +32,7 @@ def prepared(
         seen.append(json.loads(environ[contract.TRAIN_SPEC])["data"])
         return {"prepared": []}
 
-    monkeypatch.setattr(trainer_process, "run", run)
+    monkeypatch.setattr(trainer_process, "run_program", run)
     monkeypatch.chdir(folder)
     left = launcher(capsys, monkeypatch, "prepare", str(folder / "job.yaml"), *options)
     assert left.code == 0, left.err
@@ -56,7 +56,7 @@ def test_one_that_is_interrupted_says_what_is_kept(
         raise KeyboardInterrupt
 
     (tmp_path / "job.yaml").write_text(JOB)
-    monkeypatch.setattr(trainer_process, "run", interrupted)
+    monkeypatch.setattr(trainer_process, "run_program", interrupted)
     left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
     assert left.code == 130
     assert left.err.strip() == "launcher: stopped; what is complete is kept, and the same command resumes from there"

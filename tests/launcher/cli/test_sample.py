@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch import programs
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import trained, trainer_process
+from jaxlaunch.launcher.local import trainer_process
 from tests.launcher.invoke import launcher
 
 ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
@@ -34,7 +34,7 @@ def test_one_sample_is_printed_piece_by_piece(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
-    monkeypatch.setattr(trainer_process, "events", trainer)
+    monkeypatch.setattr(trainer_process, "stream_program", trainer)
     left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
     asked = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
     assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.arguments(asked))
@@ -49,7 +49,9 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [[ONE, {"ids": [1, 2], "score": -2.0, "ended": True}]]
-    monkeypatch.setattr(trainer_process, "events", Trainer({**LAST, "samples": samples, "notes": [], "step": None}))
+    monkeypatch.setattr(
+        trainer_process, "stream_program", Trainer({**LAST, "samples": samples, "notes": [], "step": None})
+    )
     left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-n", "2", "--temperature", "1")
     assert left.out == "x\\x1b\n1 2\n"
     assert left.err.splitlines()[:2] == [
@@ -95,16 +97,16 @@ def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
     (home / "job.yaml").write_text(json.dumps(job))
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("{}")
-    assert trained.weights("lm") == (str(home / "checkpoints"), None)
-    assert trained.weights("runs/lm/checkpoints/35") == (str(home / "checkpoints"), 35)
-    assert trained.weights("hf") == ("hf", None)
-    assert trained.weights("gs://bucket/lm") == ("gs://bucket/lm", None)
+    assert trainer_process.find_weights("lm") == (str(home / "checkpoints"), None)
+    assert trainer_process.find_weights("runs/lm/checkpoints/35") == (str(home / "checkpoints"), 35)
+    assert trainer_process.find_weights("hf") == ("hf", None)
+    assert trainer_process.find_weights("gs://bucket/lm") == ("gs://bucket/lm", None)
 
 
 def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(tmp_path: Path) -> None:
     lines = [{"piece": "a"}, {"samples": []}]
     (tmp_path / "said").write_text("\n".join(map(json.dumps, lines)))
     as_lines = ("json.tool", "--json-lines", "--compact")
-    assert list(trainer_process.events(*as_lines, str(tmp_path / "said"), environ={})) == lines
+    assert list(trainer_process.stream_program(*as_lines, str(tmp_path / "said"), environ={})) == lines
     with pytest.raises(UserError, match=r"`python -m json.tool` failed \(exit"):
-        list(trainer_process.events(*as_lines, str(tmp_path / "absent"), environ={}))
+        list(trainer_process.stream_program(*as_lines, str(tmp_path / "absent"), environ={}))

@@ -44,7 +44,7 @@ def test_the_best_is_proposed_and_written_and_what_was_refused_is_named(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(OWN, FAST, BROKEN, {"left": LEFT})
-    monkeypatch.setattr(trainer_process, "events", trainer)
+    monkeypatch.setattr(trainer_process, "stream_program", trainer)
     target = job.with_name("faster.yaml")
     asked = ["tune", str(job), "--most", "3", "--write", str(target)]
     left = launcher(capsys, monkeypatch, *asked)
@@ -64,9 +64,9 @@ def test_the_best_is_proposed_and_written_and_what_was_refused_is_named(
 def test_a_job_that_nothing_improves_and_one_of_which_nothing_compiles_each_say_so(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_process, "events", Trainer(OWN, {"left": []}))
+    monkeypatch.setattr(trainer_process, "stream_program", Trainer(OWN, {"left": []}))
     assert "own settings are the best" in launcher(capsys, monkeypatch, "tune", str(job)).out
-    monkeypatch.setattr(trainer_process, "events", Trainer(BROKEN, {"left": []}))
+    monkeypatch.setattr(trainer_process, "stream_program", Trainer(BROKEN, {"left": []}))
     left = launcher(capsys, monkeypatch, "tune", str(job))
     assert left.code == 2 and "None of the 1 candidate compiles: the rule does not fit" in left.err
     left = launcher(capsys, monkeypatch, "tune", str(job), "--over", "mesh,batch")
@@ -85,7 +85,7 @@ def test_what_was_measured_is_listed_with_what_was_modelled_and_how_well_their_o
     timed = [
         point({"dp": 4}, {}, seconds=0.01 * at, peak=2**20, modelled=0.5 * each) for at, each in enumerate(modelled, 1)
     ]
-    monkeypatch.setattr(trainer_process, "events", Trainer(*timed, {"left": []}))
+    monkeypatch.setattr(trainer_process, "stream_program", Trainer(*timed, {"left": []}))
     left = launcher(capsys, monkeypatch, "tune", str(job), "--measure")
     head, first = left.out.splitlines()[:2]
     assert head.split()[-3:] == ["step", "modelled", "expected"]

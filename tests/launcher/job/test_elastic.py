@@ -45,7 +45,7 @@ def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(keys: dict[str, An
 def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None:
     def last(**keys: Any) -> list[str]:
         given = {key: value for key, value in document(**keys).items() if value is not None}
-        lines = validate.lines(parse(yaml.safe_dump(given)))
+        lines = validate.describe_request(parse(yaml.safe_dump(given)))
         return lines[next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :]
 
     mesh = TRAIN | {"mesh": {"dp": -1}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.cli.list import table
+from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.jobs import record
 from jaxlaunch.launcher.jobs.status.job_status import State, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -30,7 +30,8 @@ def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_an
     assert status.restarts.by_cause == {"crash": 1}
     assert status.verdict is not None and status.verdict["message"] == "saved at step 41"
     assert status.as_of == {"at": "2026-11-21T12:00:00+00:00", "when": "when it was stopped"}
-    assert table([("lm", [status])], with_namespace=False, is_wide=False)[1].split()[:4] == ["lm", "Stopped", "1", "41"]
+    _, row = format_table([("lm", [status])], with_namespace=False, is_wide=False)
+    assert row.split()[:4] == ["lm", "Stopped", "1", "41"]
 
 
 def test_a_job_that_failed_keeps_its_exit_code_although_its_pods_are_gone() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.local import agent_file
+from jaxlaunch.launcher.local import agents
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        made = set(pool.map(agent_file.path, [tmp_path / "run"] * 4))
+        made = set(pool.map(agents.pack_agent, [tmp_path / "run"] * 4))
     (file,) = made
     assert list(cache.iterdir()) == [file] and not (tmp_path / "run").exists()
     before = file.stat()
-    assert agent_file.path(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
+    assert agents.pack_agent(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
 
 
 def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(cache: Path, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(ca
     for days, name in enumerate([*reversed(names), "agent-of-today.pyz", "mine.txt"]):
         (cache / name).touch()
         os.utime(cache / name, (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then))
-    file = agent_file.path(tmp_path)
+    file = agents.pack_agent(tmp_path)
     left = {path.name for path in cache.iterdir()}
     assert left == {file.name, "agent-of-today.pyz", "agent-0.pyz", "agent-1.pyz", "agent-2.pyz", "mine.txt"}
 
@@ -44,7 +44,7 @@ def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(ca
 def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None:
     """The same file, with sources that cannot be compiled."""
     broken = tmp_path / "agent.pyz"
-    with zipfile.ZipFile(agent_file.path(tmp_path)) as made, zipfile.ZipFile(broken, "w") as archive:
+    with zipfile.ZipFile(agents.pack_agent(tmp_path)) as made, zipfile.ZipFile(broken, "w") as archive:
         for name in made.namelist():
             archive.writestr(name, made.read(name) if name.endswith(".pyc") else b"no Python")
     ended = subprocess.run([sys.executable, "-I", broken], env={}, capture_output=True, text=True)
@@ -56,11 +56,11 @@ def test_where_there_can_be_no_cache_the_file_is_in_the_run_folder(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", home)
-    assert agent_file.path(tmp_path).parent == tmp_path
+    assert agents.pack_agent(tmp_path).parent == tmp_path
 
 
 def test_a_file_that_others_may_have_written_is_made_anew(cache: Path, tmp_path: Path) -> None:
-    file = agent_file.path(tmp_path)
+    file = agents.pack_agent(tmp_path)
     file.write_text("raise SystemExit('of somebody else')")
     file.chmod(0o666)
-    assert agent_file.path(tmp_path) == file and zipfile.is_zipfile(file)
+    assert agents.pack_agent(tmp_path) == file and zipfile.is_zipfile(file)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.local.ending import close, ended
+from jaxlaunch.launcher.local.bookkeeping import close_summary, end_generation
 from jaxlaunch.records.failure import (
     ExceptionFacts,
     Failure,
@@ -51,7 +51,7 @@ def write(folder: RunFolder, summary: Summary) -> None:
 def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
     known: dict[str, Any] = {"is_stopped": False, "started": time.time() - 60.0, **fields}
-    ended(RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known)
+    end_generation(RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
 
@@ -265,7 +265,7 @@ def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt
         unfinished.close(before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43))
     )
     write(folder, before)
-    close(folder, tmp_path / "checkpoints")
+    close_summary(folder, tmp_path / "checkpoints")
     found = json.loads((tmp_path / "summary.json").read_text())
     assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "hang")
 

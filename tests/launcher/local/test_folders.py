@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local import folders
+from jaxlaunch.launcher.local import paths
 
 
 def refused(folder: Path, **volumes: Path) -> str:
     """What is said of them."""
     with pytest.raises(UserError) as raised:
-        folders.check(folder, volumes)
+        paths.check_folders(folder, volumes)
     return str(raised.value)
 
 
 @pytest.mark.parametrize("which", ["run", "base", "volume"])
 def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(tmp_path: Path, which: str) -> None:
-    paths = {name: tmp_path / name for name in ("run", "base", "volume")}
-    paths[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    given = {name: tmp_path / name for name in ("run", "base", "volume")}
+    given[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
-        folders.check_names(paths["run"], paths["base"], {"data": paths["volume"]})
+        paths.check_names(given["run"], given["base"], {"data": given["volume"]})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,5 +64,5 @@ def test_a_volume_that_is_a_file_is_told_and_no_folder_is_made(tmp_path: Path) -
 
 def test_a_folder_of_use_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    folders.check(tmp_path, {"new": tmp_path / "data"})
+    paths.check_folders(tmp_path, {"new": tmp_path / "data"})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -29,15 +29,15 @@ LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.local import run
+from jaxlaunch.launcher.local import agents
 from jaxlaunch.launcher.local.run_folders import locked
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
-run.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
+agents.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
 with locked(Path(folder)) as lock:
-    gang = run.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
+    gang = agents.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
     print(gang._agents[0].stdout.readline().decode(), flush=True)
-    run.os._exit(9)
+    agents.os._exit(9)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch.launcher import entry
 from jaxlaunch.launcher.job import load
-from jaxlaunch.launcher.local import named_modules
+from jaxlaunch.launcher.local import job_notes
 
 JOB = """\
 name: own
@@ -24,7 +24,9 @@ train:
 
 
 def keys(folder: Path, task: str) -> list[str]:
-    return [note.partition(":")[0] for note in named_modules.notes(load.parse(JOB.replace("TASK", task)), folder)]
+    return [
+        note.partition(":")[0] for note in job_notes.list_missing_modules(load.parse(JOB.replace("TASK", task)), folder)
+    ]
 
 
 def test_a_module_that_is_nowhere_is_named_by_its_key_and_none_is_imported(tmp_path: Path) -> None:

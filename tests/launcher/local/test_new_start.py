@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.local import new_start
+from jaxlaunch.launcher.local import bookkeeping
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
@@ -24,7 +24,7 @@ def job(lr: float, **keys: Any) -> str:
 
 def begin(folder: Path, uid: str, text: str) -> Starts:
     """A start on its way: its agents may write."""
-    new_start.begin(folder, uid, text, folder / "checkpoints", pytest.fail)
+    bookkeeping.begin_start(folder, uid, text, folder / "checkpoints", pytest.fail)
     return Starts(RunFolder(folder, pytest.fail), uid)
 
 
@@ -63,11 +63,11 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
     train(tmp_path, "a", job(1.0), 1, 6)
     first = tree(tmp_path / "starts" / "1")
     train(tmp_path, "b", job(2.0), 7, 0, code=64)
-    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (1.0, "failed", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (1.0, "failed", 6)
     train(tmp_path, "c", job(1.0, env={"A": "b"}), 7, 6)
-    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (1.0, "done", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (1.0, "done", 6)
     train(tmp_path, "d", job(3.0), 7, 9, code=80)
-    assert (lr(tmp_path), read(tmp_path)["status"], new_start.standing(tmp_path)) == (3.0, "stopped", None)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (3.0, "stopped", None)
     assert told(tmp_path) == [(1, 0, 1, 6), (2, 64, None, None), (3, 0, None, 6), (4, 80, 7, 9)]
     changed = [row["changed"] for row in read(tmp_path)["starts"]]
     assert changed == [

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.local import agent_file, new_start, orphans
+from jaxlaunch.launcher.local import agents, bookkeeping
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.starts import Starts
@@ -28,7 +28,7 @@ def process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]
             yield started, int(started.stdout.readline())
         finally:
             started.kill()
-            orphans.end(uid)
+            agents.kill_orphans(uid)
 
 
 def lives(pid: int) -> bool:
@@ -43,20 +43,20 @@ def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Pa
     with process("uid-of-another") as (_, other), process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         wrapper.wait()
-        assert lives(program) and orphans.end("uid-of-this") == 1
+        assert lives(program) and agents.kill_orphans("uid-of-this") == 1
         assert not lives(program) and lives(other)
-        assert orphans.end("uid-of-this") == orphans.end("") == 0
+        assert agents.kill_orphans("uid-of-this") == agents.kill_orphans("") == 0
 
 
 def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
-    packed = tmp_path / agent_file.NAME.format("0123")
+    packed = tmp_path / agents.NAME.format("0123")
     packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     program = f"exec {sys.executable} -I {packed}"
     with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
-        assert orphans.end("uid-of-this") == 0 and lives(below)
+        assert agents.kill_orphans("uid-of-this") == 0 and lives(below)
         agent.kill()
         agent.wait()
-        assert orphans.end("uid-of-this") == 2 and not lives(below)
+        assert agents.kill_orphans("uid-of-this") == 2 and not lives(below)
 
 
 def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
@@ -65,5 +65,5 @@ def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(
     Starts(folder, of.uid).write(Summary(None, None, {"step": 0.0}, {}, of=of))
     with process("uid-of-this") as (wrapper, program):
         wrapper.kill()
-        new_start.begin(tmp_path, "uid-of-the-next", "name: t\n", None, print)
+        bookkeeping.begin_start(tmp_path, "uid-of-the-next", "name: t\n", None, print)
         assert not lives(program)

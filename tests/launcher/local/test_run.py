@@ -16,7 +16,7 @@ from jaxlaunch.launcher.cli import run as cli_run
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.jobs.logs.lines import Line
-from jaxlaunch.launcher.local import agent_file, run
+from jaxlaunch.launcher.local import agents, run
 from jaxlaunch.launcher.local.run_folders import locked
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
@@ -94,7 +94,7 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
         return found
 
     said: list[str] = []
-    monkeypatch.setattr(run, "generations", generations)
+    monkeypatch.setattr(run, "run_generations", generations)
     ended = run.run(jobs.load(tmp_path / "job.yaml"), run.LocalRun(home, tmp_path), lambda line: None, said.append)
     assert (ended.code, ended.stands_at) == (64, None) and "was deleted during the run" in said[-1]
     for folder in (home, home / "starts" / "1"):
@@ -102,33 +102,20 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
         assert "a:B" in (folder / "job.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "is_shown"),
-    [
-        (JOB, "trainer: saved (exit 64)", True),
-        (TRAIN, "trainer: validation is over (exit 0)", True),
-        (TRAIN, contract.refusal_line("no data", contract.BAD_DATA), False),
-    ],
-)
-def test_only_what_the_verdict_repeats_is_not_shown(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    text: str,
-    is_shown: bool,
+def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_job(job: object, local: object, show: Callable[[Line], None], *_: object, **__: object) -> run.Ended:
-        show(Line(0, 0, text))
+    def run_job(job: object, local: object, show: Callable[[Line], None], *_: object, **__: object) -> run.RunEnd:
+        show(Line(0, 0, "trainer: saved (exit 64)"))
         verdict = verdict_for_code(contract.BAD_DATA, "no data", rank=0)
-        return run.Ended(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
+        return run.RunEnd(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
 
-    (tmp_path / "job.yaml").write_text(kind)
+    (tmp_path / "job.yaml").write_text(TRAIN)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text("{}")
     monkeypatch.setattr(cli_run, "run_job", run_job)
     left = launcher(capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
-    assert (left.code, text in left.out) == (contract.BAD_DATA, is_shown)
+    assert (left.code, left.out) == (contract.BAD_DATA, "[0] trainer: saved (exit 64)\n")
     assert "failed; the run is at step 57: no data (exit 65); see " in left.err
 
 
@@ -147,7 +134,7 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
         "(first if is_first else again).touch()\n"
         "sys.exit(1 if is_first else 0)\n"
     )
-    monkeypatch.setattr(agent_file, "path", lambda otherwise: agent)
+    monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
     said: list[str] = []
     with locked(tmp_path) as lock:
         gang = run.Gang(dict(os.environ), jobs.parse(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)

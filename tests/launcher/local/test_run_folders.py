@@ -11,7 +11,7 @@ import yaml
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.local import paths, run_folders, trained
+from jaxlaunch.launcher.local import paths, run_folders, trainer_process
 from jaxlaunch.runs.layout import SWEEP
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
@@ -36,9 +36,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
     folder = run(here / "runs" / "one", train={"task": DIGITS})
-    assert run_folders.folder("one") == run_folders.folder("runs/one") == run_folders.folder(str(folder)) == folder
+    assert (
+        run_folders.resolve_folder("one")
+        == run_folders.resolve_folder("runs/one")
+        == run_folders.resolve_folder(str(folder))
+        == folder
+    )
     with pytest.raises(UserError, match="There is no run two: neither two nor runs/two is a folder"):
-        run_folders.folder("two")
+        run_folders.resolve_folder("two")
 
 
 @pytest.mark.parametrize(
@@ -52,22 +57,22 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
 )
 def test_a_run_s_checkpoints_are_where_its_job_says(path: str | None, found: str, here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
-    assert trained.checkpoints("one") == (found if "://" in found else os.path.join(here, found))
+    assert trainer_process.find_checkpoints("one") == (found if "://" in found else os.path.join(here, found))
 
 
 def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
     (here / "kept").mkdir()
-    assert trained.checkpoints("kept") == str(here / "kept")
-    assert trained.checkpoints("s3://bucket/kept") == "s3://bucket/kept"
+    assert trainer_process.find_checkpoints("kept") == str(here / "kept")
+    assert trainer_process.find_checkpoints("s3://bucket/kept") == "s3://bucket/kept"
 
 
 def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
     with pytest.raises(UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"):
-        trained.checkpoints("one")
+        trainer_process.find_checkpoints("one")
     run(here / "runs" / "mine", command=["python", "train.py"])
     with pytest.raises(UserError, match="Run mine runs its own command"):
-        trained.checkpoints("mine")
+        trainer_process.find_checkpoints("mine")
 
 
 def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: Path) -> None:
@@ -77,15 +82,15 @@ def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: 
     argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
     left = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert left.returncode == 64, left.stderr
-    assert trained.checkpoints("one") == str(here / "kept" / "deep")
+    assert trainer_process.find_checkpoints("one") == str(here / "kept" / "deep")
 
 
 def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) -> None:
     job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
     folder = here / "runs" / "one"
     folder.mkdir(parents=True)
-    (folder / "job.yaml").write_text(jobs.dump(paths.of(job, here / "jobs", folder, {}).anywhere(job)))
-    assert trained.checkpoints("one") == str(here / "jobs" / "kept")
+    (folder / "job.yaml").write_text(jobs.dump(paths.map_paths(job, here / "jobs", folder, {}).anywhere(job)))
+    assert trainer_process.find_checkpoints("one") == str(here / "jobs" / "kept")
 
 
 def test_what_cannot_be_exported_is_the_user_s_to_mend(

@@ -10,7 +10,7 @@ import pytest
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob, resolve
-from jaxlaunch.launcher.plan import checkpoint_space
+from jaxlaunch.launcher.plan import estimate
 
 JOB = """
 name: lm
@@ -30,18 +30,18 @@ def job(path: str | None, *volumes: str) -> ResolvedJob:
 def test_a_folder_here_has_what_is_free_and_what_its_own_steps_hold(tmp_path: Path, path: str) -> None:
     asked = job(path.format(tmp_path))
     free = shutil.disk_usage(tmp_path).free
-    empty = checkpoint_space.of(asked, tmp_path)
+    empty = estimate.checkpoint_room(asked, tmp_path)
     assert empty.says == "free here" and empty.bytes is not None and abs(empty.bytes - free) < 2**30
     (tmp_path / "ckpt" / "a" / "40" / "state").mkdir(parents=True)
     (tmp_path / "ckpt" / "a" / "note").write_text("x" * 1000)
     with (tmp_path / "ckpt" / "a" / "40" / "state" / "w").open("wb") as file:
         file.truncate(2**40)  # sparse: it takes no space
-    held = checkpoint_space.of(asked, tmp_path)
+    held = estimate.checkpoint_room(asked, tmp_path)
     assert held.bytes is not None and abs(held.bytes - 2**40 - free) < 2**30
 
 
 def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
-    found = checkpoint_space.of(job(None), tmp_path)
+    found = estimate.checkpoint_room(job(None), tmp_path)
     assert found.folder == "runs/lm/checkpoints" and found.bytes is not None
 
 
@@ -58,4 +58,4 @@ def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
 def test_a_volume_has_what_the_job_says_of_it(
     tmp_path: Path, path: str, volumes: list[str], size: int | None, says: str
 ) -> None:
-    assert checkpoint_space.of(job(path, *volumes), tmp_path) == checkpoint_space.Room(path, size, says)
+    assert estimate.checkpoint_room(job(path, *volumes), tmp_path) == estimate.Room(path, size, says)

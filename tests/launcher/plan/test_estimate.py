@@ -20,7 +20,7 @@ from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kubernetes import resources
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
-from jaxlaunch.launcher.plan import estimate, shapes
+from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from tests.launcher.invoke import launcher
 
@@ -88,7 +88,7 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
 def test_the_verdict_compares_the_step_with_the_accelerators_memory(
     state: float, low: float, high: float, full: float, fits: bool | None, says: str, hint: str | None
 ) -> None:
-    found = estimate.verdict(*trained(job()), of(state, low, high, full))
+    found = estimate.judge_memory(*trained(job()), of(state, low, high, full))
     assert found.fits is fits and says in found.says
     assert found.hint is None if hint is None else hint in str(found.hint)
 
@@ -98,7 +98,7 @@ def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(ex
     spec, train = trained(job())
     model = train.model.model_copy(update={"experts": experts})
     train = train.model_copy(update={"model": model, "mesh": Mesh(dp=1, fsdp=8)})
-    found = estimate.verdict(spec, train, of(75, 1, 1, 1))
+    found = estimate.judge_memory(spec, train, of(75, 1, 1, 1))
     assert str(found.hint).endswith(f"ask for more devices under train.mesh.{axes}.")
 
 
@@ -125,7 +125,7 @@ def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
 ) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
     given = resolve(jobs.parse(text), defaults.parse(cluster))
-    found = estimate.memory(given.spec, given.nodes.labels)
+    found = estimate.device_memory(given.spec, given.nodes.labels)
     assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
 
 
@@ -133,22 +133,22 @@ def test_the_verdict_is_of_the_make_that_is_chosen_and_names_a_label_of_the_larg
     fits = of(10, 45, 50)
     product = "nvidia.com/gpu.product"
     for value, verdict in (("NVIDIA-A100-SXM4-80GB", True), ("NVIDIA-A100-SXM4-40GB", False)):
-        assert estimate.verdict(*trained(job()), fits, {product: [value]}).fits is verdict
+        assert estimate.judge_memory(*trained(job()), fits, {product: [value]}).fits is verdict
     both = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
-    found = estimate.verdict(*trained(job()), fits, both)
+    found = estimate.judge_memory(*trained(job()), fits, both)
     assert found.fits is None and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(found.hint)
 
 
 def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
-    whole = estimate.memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
+    whole = estimate.device_memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
     assert whole is not None and whole.usable == (32 * GIB, 64 * GIB)
 
 
 def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
-    some = estimate.memory(job("accelerator: {type: cpu, per_host: 4}"), {})
+    some = estimate.device_memory(job("accelerator: {type: cpu, per_host: 4}"), {})
     assert some is not None and some.usable == (8 * GIB,)
     nothing = job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
-    assert estimate.verdict(*trained(nothing), of(1, 1, 1)).fits is None
+    assert estimate.judge_memory(*trained(nothing), of(1, 1, 1)).fits is None
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
     ],
 )
 def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(accelerator: str, usable: float) -> None:
-    found = estimate.memory(jobs.parse(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
+    found = estimate.device_memory(jobs.parse(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
     assert found is not None and found.usable == pytest.approx([usable * GIB])
 
 
 def test_what_a_gpu_of_any_name_has_is_asked_for() -> None:
-    found = estimate.verdict(*trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1))
+    found = estimate.judge_memory(*trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1))
     assert found.fits is None and "accelerator.memory, such as 24Gi" in str(found.hint)
 
 
@@ -185,7 +185,7 @@ def test_every_accelerator_says_its_memory() -> None:
 
 def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
     given = resolve(job("slices: 2", "hosts: 1"), defaults.parse("queue: research"))
-    assert estimate.asked(given, jobset.render(given)[0]) == {
+    assert estimate.cluster_requests(given, jobset.render(given)[0]) == {
         "platform": "generic",
         "queue": "research",
         "pods": 2,
@@ -195,13 +195,13 @@ def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
 
 
 def test_a_checkpoint_counts_once_more_than_it_is_kept() -> None:
-    told = estimate.checkpoints(trained(job())[1], "/ckpt/lm", of(1, 1, 1))
+    told = estimate.checkpoint_sizes(trained(job())[1], "/ckpt/lm", of(1, 1, 1))
     assert told == {"folder": "/ckpt/lm", "bytes": 3 * GIB, "kept": 2, "most": 9 * GIB}
 
 
 def test_a_level_below_restricted_says_why() -> None:
     manifest = jobset.render(resolve(job("network: hostnetwork"), ClusterDefaults()))[0]
-    secured = estimate.security(manifest)
+    secured = estimate.security_level(manifest)
     assert secured["level"] == "privileged" and secured["because"][0] == "host namespaces (hostNetwork=true)"
 
 
@@ -235,7 +235,7 @@ def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> 
     asked = subprocess.run(
         [sys.executable, "-m", "jaxlaunch.trainer.plan"], env=os.environ | environ, capture_output=True
     )
-    assert shapes.of(*trained(whole), tmp_path) == json.loads(asked.stdout)
+    assert estimate.trace_shapes(*trained(whole), tmp_path) == json.loads(asked.stdout)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
         asked.extend(arguments)
         return {"flops_per_step": None, "causal_flops_per_step": None}
 
-    monkeypatch.setattr(shapes.trainer_process, "run", run)  # type: ignore[attr-defined]
-    shapes.of(*trained(job("hosts: 1", f"accelerator: {accelerator}")), tmp_path)
+    monkeypatch.setattr(estimate.trainer_process, "run_program", run)  # type: ignore[attr-defined]
+    estimate.trace_shapes(*trained(job("hosts: 1", f"accelerator: {accelerator}")), tmp_path)
     assert asked == flags
 
 
@@ -274,10 +274,10 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
 )
 def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, told: str) -> None:
     resolved = resolve(job(line), defaults.parse("prometheus: {namespace: monitoring}"))
-    assert estimate.ingress(resolved).startswith(told)
+    assert estimate.describe_ingress(resolved).startswith(told)
     policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
     assert bool(policies) == told.startswith("its own hosts")
-    assert ("no NetworkPolicy protects" in estimate.ingress(resolved)) == ("hostnetwork" in line)
+    assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == ("hostnetwork" in line)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import Kind
 from jaxlaunch.launcher.manifests.jobset import resolve
-from jaxlaunch.launcher.plan.notes import notes
+from jaxlaunch.launcher.plan.notes import list_notes
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nplatform: gke\n"
 H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")
@@ -71,7 +71,7 @@ def test_what_the_pods_user_needs_of_the_nodes_is_noted(text: str, users: dict[K
 
 
 def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
-    found = list(notes(resolve(load.parse(text), ClusterDefaults(Defaults(users=users)))))
+    found = list(list_notes(resolve(load.parse(text), ClusterDefaults(Defaults(users=users)))))
     assert len(found) == len(said)
     for note, begins in zip(found, said, strict=True):
         assert note.startswith(begins)
@@ -92,5 +92,5 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
     ],
 )
 def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(text: str, factor: int, way: str) -> None:
-    note = next(notes(resolve(load.parse(text + "hosts: 2\n"), ClusterDefaults())))
+    note = next(list_notes(resolve(load.parse(text + "hosts: 2\n"), ClusterDefaults())))
     assert f"have {factor} × its bandwidth: " in note and note.endswith(way)

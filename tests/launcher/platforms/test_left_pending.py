@@ -15,7 +15,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests.jobset import Prepared, prepare
-from jaxlaunch.launcher.plan.notes import notes
+from jaxlaunch.launcher.plan.notes import list_notes
 from tests.launcher.objects import node
 
 
@@ -106,7 +106,7 @@ def said(broken: Broken) -> tuple[str, str]:
         ready = prepare(file, defaults.parse(broken.cluster))
     except UserError as refused:
         return "plan", str(refused)
-    found = "\n".join(notes(ready.job))
+    found = "\n".join(list_notes(ready.job))
     return ("plan", found) if found else ("doctor", of_doctor(ready))
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
-from jaxlaunch.launcher.report.serving.answers import Listening
+from jaxlaunch.launcher.report.server import PageServer
 
-S = TypeVar("S", bound=Listening)
+S = TypeVar("S", bound=PageServer)
 
 
 @contextlib.contextmanager

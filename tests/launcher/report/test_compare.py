@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.report import compare
-from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.records.summary import Summary
 from tests.launcher import invoke
 from tests.launcher.report import made_runs
@@ -70,7 +70,7 @@ X_OF = {
 def test_curves_are_over_steps_hours_of_running_or_examples(
     timed: tuple[Path, Path], at: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = compare.lines([Followed(run).read() for run in timed], "top", at)
+    lines = compare.curve_lines([RunReader(run).read() for run in timed], "top", at)
 
     assert [(name, y) for name, _, y in lines] == [("one", [10, 20, 30]), ("two", [10, 20, 30])]
     for (_, x, _), expected in zip(lines, X_OF[at], strict=True):

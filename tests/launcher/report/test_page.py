@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.report import classes, page, rows
-from jaxlaunch.launcher.report.run import Followed
+from jaxlaunch import contract
+from jaxlaunch.launcher.report import page, run_files
+from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
@@ -65,7 +66,7 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     (folder / "reported" / "8.json").write_text("{" * 9)
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n")
 
-    text = page.of("run", folder.name, Followed(folder).read().to_json())
+    text = page.render("run", folder.name, RunReader(folder).read().to_json())
 
     assert text.count("<script") == 2 and text.count("</script>") == 2
     assert "<img" not in text
@@ -101,7 +102,7 @@ def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -
     with open(tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1") as file:
         file.write(line + "\n")
 
-    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+    text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
 
     assert len(text) < 1_000_000
 
@@ -111,7 +112,7 @@ def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: in
     made_runs.run(tmp_path / "run", codes=(0,), points=5)
     made = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
 
-    text = page.of("run", "run", Followed(tmp_path / "run").read().to_json())
+    text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
 
     shown = data_of(text)["classes"]
     assert text.count("<script") == 2 and len(text) < 1_000_000
@@ -138,32 +139,32 @@ def _with(found: Any, key: Any, value: Any) -> Any:
 
 def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    path = tmp_path / "run" / classes.FILE
+    path = tmp_path / "run" / contract.CLASSIFICATION
     found = made_runs.classification(tmp_path / "run", ["a", "b"])
     kept = 0
     for spoiled in [*_spoiled(found), {**found, "per_class": found["per_class"] * 2000}, [found], None]:
         path.write_text(json.dumps(spoiled))
-        shown = classes.of(tmp_path / "run")
-        page.written(shown)
+        shown = run_files.read_classification(tmp_path / "run")
+        page.to_json(shown)
         kept += shown is not None
     assert kept < 80  # what may be absent, and what the page does not read
     whole = json.dumps(found)
     for text in ("[" * 100_000, whole[:-1], whole.replace("1000", "9" * 5000, 1), whole + " " * (4 << 20)):
         path.write_text(text)
-        assert classes.of(tmp_path / "run") is None, text[:60]
+        assert run_files.read_classification(tmp_path / "run") is None, text[:60]
     path.unlink()
     os.mkfifo(path)
-    assert classes.of(tmp_path / "run") is None
+    assert run_files.read_classification(tmp_path / "run") is None
 
 
 def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -> None:
-    curve = rows.Curve()
+    curve = run_files.Curve()
     for at in range(100_000):
         curve.add((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
 
     values = [value for _, _, value in curve.points]
 
-    assert len(values) <= 2 * rows.MOST_POINTS
+    assert len(values) <= 2 * run_files.MAX_POINTS
     assert (max(values), min(values)) == (100.0, -100.0)
     assert (curve.points[0][0], curve.points[-1][0]) == (0, 99_999)
 
@@ -171,7 +172,7 @@ def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -
 def test_a_file_that_grows_is_read_on_and_one_begun_anew_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-    read = rows.Rows(path)
+    read = run_files.Rows(path)
     read.read()
     with open(path, "a") as file:
         file.write('ss": 3.0}\n')

@@ -179,7 +179,7 @@ def test_a_fault_of_ours_is_printed_and_a_client_that_leaves_is_not(
 
     (row,), _ = _jobs()
     monkeypatch.setattr(server.runs, "_jobs", lambda: ([row | {"step": {1}}], []))  # a row that is no JSON
-    monkeypatch.setattr(server.runs, "_listed", None)
+    monkeypatch.setattr(server.runs, "_table", None)
     with pytest.raises(http.client.RemoteDisconnected):
         get(server, f"/{server.token}/")
     assert "TypeError: Object of type set is not JSON serializable" in capsys.readouterr().err

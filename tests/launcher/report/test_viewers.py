@@ -15,7 +15,8 @@ import pytest
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable
 from jaxlaunch.launcher.kubernetes import kubeconfig
-from jaxlaunch.launcher.report.serving import answers, sign_in, tokens, viewers
+from jaxlaunch.launcher.report import server as page_server
+from jaxlaunch.launcher.report import viewers
 from tests.launcher.invoke import launcher
 from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import data_of
@@ -124,7 +125,7 @@ def test_a_token_that_is_missing_wrong_or_without_rights_gets_a_sentence_and_not
 ) -> None:
     eve, nobody, none = signed_in(server, EVE), signed_in(server, NOBODY), signed_in(server, "  ")
     assert [eve.status, nobody.status, none.status] == [403, 401, 401]
-    assert sign_in.NO_RIGHTS in eve.text and sign_in.NOT_ACCEPTED in nobody.text
+    assert viewers.NO_RIGHTS in eve.text and viewers.NOT_ACCEPTED in nobody.text
     sent = [ask(server, path, Authorization=f"Bearer {token}") for path in ("/", "/events") for token in (EVE, NOBODY)]
     assert [each.status for each in sent] == [403, 401, 403, 401]
     answers = [eve, nobody, none, *sent, ask(server, "/events"), ask(server, "/runs"), ask(server, "/?token=" + BOB)]
@@ -155,7 +156,7 @@ def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
         assert ask(server, Cookie=other).status == 401
     ended = ask(server, "/sign-out", Cookie=kept)
     assert ended.status == 200 and len(ended.headers.get_all("Set-Cookie", [])) == 2
-    monkeypatch.setattr(tokens, "SIGNED_IN_S", -1)
+    monkeypatch.setattr(viewers, "SIGNED_IN_S", -1)
     assert "You are no longer signed in" in ask(server, Cookie=kept).text
 
 
@@ -259,7 +260,7 @@ def test_a_connection_has_one_request_and_says_so(server: viewers.Server) -> Non
 def test_connections_beyond_the_most_are_closed_and_make_room_when_they_end(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewers, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(viewers, "MAX_CONNECTIONS", 2)
     for server in served(api):
         idle = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) for _ in range(3)]
         assert idle[2].recv(1) == b""  # the third is closed
@@ -286,7 +287,7 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
     server: viewers.Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewers, "LIST_S", 0.02)
-    monkeypatch.setattr(answers, "IDLE_S", 0.0)
+    monkeypatch.setattr(page_server, "IDLE_S", 0.0)
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     client.request("GET", "/events", headers={"Authorization": f"Bearer {ALICE}"})
     answer = client.getresponse()
@@ -299,7 +300,7 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
     assert rest[-1] == b"" and b"job-of" not in b"".join(rest)  # it ends
     client.close()
     assert ask(server, "/events", Authorization=f"Bearer {ALICE}").status == 401
-    monkeypatch.setattr(viewers, "LONGEST_STREAM_S", 0.0)
+    monkeypatch.setattr(viewers, "MAX_STREAM_S", 0.0)
     assert ask(server, "/events", Authorization=f"Bearer {BOB}").text == ""  # the browser asks again
 
 

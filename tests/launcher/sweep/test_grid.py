@@ -27,38 +27,42 @@ VALUES = {
 
 @pytest.mark.parametrize("argument", VALUES)
 def test_commas_outside_of_brackets_and_quotes_separate_values(argument: str) -> None:
-    (axis,) = grid.axes([argument])
+    (axis,) = grid.parse_axes([argument])
     assert list(axis.values) == VALUES[argument]
 
 
 @pytest.mark.parametrize("argument", ["a", "=1", "--a=1,2", "a=1,,2", "a=1,", "a=2..0", "a=0..5000", "a=1e-1..1e-4"])
 def test_what_cannot_be_read_is_refused(argument: str) -> None:
     with pytest.raises(UserError):
-        grid.axes([argument])
+        grid.parse_axes([argument])
 
 
 def test_the_last_key_of_a_grid_changes_first_and_a_smaller_most_takes_its_beginning() -> None:
-    axes = grid.axes(["lr=1e-3,3e-3", "seed=0..2", "steps=100"])
-    points = grid.grid(axes, None)
+    axes = grid.parse_axes(["lr=1e-3,3e-3", "seed=0..2", "steps=100"])
+    points = grid.make_grid(axes, None)
     assert points[:2] == [("lr=1e-3", "seed=0", "steps=100"), ("lr=1e-3", "seed=1", "steps=100")]
-    assert len(points) == 6 and grid.grid(axes, 4) == points[:4]
+    assert len(points) == 6 and grid.make_grid(axes, 4) == points[:4]
     for wrong in (["lr=1e-4..1e-1"], ["seed=0..40", "k=0..40"], ["a=1", "a=2"]):
         with pytest.raises(UserError):
-            grid.grid(grid.axes(wrong), None)
-    assert len(grid.grid(grid.axes(["seed=0..999"]), None)) == grid.MOST
+            grid.make_grid(grid.parse_axes(wrong), None)
+    assert len(grid.make_grid(grid.parse_axes(["seed=0..999"]), None)) == grid.MAX_RUNS
 
 
 def test_draws_are_those_of_their_seed_different_and_continued_by_a_larger_number() -> None:
-    axes = grid.axes(["lr=1e-4..1e-1", "drop=0.0..0.5", "seed=0..9"])
-    points = grid.drawn(axes, 200, seed=3)
-    assert len(set(points)) == 200 and points == grid.drawn(axes, 200, seed=3) != grid.drawn(axes, 200, seed=4)
-    assert grid.drawn(axes, 50, seed=3) == points[:50]
+    axes = grid.parse_axes(["lr=1e-4..1e-1", "drop=0.0..0.5", "seed=0..9"])
+    points = grid.draw_points(axes, 200, seed=3)
+    assert len(set(points)) == 200 and points == grid.draw_points(axes, 200, seed=3) != grid.draw_points(
+        axes, 200, seed=4
+    )
+    assert grid.draw_points(axes, 50, seed=3) == points[:50]
     rates, drops = ([float(point[at].partition("=")[2]) for point in points] for at in (0, 1))
     assert all(1e-4 <= rate <= 1e-1 for rate in rates) and all(0 <= drop <= 0.5 for drop in drops)
     below = sum(rate < math.sqrt(1e-4 * 1e-1) for rate in rates)  # half of them, where the logarithm is uniform
     assert 70 < below < 130 and 70 < sum(drop < 0.25 for drop in drops) < 130
-    tenfold = [float(point[0].partition("=")[2]) for point in grid.drawn(grid.axes(["lr=1.0..10.0"]), 200, seed=3)]
+    tenfold = [
+        float(point[0].partition("=")[2]) for point in grid.draw_points(grid.parse_axes(["lr=1.0..10.0"]), 200, seed=3)
+    ]
     assert 70 < sum(rate < math.sqrt(10) for rate in tenfold) < 130  # the least factor that the logarithm is for
-    assert sorted(grid.drawn(grid.axes(["a=0..2", "b=x,y"]), 100, seed=0)) == sorted(
+    assert sorted(grid.draw_points(grid.parse_axes(["a=0..2", "b=x,y"]), 100, seed=0)) == sorted(
         (f"a={a}", f"b={b}") for a in range(3) for b in "xy"
     )

@@ -14,7 +14,7 @@ import yaml
 
 import jaxlaunch
 from jaxlaunch import contract
-from jaxlaunch.launcher.local import trained, trainer_process
+from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
 from jaxlaunch.trainer.evaluation import trained as evaluated
@@ -94,7 +94,7 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
         return evaluation(model, data)
 
     monkeypatch.setattr(evaluated.TaskModel, "_evaluation", counted)
-    monkeypatch.setattr(trainer_process, "run", here)
+    monkeypatch.setattr(trainer_process, "run_program", here)
     found = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
     wanted = logged(run)
     assert len(opened) == 1
@@ -105,7 +105,7 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
 def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
     loaded = jaxlaunch.load(str(run))
     assert loaded.step == 2
-    _, train, _ = trained.training(str(run))
+    _, train, _ = trainer_process.open_training(str(run))
     again = evaluated.load(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
     batches = list(again.held_out())
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
@@ -121,7 +121,7 @@ def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
 
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
 def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path, run: Path) -> None:
-    _, train, _ = trained.training(str(run))
+    _, train, _ = trainer_process.open_training(str(run))
     other = references.folder("qwen2_tiny", tmp_path / "weights")
     (file,) = other.glob("*.safetensors")
     changed = bytearray(file.read_bytes())

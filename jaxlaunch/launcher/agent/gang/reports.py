@@ -19,7 +19,8 @@ from jaxlaunch.records.checked import ExitCode, Malformed, Whole, cut
 UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
 # How a line begins.
 _BEGIN = re.compile(
-    rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|atexit|unstartable)": ?'
+    rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
+    rb'unstartable)": ?'
 )
 MAX_LABEL = 100  # characters of a phase or a version: they are in every beat
 MAX_BEGINS = 8  # of messages in one line that are tried, the last ones: each try may cost as much as the line is long
@@ -79,6 +80,12 @@ class _Error:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Refusal:
+    message: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
+    code: ExitCode = contract.BAD_SPEC
+
+
+@dataclasses.dataclass(frozen=True)
 class _Stopped:
     step: Whole = 0
     saved: bool = False
@@ -117,6 +124,7 @@ class _Line:
     profile: Annotated[Mapping[str, Any], _has_state]
     note: str
     error: _Error
+    refusal: _Refusal
     atexit: Any
     waits: bool
     unstartable: str

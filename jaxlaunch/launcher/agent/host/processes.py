@@ -167,8 +167,9 @@ class Processes:
             on_report=self._report,
         )
 
-    def _print(self, child: Child, line: bytes) -> None:
-        self._stdout.line(b"[%d] %s" % (child.rank, line))
+    def _print(self, child: Child, line: bytes, *, is_shown: bool = True) -> None:
+        if is_shown:
+            self._stdout.line(b"[%d] %s" % (child.rank, line))
         if self._stdout.is_behind and not self._is_paused:
             self._pause(True)
         if (log := self._logs.get(child.rank)) is not None:  # a spare has none yet
@@ -182,6 +183,10 @@ class Processes:
                 child.pause(is_paused)
 
     def _report(self, child: Child, message: Mapping[str, Any]) -> None:
+        if (refusal := message.get("refusal")) is not None:
+            line = contract.refusal_line(refusal["message"], refusal["code"])
+            # `launcher run` repeats it in the verdict, at the end.
+            self._print(child, line.encode(errors="replace"), is_shown=not self._config.is_launched)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 

@@ -20,7 +20,7 @@ CONTRACT, ISOLATED = "contract.py", "isolated.py"  # of jaxlaunch
 FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
 # Of jaxlaunch, without packages below it: where the package is installed to be edited, a program's `jaxlaunch` is this
 # folder, and the finder of such an installation gives only the direct children of a package.
-FALLBACK_FILES = ("__init__.py", "reporting.py", "shown.py", "atomic_file.py")
+FALLBACK_FILES = ("__init__.py", "reporting.py", "atomic_file.py")
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
-from jaxlaunch.launcher.cli.doctor import lines, summary
+from jaxlaunch.launcher.cli.doctor import count_findings, describe_findings
 from jaxlaunch.launcher.diagnose import text
 from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, references
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
@@ -56,7 +56,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
         Finding("fail", "it is off", "nothing works.", "turn it on.", check="queue"),
         Finding("unknown", "who knows", "you may not look.", check="queue"),
     ]
-    assert list(lines(found)) == [
+    assert list(describe_findings(found)) == [
         "ok       server           it is up",
         "fail     queue            it is off",
         "                          why: nothing works.",
@@ -65,7 +65,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
         "unknown                   who knows",
         "                          why: you may not look.",
     ]
-    assert summary(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+    assert count_findings(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
 
 
 def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

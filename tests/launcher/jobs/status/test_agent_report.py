@@ -58,5 +58,5 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
         for seen in (snapshot(jobset(5), *pods, records=found), snapshot(jobset(5), first, *pods[1:], records=found)):
             told = [status_of(seen), explain(seen), *previous.lines(found, seen.members)]
             json.dumps([dataclasses.asdict(one) for one in told], default=str)
-            list(screens.screen(ClusterView(seen)))
+            list(screens.describe_job(ClusterView(seen)))
         assert seen.report.verdict is not None and seen.report.verdict.verdict.message == "the cause"

@@ -10,8 +10,8 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli.job_view import ClusterView
-from jaxlaunch.launcher.cli.list import table
-from jaxlaunch.launcher.cli.status import screen
+from jaxlaunch.launcher.cli.list import format_table
+from jaxlaunch.launcher.cli.status import describe_job
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.job_status import State, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -146,7 +146,7 @@ def test_the_status_holds_everything_that_is_known() -> None:
 
 
 def test_the_screen_begins_with_the_verdict() -> None:
-    assert list(screen(ClusterView(everything()))) == [
+    assert list(describe_job(ClusterView(everything()))) == [
         "hang (82): rank 1 in data",
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
@@ -163,7 +163,7 @@ def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
     job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
     assert (
         "  why        waits: its host cannot pull image registry.example/train:1: that is not a valid image name"
-        in list(screen(ClusterView(job)))
+        in list(describe_job(ClusterView(job)))
     )
 
 
@@ -173,7 +173,7 @@ def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_say
         over(0, 81, message=farewell(81, "host 1 is gone")),
         over(1, 137, "OOMKilled"),
     )
-    first, _, why, *_ = screen(ClusterView(job))
+    first, _, why, *_ = describe_job(ClusterView(job))
     assert first == "lost (81): host 1 is gone"
     assert why.startswith("  why        failed: host 1 was OOMKilled")
 
@@ -190,12 +190,12 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
         ),
     ]
     rows = [(job.name, [job]) for job in jobs]
-    assert table(rows, with_namespace=False, is_wide=False) == [
+    assert format_table(rows, with_namespace=False, is_wide=False) == [
         "NAME   STATE      HOSTS   STEP   RESTARTS   AGE",
         "lm     Running    2/2     130    2          10m",
         "lm     Creating   0/2     -      0          10m",
     ]
-    wide = table(rows, with_namespace=True, is_wide=True)
+    wide = format_table(rows, with_namespace=True, is_wide=True)
     assert wide[1].split() == [
         "team",
         "lm",
@@ -243,7 +243,7 @@ def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
     seen = LOSSES[loss]
     status = status_of(seen)
     assert (status.phase, status.phase_s) == (None, None)
-    assert not any("compile" in line for line in screen(ClusterView(seen)))
+    assert not any("compile" in line for line in describe_job(ClusterView(seen)))
 
 
 def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
@@ -404,11 +404,11 @@ def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, A
 @pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
 def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, expected: str) -> None:
     seen = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
-    assert f"  hosts      {expected}" in screen(ClusterView(seen))
+    assert f"  hosts      {expected}" in describe_job(ClusterView(seen))
 
 
 @pytest.mark.parametrize("status", ["Completed", "Failed"])
 def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
     job = status_of(snapshot(jobset(2, status=objects.ended(status))))
-    _, row = table([(job.name, [job])], False, False)
+    _, row = format_table([(job.name, [job])], False, False)
     assert row.split()[2] == "2"

@@ -1,15 +1,18 @@
-"""Draws the timeline and the curves of a run as SVG files, and as PNG files where Pillow is installed."""
+"""Draws the timeline and the curves of a run: as SVG and PNG files, and curves in a terminal by dots of braille."""
 
 from __future__ import annotations
 
 import html
 import importlib.util
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.wording import os_reason
 
 WIDTH, HEIGHT = 900, 360
 LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50  # of the frame around a curve
@@ -25,9 +28,13 @@ CAUSES: Mapping[str, str] = {
     "down": "#4b5560",
 }
 _OTHER, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
+_COLUMNS, _ROWS = 60, 14  # characters of a plot in a terminal; each has eight dots
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of Unicode's braille patterns, by row and column
+_MARKS = "●○■□▲△◆◇"
 
 # ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor, text)
 Shape = tuple[Any, ...]
+Line = tuple[str, Sequence[float], Sequence[float]]  # a run's name, and its curve
 
 
 def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -51,8 +58,7 @@ def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
                 paths.append(folder / f"{stem}.png")
                 write_png(titled, paths[-1])
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(f"{folder} cannot be written: {reason}.", "name another folder.") from None
+            raise UserError(f"{folder} cannot be written: {os_reason(error)}.", "name another folder.") from None
     return paths
 
 
@@ -107,8 +113,8 @@ def render_svg(shapes: Sequence[Shape]) -> str:
     rows = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui">',
         "<style>text { font-size: 13px }</style>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
-    rows.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>')
     for kind, *rest in shapes:
         if kind == "line":
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in rest[1])
@@ -117,17 +123,16 @@ def render_svg(shapes: Sequence[Shape]) -> str:
             colour, x, y, width, height = rest
             rows.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{colour}"/>')
         else:
-            x, y, anchor, text = rest
-            rows.append(
-                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{html.escape(text)}</text>'
-            )
+            x, y, anchor, text = rest[0], rest[1], rest[2], html.escape(rest[3])
+            rows.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{text}</text>')
     return "\n".join([*rows, "</svg>", ""])
 
 
-def write_png(shapes: Sequence[Shape], path: Path, scale: int = 2) -> None:
-    """Write the shapes as a PNG file with `scale` times as many pixels in each direction."""
+def write_png(shapes: Sequence[Shape], path: Path) -> None:
+    """Write the shapes as a PNG file with twice as many pixels in each direction."""
     from PIL import Image, ImageDraw, ImageFont
 
+    scale = 2
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "#ffffff")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(13 * scale)
     for kind, *rest in shapes:
@@ -139,11 +144,42 @@ def write_png(shapes: Sequence[Shape], path: Path, scale: int = 2) -> None:
             draw.rectangle((x, y, x + max(0, width - 1), y + height), fill=colour)
         else:
             x, y, anchor, text = rest
-            draw.text(
-                (x * scale, y * scale),
-                text,
-                fill=_INK,
-                font=font,
-                anchor={"start": "ls", "middle": "ms", "end": "rs"}[anchor],
-            )
+            pillow_anchor = {"start": "ls", "middle": "ms", "end": "rs"}[anchor]
+            draw.text((x * scale, y * scale), text, fill=_INK, font=font, anchor=pillow_anchor)
     image.save(path)
+
+
+def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
+    """Draw curves in one plot of text. Each has its mark at its newest point, and in the line of names below."""
+    xs = [x for _, line_xs, _ in lines for x in line_xs]
+    ys = [y for _, _, line_ys in lines for y in line_ys]
+    if not xs:
+        return []
+    across, up = _scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1), _scale(min(ys), max(ys), 4 * _ROWS - 1, 0)
+    cells = [[0] * _COLUMNS for _ in range(_ROWS)]
+    marks = dict[tuple[int, int], str]()
+    for at, (_, line_xs, line_ys) in enumerate(lines):
+        points = [(round(across(x)), round(up(y))) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)]
+        for x, y in _trace_dots(points):
+            cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+        x, y = points[-1]
+        marks[y // 4, x // 2] = _MARKS[at % len(_MARKS)]
+    labels = [f"{max(ys):.4g}", *[""] * (_ROWS - 2), f"{min(ys):.4g}"]
+    margin = max(map(len, labels))
+    rows = []
+    for row, (label, dots_of_row) in enumerate(zip(labels, cells, strict=True)):
+        text = "".join(marks.get((row, column)) or chr(0x2800 + dots) for column, dots in enumerate(dots_of_row))
+        rows.append(f"{label:>{margin}} ┤{text}".rstrip("\u2800 "))
+    left, right = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
+    rows.append(f"{'':>{margin}}  {left}{right:>{max(1, _COLUMNS - len(left))}}")
+    rows.append("  ".join(f"{_MARKS[at % len(_MARKS)]} {name}" for at, (name, _, _) in enumerate(lines)))
+    return rows
+
+
+def _trace_dots(points: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return the dots on the way from each point to the next."""
+    dots = set(points)
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        steps = max(abs(x1 - x0), abs(y1 - y0))
+        dots |= {(round(x0 + (x1 - x0) * k / steps), round(y0 + (y1 - y0) * k / steps)) for k in range(steps)}
+    return dots

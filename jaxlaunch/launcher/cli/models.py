@@ -1,0 +1,265 @@
+"""`launcher eval`, `predict`, `sample` and `export`: use what a run has trained."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from jaxlaunch import atomic_file, contract, programs
+from jaxlaunch.launcher.cli import options, output
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import trainer_process
+from jaxlaunch.launcher.wording import count
+
+MAX_CLASSES = 20  # in a table
+MAX_EXAMPLES = 5  # confused pairs, and worst examples
+
+
+@click.command("eval")
+@options.run_argument
+@click.option("--data", "keys", multiple=True, metavar="KEY=VALUE", help="A key of train.data to replace; may repeat.")
+@options.program_options(programs.Evaluate)
+@click.option("--best", is_flag=True, help="The step that evaluated best: --step best.")
+@options.output_option("text", "json", "yaml")
+def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str) -> None:
+    """Evaluate a checkpoint of RUN on its held-out data.
+
+    RUN is the name of a run on this machine, or its folder. The metrics are those that its training logs: task,
+    model, precision and held-out examples are those of the job, and each example counts once. --data
+    eval_split='test[:50%]', or --data eval_path=/other/*.array_record, evaluates on other examples. The command uses
+    the devices that JAX finds, and for a CPU job only the CPU; if their number differs from the training's, they
+    split the batch.
+
+    For a classification it also shows precision, recall and F1 of each class, how often classes are confused, the
+    expected calibration error (15 bins), and the files of the examples with the largest loss. -o json has all of
+    this, and so has classification.json in the run folder.
+    """
+    trainer_process.require_trainer("launcher eval")
+    if best and step not in (None, programs.BEST):
+        raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
+    trained = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
+    asked = programs.Evaluate(
+        folder=trainer_process.find_checkpoints(run), step=programs.BEST if best else step, ema=ema
+    )
+    environ = trained.device_environ()
+    result = trainer_process.run_program("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
+    output.say(*result["notes"])
+    classes = result.get("classification")
+    if classes is not None and not keys:  # where the page of the run finds it
+        path = trained.folder / contract.CLASSIFICATION
+        try:
+            atomic_file.write(path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode())
+        except OSError as error:
+            output.say(f"{path} cannot be written: {error.strerror}")
+    if form != "text":
+        shown = ("step", "metrics", "examples", *(["classification"] if classes is not None else []))
+        return output.show_data({key: result[key] for key in shown}, form)
+    metrics = sorted(result["metrics"].items(), key=lambda item: (item[0] != "loss", item[0]))
+    numbers = "  ".join(f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics)
+    output.show(f"step {result['step']}  {numbers}  examples {result['examples']}")
+    if classes is not None:
+        output.show(*_describe_classes(classes))
+
+
+def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the classes, what is confused and the worst examples."""
+    tops = [f"{name} {classes[key]:.4g}" for name, key in (("top-1", "top1"), ("top-5", "top5")) if key in classes]
+    calibration = classes["calibration"]
+    error = f"expected calibration error {calibration['ece']:.4g} ({len(calibration['bins'])} bins)"
+    yield "  ".join([*tops, f"macro F1 {classes['macro']['f1']:.4g}", error])
+    rows = [("CLASS", "EXAMPLES", "PRECISION", "RECALL", "F1")]
+    for row in classes["per_class"][:MAX_CLASSES]:
+        rates = ("-" if row[key] is None else f"{row[key]:.4f}" for key in ("precision", "recall", "f1"))
+        rows.append((row["label"], str(row["examples"]), *rates))
+    yield from output.format_columns(rows)
+    if classes["classes"] > MAX_CLASSES:
+        yield f"and {classes['classes'] - MAX_CLASSES:,} more classes"
+    if pairs := _confused_pairs(classes)[:MAX_EXAMPLES]:
+        yield f"most confused: {', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
+    worst = [("WORST", "LABEL", "PREDICTED", "PROBABILITY", "LOSS")]
+    for row in classes["worst"][:MAX_EXAMPLES]:
+        where, loss = row["where"] or f"example {row['example']}", row["loss"]
+        loss_text = "nan" if loss is None else f"{loss:.4g}"
+        worst.append((where, row["label"], row["predicted"], f"{row['confidence']:.4f}", loss_text))
+    yield from output.format_columns(worst)
+
+
+def _confused_pairs(classes: Mapping[str, Any]) -> list[tuple[int, str, str]]:
+    """Return examples, their label and the other class that they are taken for, the most first."""
+    if "confused" in classes:
+        return [(row["examples"], row["label"], row["predicted"]) for row in classes["confused"]]
+    labels = [row["label"] for row in classes["per_class"]]
+    pairs = [
+        (number, labels[row], labels[column])
+        for row, numbers in enumerate(classes["confusion"])
+        for column, number in enumerate(numbers)
+        if number and row != column
+    ]
+    return sorted(pairs, key=lambda pair: -pair[0])
+
+
+@click.command("predict")
+@options.run_argument
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@options.program_options(programs.Predict)
+def predict_command(run: str, files: tuple[str, ...], **given: Any) -> None:
+    """Predict the labels of FILES with the model of RUN.
+
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
+    checkpoints, or an export. FILES are images or tables that the model can read, or folders of them; the images may be
+    in .tar, .parquet and .arrow files. The output has a line for each image (file) or row (file, row): label and
+    probability, or numbers in the label's unit. A file or row that cannot be read ends the command with an error that
+    names it; --skip-broken leaves it out. The data of the training is not needed. The command uses the devices that JAX
+    finds, and for a CPU job only the CPU.
+    """
+    trainer_process.require_trainer("launcher predict")
+    folder, step = trainer_process.find_weights(run)
+    if given["step"] is None:
+        given["step"] = step
+    asked = programs.Predict(folder=folder, files=files, **given)
+    environ: Mapping[str, str] = os.environ
+    if trainer_process.has_job(run):
+        environ = trainer_process.open_training(run).device_environ()
+    module = "jaxlaunch.trainer.evaluation.predict"
+    result = trainer_process.run_program(module, *programs.arguments(asked), environ=environ)
+    output.say(*result["notes"])
+    rows = result["rows"]
+    if rows:
+        cells = [[f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
+        output.show(*output.format_columns([list(rows[0]), *cells]))
+    if result["examples"] <= len(rows):
+        return
+    left_out = f", {result['skipped']:,} left out" if result["skipped"] else ""
+    if asked.output is None:
+        output.say(f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them")
+    else:
+        by = "" if result["step"] is None else f" by step {result['step']}"
+        output.say(f"{asked.output}: {count(result['examples'], 'prediction')}{by}{left_out}")
+
+
+@click.command("sample")
+@options.run_argument
+@options.program_options(programs.Sample)
+@options.output_option("text", "json", "yaml")
+def sample_command(run: str, form: str, **given: Any) -> None:
+    """Generate text with the model of RUN.
+
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
+    checkpoints, or a Hugging Face folder (config.json and safetensors). A single sample is printed while it is
+    generated. Several samples are generated together, for all prompts, and printed at the end. With --chat, each line
+    that you type is answered, and the model sees all earlier turns. The command uses the devices that JAX finds; with
+    JAX_PLATFORMS=cpu it uses no accelerator.
+    """
+    trainer_process.require_trainer("launcher sample")
+    if given["chat"]:
+        for name, option in (("prompt", "--prompt"), ("ids", "--ids"), ("n", "-n"), ("beams", "--beams")):
+            if given[name]:
+                raise UserError(
+                    f"--chat and {option} are both given.",
+                    "leave one of them out: a conversation asks for each message, and has one answer to it.",
+                )
+    elif given["system"] is not None:
+        raise UserError("--system is the system message of a conversation.", "give --chat as well.")
+    elif not given["prompt"] and not given["ids"]:
+        raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
+    folder, step = trainer_process.find_weights(run)
+    if given["step"] is None:
+        given["step"] = step
+    arguments = programs.arguments(programs.Sample(folder=folder, **given))
+    if given["chat"]:
+        return _chat(arguments, form)
+    result: Mapping[str, Any] = {}
+    for event in trainer_process.stream_program("jaxlaunch.trainer.generate", *arguments, environ=os.environ):
+        if "piece" not in event:
+            result = event
+        elif form == "text":
+            output.show_piece(event["piece"])
+    output.say(*result["notes"])
+    if form != "text":
+        return output.show_data({"step": result["step"], "samples": result["samples"]}, form)
+    samples = [
+        (prompt, number, sample)
+        for prompt, of_prompt in enumerate(result["samples"], 1)
+        for number, sample in enumerate(of_prompt, 1)
+    ]
+    if len(samples) == 1:  # it was printed on the way
+        output.show_piece("\n")
+    for prompt, number, sample in samples if len(samples) > 1 else ():
+        output.say(f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}")
+        output.show(sample["text"] if "text" in sample else " ".join(map(str, sample["ids"])))
+    _say_speed(result)
+
+
+def _chat(arguments: tuple[str, ...], form: str) -> None:
+    """Print the model's answers as they are made, or at the end the whole conversation as data."""
+    is_text, result = form == "text", dict[str, Any]()
+    program = "jaxlaunch.trainer.generate"
+    for event in trainer_process.stream_program(program, *arguments, environ=os.environ, answer=_read_message):
+        if "piece" in event and is_text:
+            output.show_piece(event["piece"])
+        elif "ended" in event and is_text:
+            output.show_piece("\n")
+            if not event["ended"]:
+                output.say("the answer is cut here; --max-tokens gives it more tokens.")
+        elif "refused" in event:
+            output.say(f"{event['refused']}; this message is not part of the conversation.")
+        elif "notes" in event:
+            output.say(*event["notes"])
+        elif "messages" in event:
+            result = event
+    if not is_text:
+        output.show_data({"step": result["step"], "messages": result["messages"]}, form)
+    elif result["tokens"]:
+        _say_speed(result)
+
+
+def _read_message() -> str | None:
+    """Return the next line of stdin that says something, or None at its end. On a terminal it can be edited."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # what input() edits lines with, and keeps them for the arrow keys
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                output.show_piece("\n")
+            return None
+        if line.strip():
+            return line
+
+
+def _say_speed(result: Mapping[str, Any]) -> None:
+    of = "" if result["step"] is None else f" of step {result['step']}"
+    tokens, seconds = result["tokens"], result["seconds"]
+    output.say(f"{count(tokens, 'token')}{of} in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s")
+
+
+@click.command("export")
+@options.run_argument
+@options.program_options(programs.Export)
+def export_command(run: str, **given: Any) -> None:
+    """Export a checkpoint of RUN as a Hugging Face model.
+
+    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The command writes
+    config.json and safetensors to DIR, all or none; `transformers` and `train.model.init_from` can load them. The
+    checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
+    Adapters (train.lora) are written as a peft folder: adapter_config.json and adapter_model.safetensors. For images,
+    preprocessor_config.json is written as well if the model has pixel_mean. The MLP of a table, which Hugging Face
+    does not have, is written as safetensors with its sizes and columns, for `launcher predict` and other programs.
+    """
+    trainer_process.require_trainer("launcher export")
+    asked = programs.Export(folder=trainer_process.find_checkpoints(run), **given)
+    result = trainer_process.run_program("jaxlaunch.trainer.export", *programs.arguments(asked), environ=os.environ)
+    output.say(*result["notes"])
+    model = f"{result['architecture']} of step {result['step']}"
+    size = f"{result['parameters']:,} parameters in {result['dtype']}"
+    output.show(f"{asked.to}: {model}, {size}, {count(len(result['files']), 'file')}")

@@ -1,0 +1,223 @@
+"""The agents of a run on this machine: their packed file, one generation of them, and what they leave running.
+
+The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives the container; here a
+program does outlive an agent that is killed, where a wrapper such as `sh -c` is between them: only the wrapper dies
+with the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jaxlaunch import atomic_file, contract, user_cache
+from jaxlaunch.launcher.agent import pack
+from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.jobs.logs.lines import Line, parse
+from jaxlaunch.records.lines import Lines
+from jaxlaunch.runs.lock import Lock
+
+NAME = "agent-{}.pyz"
+_KEPT_FILES, _DAY_S = 5, 86_400.0
+_MAX_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
+GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
+POLL_S = 0.02
+_PROC = Path("/proc")  # where there is none, as on macOS, nothing is found
+_AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")  # the end of its command line
+
+Show = Callable[[Line], None]
+
+
+# --- the packed agent -------------------------------------------------------------------------------------------------
+
+
+def pack_agent(fallback: Path) -> Path:
+    """Return the packed agent; below `fallback` where the cache cannot be written, or is not this user's alone."""
+    name = NAME.format(pack.address())
+    try:
+        folder = user_cache.home("agent")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = _make_file(folder, name)
+        _prune(folder)
+        return file
+    except (OSError, RuntimeError):  # the second where the user has no home
+        return _make_file(fallback, name)
+
+
+def _make_file(folder: Path, name: str) -> Path:
+    """Return the file in this folder, whole whoever reads it. Raises OSError where it cannot be made."""
+    file = folder / name
+    if _is_mine(file):
+        os.utime(file)  # when it was last used
+        return file
+    with atomic_file.draft(file) as draft:
+        draft.touch(mode=0o600)
+        draft.write_bytes(pack.pack_compiled())
+    if not _is_mine(file):
+        raise PermissionError(f"{file} is another user's")
+    return file
+
+
+def _is_mine(file: Path) -> bool:
+    """Return whether the file is there, and nobody else can have written it."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _prune(folder: Path) -> None:
+    """Remove the files of other versions, and drafts of processes that were killed.
+
+    The last _KEPT_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
+    """
+    files = [*folder.glob(NAME.format("*")), *folder.glob(f"{NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}")]
+    with contextlib.suppress(OSError):  # another run removes them too
+        used = {file: file.lstat().st_mtime for file in files}
+        for file in sorted(files, key=lambda file: used[file])[:-_KEPT_FILES]:
+            if used[file] < time.time() - _DAY_S:
+                file.unlink()
+
+
+# --- one generation ---------------------------------------------------------------------------------------------------
+
+
+class Gang:
+    """One generation: the agents of a job as child processes, and their output."""
+
+    def __init__(self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._environ, self._job, self._lock = environ, job, lock
+        self._leader, self._generation = f"127.0.0.1:{free_port()}", generation
+        self._packed = pack_agent(lock.folder)
+        self._open = [0] * job.pod_count  # streams of each host's agent
+        self._lost = [0] * job.pod_count  # agents of each host that were killed
+        self._is_ending = False
+        self._agents = [self._start(host) for host in range(job.pod_count)]
+
+    def _start(self, host: int) -> subprocess.Popen[bytes]:
+        variables = {
+            contract.LEADER: self._leader,
+            contract.SLICE: str(host // self._job.pods),
+            contract.INDEX: str(host % self._job.pods),
+            contract.GENERATION: str(self._generation),
+            contract.POD_UID: str(uuid.uuid4()),
+        }
+        agent = subprocess.Popen(
+            [sys.executable, "-I", str(self._packed)],
+            env={**self._environ, **variables},
+            # Nothing reads it: the folder stays locked while an agent lives; its processes do not inherit this.
+            stdin=self._lock.descriptor,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C reaches them through us alone
+        )
+        for stream in (agent.stdout, agent.stderr):
+            self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_MAX_LINE)))  # type: ignore[arg-type]
+        self._open[host] = 2
+        return agent
+
+    def signal(self, number: int) -> None:
+        """Signal every agent that lives: none is replaced any more."""
+        self._is_ending = True
+        for agent in self._agents:
+            if agent.poll() is None:
+                agent.send_signal(number)
+
+    def follow(self, show: Show, say: Callable[[str], None]) -> list[int]:
+        """Show every line until the last agent has ended, and return their exit codes, by host.
+
+        An agent that is lost alone is started again, as a Job does with a pod.
+        """
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                host, lines = key.data
+                data = os.read(key.fd, 65536)
+                for text in lines.feed(data) if data else lines.end():
+                    show(parse(host, text.decode(errors="replace")))
+                if not data:
+                    self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
+                    self._open[host] -= 1
+                    if not self._open[host] and self._is_lost(host, self._agents[host].wait()):
+                        say(f"starting another agent for host {host}")
+                        self._agents[host] = self._start(host)
+        return [agent.wait() for agent in self._agents]
+
+    def _is_lost(self, host: int, code: int) -> bool:
+        """Return whether the agent of a host ended without its gang, which waits for another."""
+        if self._is_ending or not self._job.replaces_hosts:
+            return False
+        if code in contract.OUTCOMES:
+            self._is_ending = True  # with the gang's verdict
+            return False
+        self._lost[host] += code != contract.LEFT
+        return self._lost[host] <= self._job.restarts.crash
+
+
+# --- what agents leave running ----------------------------------------------------------------------------------------
+
+
+def kill_orphans(uid: str) -> int:
+    """Kill every process of this user that belongs to run `uid`, wait for them to be gone, and return how many.
+
+    It kills none while an agent of that run lives: they are its processes.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + GONE_S
+    while uid and (pids := _find_processes(uid)) and time.monotonic() < deadline:
+        if any(_AGENT.search(_read_proc(pid, "cmdline")) for pid in pids):
+            break
+        for pid in pids:
+            _kill(pid, uid)
+        killed |= pids  # what they start meanwhile is found the next time
+        time.sleep(POLL_S)
+    return len(killed)
+
+
+def _find_processes(uid: str) -> set[int]:
+    """Return the processes that were started with the variables of run `uid`; a zombie has none."""
+    names = [entry.name for entry in os.scandir(_PROC)] if _PROC.is_dir() else []
+    pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
+    return {pid for pid in pids if _belongs(pid, uid)}
+
+
+def _belongs(pid: int, uid: str) -> bool:
+    try:
+        is_ours = (_PROC / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+    return is_ours and f"{contract.UID}={uid}".encode() in _read_proc(pid, "environ").split(b"\0")
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    try:
+        return (_PROC / str(pid) / name).read_bytes()
+    except OSError:  # it has ended, or it is not for us to read
+        return b""
+
+
+def _kill(pid: int, uid: str) -> None:
+    """Kill a process if it is still of the run: its number may be another's by now."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _belongs(pid, uid):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended
+    finally:
+        os.close(process)

@@ -1,0 +1,246 @@
+"""Keeps the records of a run on this machine: how a start of it begins, and how its generations ended.
+
+What its agents wrote is completed where they were killed before they could write more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch import contract, regular_files
+from jaxlaunch.launcher.local import agents
+from jaxlaunch.launcher.yaml import reader
+from jaxlaunch.records.attempt import Record, furthest
+from jaxlaunch.records.failure import Failure, FailureKind, LostHost, StopFacts, StopOutcome, StopReason
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs.layout import JOB
+from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs.starts import Starts, changed_keys, rows
+
+
+def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
+    """Begin start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
+
+    What the last start left is settled, and this one gets a folder and a row. A kill at any point leaves a folder from
+    which the next start begins: `summary.json` is replaced last.
+    """
+    files = RunFolder(folder, say)
+    if earlier := rows(files.summary()):
+        agents.kill_orphans(earlier[-1].uid)  # of agents that were killed: they would write beside this run's
+    close_summary(files, checkpoints)
+    starts = Starts(files, uid)
+    files.replace(starts.path(JOB), resolved.encode())
+    job, compared, changed = reader.parse(resolved, JOB).data, starts.compared, dict[str, Any]()
+    if compared is not None:
+        try:
+            text = regular_files.read(folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES)
+            before = reader.parse(text.decode(errors="replace"), JOB).data
+        except OSError:
+            before = {}
+        changed = dict(changed_keys("", before, job))
+    starts.begin(changed, newest_step(checkpoints))
+
+
+def standing_step(folder: Path) -> int | None:
+    """Return the step at which earlier starts left the run, where the newest one trained nothing; None where it did."""
+    starts = rows(RunFolder(folder).summary())
+    if not starts or starts[-1].has_trained:
+        return None
+    return next((start.last_step for start in reversed(starts) if start.has_trained), None)
+
+
+def end_generation(
+    folder: RunFolder,
+    uid: str,
+    generation: int,
+    codes: Sequence[int],
+    checkpoints: Path | None,
+    *,
+    is_stopped: bool,
+    started: float,
+    trains: bool = False,
+) -> Summary:
+    """Return the end of a generation; it is also in `folder` then.
+
+    Args:
+        folder: The run folder.
+        uid: The start.
+        generation: Which set of agents ended.
+        codes: The exit codes of its agents, by host.
+        checkpoints: The folder of the checkpoints, if it is on this machine.
+        is_stopped: Whether the user stopped it.
+        started: When the run started, in Unix time; all seconds since then are counted.
+        trains: Whether it has a train block, so that every step that it saved was in `checkpoints`.
+    """
+    records = folder.records(uid)
+    summary, is_open = folder.summary(uid), unfinished.find(folder, uid, records) is not None
+    if summary is None or summary.of is None or summary.of.generation < generation:  # not one agent wrote anything
+        of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
+        summary, is_open = dataclasses.replace(_summary_before(summary, records), of=of), True
+    if not is_open and summary.verdict is None:  # its agents were killed after the record of its attempt
+        summary = _take_recorded(summary, records[-1].verdict)
+        summary = dataclasses.replace(summary, verdict=None) if is_stopped else summary
+    starts = Starts(folder, uid)
+    if summary.verdict is None:
+        summary = _add_saved(summary, checkpoints, starts, records)
+    gone = summary.saved if trains and _is_gone(summary.saved, checkpoints) else None
+    if gone is not None:
+        summary = dataclasses.replace(summary, saved=newest_step(checkpoints))
+    if is_open and summary.of is not None:
+        record = unfinished.close(summary.of, _judge(codes, summary, is_stopped, gone))
+        folder.append(record)
+        records.append(record)
+        summary = dataclasses.replace(summary, verdict=record.verdict)
+        summary = dataclasses.replace(summary, seconds=history.carried(records, time.time(), started))
+    elif summary.verdict is not None:
+        summary = _complete(summary, folder, starts, records, codes, checkpoints, gone)
+    else:
+        summary = dataclasses.replace(summary, verdict=_judge(codes, summary, True, gone))
+    verdict = summary.verdict
+    if verdict is not None and records and contract.outcome(verdict.code).in_place:
+        # That the run makes no progress: agents that were lost could not say so.
+        verdict = history.next_move(records, 0, everyone_lives=False).verdict
+    seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
+    seconds["down"] += max(0.0, time.time() - started - sum(seconds.values()))  # those that its agents took to end
+    restarts = history.restarts_by_cause(records) if records else summary.restarts
+    summary = dataclasses.replace(summary, verdict=verdict, restarts=restarts, seconds=seconds)
+    starts.write(summary)
+    return summary
+
+
+def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
+    """End the record of a run whose agents and launcher were killed together: it is no longer running."""
+    summary = folder.summary()
+    if summary is None or summary.of is None or summary.verdict is not None:
+        return
+    uid = summary.of.uid
+    starts = Starts(folder, uid)
+    summary = _add_saved(summary, checkpoints, starts, folder.records(uid))
+    starts.write(summary)
+    records = unfinished.settle(folder, uid)
+    if records and summary.of is not None:
+        seconds = history.carried(records, summary.of.at)
+        restarts = history.restarts_by_cause(records)
+        summary = _take_recorded(summary, records[-1].verdict)
+        starts.write(dataclasses.replace(summary, restarts=restarts, seconds=seconds))
+
+
+def _take_recorded(summary: Summary, verdict: Verdict) -> Summary:
+    """Return the end that is on record, with its step, where the summary was last written before."""
+    return dataclasses.replace(summary, verdict=verdict, step=furthest(summary.step, verdict.step))
+
+
+def _add_saved(summary: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:
+    """Return the state of a run whose agents were killed, with a step on disk that they had no time to write of."""
+    saved = newest_step(checkpoints)
+    if saved is None or (summary.saved is not None and saved <= summary.saved):
+        return summary
+    summary = dataclasses.replace(summary, saved=saved)
+    of = summary.of
+    if of is None:
+        return summary
+    # What this attempt trains first it may not have had the time to write either: it began at the newest step then.
+    first = of.first_step or 1 + max(history.saved(records) or 0, starts.saved)
+    if saved < first:
+        return summary  # an earlier attempt saved it
+    of = dataclasses.replace(of, first_step=first, first_committed=of.first_committed or saved, last_committed=saved)
+    return dataclasses.replace(summary, of=of, step=max(summary.step or 0, saved))
+
+
+def newest_step(checkpoints: Path | None) -> int | None:
+    """Return the newest step that is whole in a folder of checkpoints: its manifest is written last.
+
+    It is None where there is none, and where the storage does not answer: the run's own processes report that.
+    """
+    try:
+        manifests = [] if checkpoints is None else list(checkpoints.glob(f"*/{contract.MANIFEST}"))
+    except OSError:
+        return None
+    return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
+
+
+def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
+    """Return whether a saved step is no longer there: it may be deleted after the agents last looked."""
+    if step is None or checkpoints is None:
+        return False
+    try:
+        (checkpoints / str(step) / contract.MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # nobody knows
+    return False
+
+
+def _summary_before(summary: Summary | None, records: Sequence[Record]) -> Summary:
+    """Return the state of the run before a generation that wrote nothing."""
+    if summary is not None:
+        return dataclasses.replace(summary, step=None, stacks={})
+    return Summary(None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1))
+
+
+def _judge(codes: Sequence[int], summary: Summary, is_stopped: bool, gone: int | None) -> Verdict:
+    """Return the verdict on agents that wrote none, by their exit codes: those that lived leave with the gang's code.
+
+    `gone` is a step that was saved and that somebody has deleted.
+    """
+    lived = [code for code in codes if code >= 0]
+    if lived and lived[0] in contract.OUTCOMES:
+        facts = Failure(FailureKind.UNRECORDED, exit_code=lived[0])
+        host = 0 if contract.outcome(lived[0]).in_place else None
+        return verdict_for_code(lived[0], facts, rank=host, host=host, step=summary.step)
+    if is_stopped:
+        stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=gone)
+        return verdict_for_code(stop.code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step)
+    kind = FailureKind.AGENTS_KILLED if len(codes) > 1 and not lived else FailureKind.AGENT_ENDED
+    facts = Failure(kind, signal=-codes[0]) if codes[0] < 0 else Failure(kind, exit_code=codes[0])
+    return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=summary.step)
+
+
+def _complete(
+    summary: Summary,
+    folder: RunFolder,
+    starts: Starts,
+    records: list[Record],
+    codes: Sequence[int],
+    saved: Path | None,
+    gone: int | None,
+) -> Summary:
+    """Return the end, with what its agents could not see.
+
+    That is the signal that the agent of a lost host died of, a step on disk that no process had the time to report, and
+    that a step on record is `gone`.
+    """
+    if (verdict := summary.verdict) is None:
+        return summary
+
+    def with_signal(lost: LostHost) -> LostHost:
+        code = codes[lost.host] if lost.host < len(codes) else 0
+        return dataclasses.replace(lost, agent_signal=-code) if code < 0 else lost
+
+    before, failure = summary, verdict.failure.with_lost_hosts(with_signal)
+    summary = _add_saved(summary, saved, starts, records[:-1])
+    stop = failure.stop
+    if stop is not None and stop.outcome is StopOutcome.NOT_SAVED and summary.saved != before.saved:
+        failure = failure.with_stop(committed_step=summary.saved)
+    elif stop is not None and gone is not None and stop.committed_step == gone:
+        failure = failure.with_stop(committed_step=None, deleted_step=gone)
+    if failure != verdict.failure:
+        verdict = verdict.with_failure(failure)
+    if 0 in failure.lost_host_numbers:
+        verdict = dataclasses.replace(verdict, step=summary.step)
+    if records and records[-1].verdict == before.verdict and summary.of is not None:
+        record = dataclasses.replace(records[-1], verdict=verdict)
+        if summary.saved != before.saved:
+            first, last = summary.of.first_committed, summary.of.last_committed
+            record = dataclasses.replace(record, first_committed=first, last_committed=last)
+        if record != records[-1]:
+            records[-1] = record
+            folder.amend(record)
+    return dataclasses.replace(summary, verdict=verdict)

@@ -1,0 +1,121 @@
+"""What `validate` can say of a job's data and modules from the files here, by names and sizes alone.
+
+It reads no content and imports no module of the job.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
+
+DOCUMENT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")  # files of many documents
+LARGE_BYTES = 1 << 20  # plain text that has more is several documents
+MAX_FILES = 100_000  # of a folder of images that are counted
+_MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
+
+Block = Text | ArrayRecord | Images | Table
+
+
+def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
+    """Yield a sentence about each set of files that is relative to the job's folder, or absolute and on no volume."""
+    data = None if job.train is None else job.train.data
+    if isinstance(data, Text | ArrayRecord):
+        yield from _describe_block(job, "train.data", data, folder)
+    elif isinstance(data, Mixture):
+        total = sum(part.weight for part in data.parts.values())
+        for name, block in data.blocks().items():
+            weight = data.parts[name].weight
+            share = f"{100 * weight / total:.4g} % of the examples" if weight else "only evaluated"
+            if isinstance(block, Tfds):
+                yield f"train.data.parts.{name}: {block.name}, {share}."
+            else:
+                yield from _describe_block(job, f"train.data.parts.{name}", block, folder, f"; {share}")
+    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_here(job, data.tokenizer):
+        if not (folder / data.tokenizer).exists():
+            yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
+
+
+def _describe_block(job: JobSpec, where: str, block: Block, folder: Path, share: str = "") -> Iterator[str]:
+    for key in ("path", "eval_path"):
+        value = getattr(block, key)
+        patterns = [value] if isinstance(value, str) else value or []
+        share = share if key == "path" else ""
+        if not patterns or not all(_is_here(job, pattern) for pattern in patterns):
+            if share:
+                yield f"{where}.{key}: {' '.join(patterns)}{share}."
+            continue
+        is_deep = isinstance(block, Images | Table)
+        sizes_bytes = {
+            path: os.path.getsize(path) for pattern in patterns for path in _find_files(folder / pattern, is_deep)
+        }
+        more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
+        files = f"{count(len(sizes_bytes), 'file')}{more} here, {size(sum(sizes_bytes.values()))}"
+        if not sizes_bytes:
+            yield f"{where}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
+        elif not any(sizes_bytes.values()):
+            yield f"{where}.{key}: {files}{share}: every file that matches is empty."
+        elif (
+            key == "path" and block.eval_path is None and len(sizes_bytes) == 1 and _is_cut(block, *sizes_bytes.items())
+        ):
+            yield f"{where}.{key}: {files}{share}; its end is held out, by eval_split = {block.eval_split}."
+        else:
+            yield f"{where}.{key}: {files}{share}."
+
+
+def _is_here(job: JobSpec, path: str) -> bool:
+    mounts = [PurePosixPath(volume.path) for volume in job.volumes]
+    return "://" not in path and not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
+
+
+def _find_files(pattern: Path, is_deep: bool) -> list[str]:
+    if pattern.is_dir():
+        paths = pattern.rglob("*") if is_deep else pattern.iterdir()
+        return [str(path) for path in itertools.islice((path for path in paths if path.is_file()), MAX_FILES)]
+    names = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
+    return [name for name in names if os.path.isfile(name)]
+
+
+def _is_cut(block: Block, file: tuple[str, int]) -> bool:
+    """Return whether the only file is one text, of which the end is held out."""
+    is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(DOCUMENT_SUFFIXES)
+    is_stream = isinstance(block, Text) and not block.is_prepared
+    return is_text and bool(block.eval_split) and (is_stream or file[1] <= LARGE_BYTES)
+
+
+def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
+    """Yield a sentence for each module that `train` names (`module:Name`) and that is neither here nor installed.
+
+    An image may have it, so it is no error.
+    """
+    if job.train is None:
+        return
+    for path, module in _named_modules(job.train.model_dump(mode="json", exclude_unset=True), "train"):
+        beside = folder.joinpath(*module.split("."))
+        if beside.is_dir() or beside.with_name(f"{beside.name}.py").is_file():
+            continue
+        # Of an installed module only the first name is looked up, since the rest imports it.
+        first = module.partition(".")[0]
+        is_ours = (folder / first).is_dir() or (folder / f"{first}.py").is_file()
+        if is_ours or importlib.util.find_spec(first) is None:
+            yield f"{path}: no module {module} is in {folder} or installed here; a run needs it there or in its image"
+
+
+def _named_modules(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_modules(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _named_modules(item, f"{path}[{index}]")
+    elif isinstance(value, str) and (match := _MODULE_NAME.fullmatch(value)) is not None:
+        yield path, match[1]

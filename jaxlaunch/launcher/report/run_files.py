@@ -1,0 +1,467 @@
+"""Reads what the files of a run folder say: its numbers, samples, checkpoints and classes, its job and its state.
+
+Others may write these files: values of another type are left out, no link is followed, and neither a line nor a file is
+read beyond a bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch import contract, regular_files, reporting
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.yaml import reader, writer
+from jaxlaunch.records.summary import Start, Summary, ratio
+from jaxlaunch.runs import catalog, history, layout
+from jaxlaunch.runs.journal import MAX_LINE, STEP
+from jaxlaunch.runs.lock import find_holder
+from jaxlaunch.runs.run_folder import RunFolder
+
+MAX_POINTS = 1000  # of a curve; twice as many before it is thinned
+MAX_CURVES = 100
+MAX_NAME_CHARS = 120
+MAX_REPORTED_BYTES = 2_500_000  # of pictures and texts on a page, the newest
+MAX_FILE_BYTES = 1 << 30  # of a longer file the end is read
+MAX_VALUE = 1e300  # beyond it, differences of two numbers overflow
+TIME = "time"
+KILLED = "killed"  # the state of a run that says it goes on, while no launcher holds its folder
+
+_MAX_MANIFEST_BYTES = 64 << 20
+_MAX_STEPS = 200
+_MAX_CLASSIFICATION_BYTES = 4 << 20
+_MAX_VALUE_CHARS = 300  # of a value of the job
+_PRIVATE_BLOCKS = ("env",)  # no page repeats their values: somebody puts a token there
+_TOTAL_STEPS = ("train", "steps")
+# What json.loads and a file of another form raise.
+_WRONG_FORM = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+
+Point = tuple[float, float, float]  # step, Unix time, value
+Interval = tuple[float, float, dict[str, float]]  # Unix time at its end, wall seconds, seconds by cause
+
+
+# --- numbers over the steps -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Curve:
+    """One number over the steps. A long curve keeps its spikes, and its first and last point."""
+
+    points: list[Point] = dataclasses.field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """Add the newest point; one of the same step replaces the last."""
+        if self.points and self.points[-1][0] == point[0]:
+            self.points.pop()
+        self.points.append(point)
+        if len(self.points) > 2 * MAX_POINTS:
+            self.points = list(_extremes(self.points))
+
+
+def _extremes(points: list[Point]) -> Iterator[Point]:
+    """Yield the lowest and the highest of each four neighbours in order: half of the points, with every spike."""
+    yield points[0]
+    for at in range(1, len(points) - 1, 4):
+        four = points[at : min(at + 4, len(points) - 1)]
+        low, high = min(four, key=lambda point: point[2]), max(four, key=lambda point: point[2])
+        yield from (low,) if low is high else sorted((low, high))
+    yield points[-1]
+
+
+class Rows:
+    """The curves of one file of JSON lines, by name, thinned to what a screen shows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.curves: dict[str, Curve] = {}
+        self.last: Mapping[str, Any] = {}  # the newest row
+        self.intervals: list[Interval] = []  # thinned
+        self._file: tuple[int, int] | None = None  # device and inode: a resumed run writes another file
+        self._at = 0  # where the last whole line begins: the next row of its step takes its place
+
+    def read(self) -> bool:
+        """Read what is new. Return whether the file was begun again, as by a run that resumes: then all is read."""
+        try:
+            file = open(self._path, "rb", opener=regular_files.beneath(self._path.parent))
+        except OSError:
+            return False
+        with file:
+            stat = os.fstat(file.fileno())
+            is_new = self._file != (stat.st_dev, stat.st_ino) or stat.st_size < self._at
+            if is_new:
+                self._file, self._at = (stat.st_dev, stat.st_ino), max(0, stat.st_size - MAX_FILE_BYTES)
+                self.curves, self.intervals, self.last = {}, [], {}
+            file.seek(self._at)
+            while line := file.readline(MAX_LINE):
+                if line.endswith(b"\n"):
+                    self._at = file.tell() - len(line)
+                    self._add(line)
+        return is_new
+
+    def _add(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            step = row[STEP]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return
+        if type(step) is not int or not 0 <= step < 2**53:
+            return
+        time = row.get(TIME)
+        time = float(time) if type(time) in (int, float) and math.isfinite(time) else math.nan
+        self.last = row
+        for name, value in row.items():
+            if name in (STEP, TIME) or type(value) not in (int, float) or not abs(value) < MAX_VALUE:
+                continue
+            if name not in self.curves and (len(self.curves) >= MAX_CURVES or len(name) > MAX_NAME_CHARS):
+                continue
+            self.curves.setdefault(name, Curve()).add((step, time, value))
+        self._add_interval(row, time)
+
+    def _add_interval(self, row: Mapping[str, Any], time: float) -> None:
+        names = ("wall_s", "data_s", "eval_s", "save_s")
+        wall_s, *spent = (float(row[name]) if type(row.get(name)) is float else 0.0 for name in names)
+        if wall_s <= 0 or math.isnan(time) or not all(0 <= seconds < 1e9 for seconds in (wall_s, *spent)):
+            return
+        if self.intervals and self.intervals[-1][0] >= time:  # the same row again
+            self.intervals.pop()
+        self.intervals.append((time, wall_s, dict(zip(("data", "eval", "save"), spent, strict=True))))
+        if len(self.intervals) > MAX_POINTS:
+            pairs = zip(self.intervals[::2], self.intervals[1::2], strict=False)
+            odd = self.intervals[-1:] if len(self.intervals) % 2 else []
+            self.intervals = [
+                (end, first_s + second_s, {cause: first[cause] + second[cause] for cause in first})
+                for (_, first_s, first), (end, second_s, second) in pairs
+            ] + odd
+
+
+def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
+    """Return the newest rows that a program reported of pictures and texts, the oldest first."""
+    rows, left = list[dict[str, Any]](), MAX_REPORTED_BYTES
+    for step in reporting.list_steps(folder / reporting.FOLDER)[:limit]:
+        try:
+            path = folder / reporting.FOLDER / f"{step}.json"
+            text = regular_files.read(path, MAX_REPORTED_BYTES + 1, below=folder)
+            row = json.loads(text)
+        except (OSError, ValueError, RecursionError):
+            continue
+        left -= len(text)
+        if left < 0:
+            break
+        if isinstance(row, dict):
+            rows.append({**row, STEP: step})
+    return rows[::-1]
+
+
+def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
+    """Return the newest rows of a file of JSON lines that are objects, the oldest first."""
+    try:
+        text = regular_files.read(path, 4 * MAX_LINE, True, path.parent)
+    except OSError:
+        return []
+    rows = []
+    for line in text.splitlines()[-4 * limit :]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows[-limit:]
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def list_checkpoints(folder: Path, evals: Rows) -> list[dict[str, Any]]:
+    """Return the steps in the run folder, the newest first: `verified` where a manifest says what they hold."""
+    checkpoints = folder / layout.CHECKPOINTS
+    try:
+        descriptor = os.open(checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        steps = sorted((int(name) for name in os.listdir(descriptor) if name.isdecimal()), reverse=True)[:_MAX_STEPS]
+    finally:
+        os.close(descriptor)
+    metric, mode = best_metric(folder)
+    curve = evals.curves.get((metric or "").removeprefix("eval/"), Curve())
+    points = [point for point in curve.points if int(point[0]) in steps and math.isfinite(point[2])]
+    best = (max if mode == "max" else min)(points, key=lambda point: point[2], default=None)
+    sizes_bytes = {step: _manifest_bytes(checkpoints / str(step) / contract.MANIFEST, folder) for step in steps}
+    return [
+        {
+            "step": step,
+            "bytes": size_bytes,
+            "verified": size_bytes is not None,
+            "best": best is not None and step == best[0],
+            "where": f"{layout.CHECKPOINTS}/{step}",
+        }
+        for step, size_bytes in sizes_bytes.items()
+    ]
+
+
+def _manifest_bytes(manifest: Path, below: Path) -> int | None:
+    """Return the bytes of a step's files, or None where it has no manifest."""
+    try:
+        files = json.loads(regular_files.read(manifest, _MAX_MANIFEST_BYTES, below=below))["manifest"]["files"]
+        return sum(int(size_bytes) for size_bytes, _ in files.values())
+    except _WRONG_FORM:
+        return None
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def read_classification(folder: Path) -> dict[str, Any] | None:
+    """Return what an evaluation found out about the classes: confusion, rates, calibration, the worst examples.
+
+    The training and `launcher eval` write the file, and others may. It is None where there is no file, or one that does
+    not hold exactly what they write.
+    """
+    try:
+        text = regular_files.read(folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder)
+        return _check_classification(json.loads(text)) if len(text) <= _MAX_CLASSIFICATION_BYTES else None
+    except _WRONG_FORM:
+        return None
+
+
+def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
+    classes = [_check(row, _RATES) for row in _list(record["per_class"], 1000)]
+    confusion = None
+    if "confusion" in record:  # examples by label (rows) and by what they are called
+        confusion = [[_count(number) for number in _list(row, 50)] for row in _list(record["confusion"], 50)]
+        if {len(confusion), *map(len, confusion)} != {len(classes)}:
+            raise ValueError("a confusion matrix of other classes")
+    calibration = record["calibration"]
+    return {
+        "step": _count(record["step"]),
+        "ema": record["ema"] is True,
+        "examples": _count(record["examples"]),
+        "top1": _share(record["top1"]),
+        "top5": _share(record.get("top5")),
+        "macro_f1": _share(record["macro"]["f1"]),
+        "classes": _count(record["classes"]),
+        "per_class": classes,
+        "confusion": confusion,
+        "confused": [_check(row, _PAIR) for row in _list(record.get("confused", []), 100)],
+        "ece": _share(calibration["ece"]),
+        "bins": [_check(row, _BIN if row["examples"] else _EMPTY_BIN) for row in _list(calibration["bins"], 100)],
+        "worst": [_check(row, _WORST) | {"where": _where(row)} for row in _list(record["worst"], 100)],
+    }
+
+
+def _list(value: Any, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise ValueError(f"no list of at most {limit}")
+    return value
+
+
+def _text(value: Any, limit: int = 120) -> str:
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return visible(value[:limit])
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError("no count")
+    return value
+
+
+def _share(value: Any) -> float | None:
+    """Return a number from 0 to 1 with four digits; means of rounded numbers may be a little above 1."""
+    return None if value is None else min(1.0, _number(value, 1.001))
+
+
+def _loss(value: Any) -> float | None:
+    return None if value is None else _number(value, MAX_VALUE)
+
+
+def _number(value: Any, limit: float) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= limit:
+        raise ValueError("no such number")
+    return float(f"{value:.4g}")
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return f"example {_count(row['example'])}" if row["where"] is None else _text(row["where"], 300)
+
+
+def _check(row: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {key: check(row[key]) for key, check in checks.items()}
+
+
+_RATES = {"label": _text, "examples": _count, "precision": _share, "recall": _share, "f1": _share}
+_PAIR = {"label": _text, "predicted": _text, "examples": _count}
+_EMPTY_BIN = {"examples": _count}
+_BIN = {"examples": _count, "confidence": _share, "accuracy": _share}
+_WORST = {"label": _text, "predicted": _text, "confidence": _share, "loss": _loss}
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """Return the job of a run as plain values; empty where there is none that can be read."""
+    try:
+        job = reader.read(folder / layout.JOB, regular_files.beneath(folder)).data
+    except (OSError, UserError):
+        return {}
+    return job if isinstance(job, dict) else {}
+
+
+def job_value(folder: Path, *keys: str) -> Any:
+    """Return the value of a key of a run's job, or None where the job does not say it."""
+    value: Any = read_job(folder)
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def best_metric(folder: Path) -> tuple[str | None, str]:
+    """Return the metric by which the job keeps its best step, and the mode: `max` or `min`."""
+    best = job_value(folder, "train", "checkpoint", "best")
+    if not isinstance(best, dict):
+        return None, "min"
+    return str(best.get("metric", "eval/loss")), str(best.get("mode", "min"))
+
+
+def job_batch(folder: Path) -> int | None:
+    """Return the examples of a step; None where the job does not say."""
+    batch = job_value(folder, "train", "batch")
+    return batch if type(batch) is int else None
+
+
+def quote_folder(folder: Path) -> str:
+    """Return the folder of a run as commands take it: below the working folder as a relative path."""
+    return shlex.quote(str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder))
+
+
+def job_text(folder: Path) -> str:
+    """Return the job of a run as YAML, without the values of its environment."""
+    job = read_job(folder)
+    for block in _PRIVATE_BLOCKS:
+        if isinstance(job.get(block), dict):
+            job[block] = dict.fromkeys(job[block], "…")
+    return visible(writer.document(job)) if job else ""
+
+
+def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
+    """Return the keys that not all jobs have with one value, and the value of each."""
+    return differing_rows([dict(_flatten(read_job(folder))) for folder in folders])
+
+
+def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the keys that not all tables have with one value, and the value of each; a key that one lacks is "–"."""
+    keys = dict.fromkeys(key for table in tables for key in table)
+    rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flatten(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys as overrides write them, with their values; those of private blocks only say that they are set."""
+    is_private = prefix.startswith(tuple(f"{block}." for block in _PRIVATE_BLOCKS))
+    for key, value in job.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield visible(f"{prefix}{key}"), "…" if is_private else _value_text(value)
+
+
+def _value_text(value: Any) -> str:
+    text = "true" if value is True else "false" if value is False else "null" if value is None else str(value)
+    return visible(text)[:_MAX_VALUE_CHARS]
+
+
+def list_changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
+    """Return what each start of a run changed since the one before it that trained, as its rows say."""
+    changes = []
+    for start in starts:
+        for key, values in start.changed.items():
+            then, now = (*map(_value_text, values), "", "")[:2]
+            changes.append({"start": start.start, "key": visible(key), "then": then, "now": now})
+    files = RunFolder(folder)
+    before: dict[str, str] = {}
+    for start in starts:
+        name = layout.SUMMARY if start is starts[-1] else layout.start_file(start.start, layout.SUMMARY)
+        made_of = list_versions(files.summary(name=name))
+        for key in before.keys() & made_of.keys():
+            if before[key] != made_of[key]:
+                changes.append({"start": start.start, "key": key, "then": before[key], "now": made_of[key]})
+        before |= made_of
+    return sorted(changes, key=lambda change: change["start"])
+
+
+def list_versions(summary: Summary | None) -> dict[str, str]:
+    """Return the versions of packages and the digest of the code that a start ran with, as keys next to the job's."""
+    made_of = {} if summary is None or summary.of is None else summary.of.made_of
+    return {
+        "digest of code" if name == "code" else f"version of {visible(name)[:_MAX_VALUE_CHARS]}": _value_text(value)
+        for name, value in made_of.items()
+    }
+
+
+# --- the row of a table of runs ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Brief:
+    """A run in a table."""
+
+    name: str
+    folder: Path
+    state: str  # of Summary.status, or KILLED
+    why: str = ""  # the message of its verdict; empty while it runs
+    code: int | None = None
+    step: int | None = None
+    steps: int | None = None  # of the job; None: not known without computing it
+    goodput: float | None = None
+    restarts: int = 0
+    began: float | None = None  # Unix time of its first start
+    at: float | None = None  # when this was true
+    owner: str = ""
+
+
+def read_brief(folder: Path) -> Brief:
+    """Return the row of a run, from at most two of its files. What they do not say, or say wrongly, is left out."""
+    summary, owner = RunFolder(folder).row(), catalog.owner_name(folder) or ""
+    if summary is None:
+        return Brief(folder.name, folder, "running" if _is_held(folder) else "unknown", owner=owner)
+    of, verdict = summary.of, summary.verdict
+    started = summary.starts[0].started if summary.starts else None if of is None else of.started
+    return Brief(
+        folder.name,
+        folder,
+        KILLED if verdict is None and not _is_held(folder) else summary.status,
+        "" if verdict is None else verdict.message,
+        None if verdict is None else verdict.code,
+        summary.step,
+        _total_steps(folder),
+        ratio(summary.seconds),
+        history.restart_count(0 if of is None else of.generation, summary.restarts),
+        started,
+        None if of is None else of.at,
+        owner,
+    )
+
+
+def _total_steps(folder: Path) -> int | None:
+    try:
+        text = regular_files.read(folder / layout.JOB, reader.MAX_BYTES, below=folder)
+    except OSError:
+        return None
+    return reader.whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(_TOTAL_STEPS)
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        return find_holder(folder) is not None
+    except OSError:
+        return False

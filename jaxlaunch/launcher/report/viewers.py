@@ -1,0 +1,327 @@
+"""The dashboard in a cluster: the table of its jobs, as whoever opens it may see them.
+
+It has no rights. Each request of a viewer becomes one with their own token to the API server, and nothing of it is kept
+for the next request or for anybody else: who may list no jobs sees none. The token comes in the header Authorization,
+or in a cookie after a sign-in. A cookie holds the token encrypted by a key that ends with this process, so that it is
+of use to nobody but this server: a browser sends it to every port of `localhost`. What a viewer sends is sent on in one
+place only, the header Authorization, and is written nowhere; no page repeats it.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.report import page
+from jaxlaunch.launcher.report.server import TEXT, PageHandler, PageServer
+from jaxlaunch.launcher.wording import visible
+
+LIST_S = 10.0  # between two looks of one viewer at all jobs
+MAX_STREAM_S = 600.0  # after which the browser asks again, and the token is checked again
+MAX_STREAMS = 256  # at a time
+MAX_CONNECTIONS = 512  # at a time: each has a thread
+MAX_READS = 16  # of the API server at a time, of all viewers
+MAX_FORM_BYTES = 64 * 1024
+_MAX_DRAINED_BYTES = 8 * 1024 * 1024  # of a body that is refused: its sender reads the answer only afterwards
+OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})  # by which `kubectl port-forward` is reached
+_SAME_SITE = ("none", "same-origin")  # Sec-Fetch-Site of what a person asks for, and of our own page
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE)
+
+MAX_TOKEN_CHARS = 16 * 1024  # those of clouds have up to four thousand
+MAX_COOKIE_CHARS = 2800  # that a cookie has room for, encrypted
+SIGNED_IN_S = 12 * 3600
+COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"  # a browser takes the second over HTTPS alone
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750
+
+NOT_ACCEPTED = "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
+NO_RIGHTS = (
+    "You may not list jobs in any namespace that this dashboard shows. Ask an administrator for the rights of a viewer"
+    " (rbac.viewers of the chart)."
+)
+_FORM = (
+    '<form method="post" action="/sign-in" class="controls">',
+    '<label>Token <input type="password" name="token" autocomplete="off" required autofocus></label>',
+    "<button>Sign in</button>",
+    "</form>",
+    '<p class="quiet">A token of the cluster is your own, or that of a ServiceAccount: '
+    "<code>kubectl create token NAME --namespace NAMESPACE</code> prints one. This page shows what the token may see,"
+    " and keeps it in a cookie of this browser, encrypted, for at most twelve hours.</p>",
+)
+
+# The rows of the jobs of a namespace that the token may list, and what could not be read. Raises ClusterError.
+Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
+
+
+class Refusal(NamedTuple):
+    """Why a viewer sees nothing, in one sentence."""
+
+    status: HTTPStatus
+    sentence: str
+
+
+class BadToken(Exception):
+    """There is no token, or none that can be sent on; the text is for the viewer, and repeats nothing of it."""
+
+
+def check_token(text: str) -> str:
+    """Return a token without the white space around it. Raises BadToken."""
+    token = text.strip(" \t\r\n")
+    if not token:
+        raise BadToken("Sign in to see your jobs.")
+    if len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
+        raise BadToken(
+            f"This is not a token: it has more than {MAX_TOKEN_CHARS} characters, or others than letters, digits and"
+            " ._~+/-=."
+        )
+    return token
+
+
+def bearer_token(headers: Sequence[str]) -> str | None:
+    """Return the token in the headers Authorization, or None where there is none. Raises BadToken."""
+    if not headers:
+        return None
+    scheme, _, rest = headers[0].partition(" ")
+    if len(headers) > 1 or scheme.lower() != "bearer":
+        raise BadToken("The header Authorization must be `Bearer TOKEN`, once.")
+    return check_token(rest)
+
+
+class Cookies:
+    """Puts tokens into cookies, and takes them out again."""
+
+    def __init__(self) -> None:
+        self._box = Fernet(Fernet.generate_key())
+
+    def seal(self, token: str, *, is_secure: bool) -> str:
+        """Return the header Set-Cookie for a token. Raises BadToken for one that is too long for a cookie."""
+        if len(token) > MAX_COOKIE_CHARS:
+            raise BadToken(
+                f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has room for: an"
+                " authenticating proxy can send it as `Authorization: Bearer` instead."
+            )
+        return _set_cookie(self._box.encrypt(token.encode()).decode(), is_secure=is_secure)
+
+    def token(self, headers: Sequence[str]) -> str | None:
+        """Return the token in the headers Cookie, or None. Raises BadToken for one that is no longer valid."""
+        cookies = dict[str, str]()
+        for part in itertools.chain.from_iterable(header.split(";") for header in headers):
+            name, equals, value = part.strip().partition("=")
+            if equals:
+                cookies.setdefault(name, value)
+        sealed = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
+        if sealed is None:
+            return None
+        try:
+            return self._box.decrypt(sealed.encode(), ttl=SIGNED_IN_S).decode()
+        except (InvalidToken, UnicodeEncodeError):
+            raise BadToken("You are no longer signed in: sign in again.") from None
+
+
+def _set_cookie(value: str, *, is_secure: bool) -> str:
+    name = SECURE_COOKIE if is_secure else COOKIE
+    return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict" + "; Secure" * is_secure
+
+
+class Server(PageServer):
+    """Serves the jobs of `namespaces` on all addresses of this pod, by the names `hosts` and those of OWN_HOSTS."""
+
+    def __init__(self, jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0) -> None:
+        self._jobs, self._namespaces = jobs, namespaces
+        self.hosts = OWN_HOSTS | {host.lower() for host in hosts}
+        self.cookies = Cookies()
+        self._reads = threading.BoundedSemaphore(MAX_READS)
+        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        has_both = socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if has_both else socket.AF_INET
+        super().__init__("::" if has_both else "0.0.0.0", port, Handler, MAX_STREAMS)
+
+    def server_bind(self) -> None:
+        """Take the port of IPv6 and of IPv4."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, or close it where there are too many."""
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def table(self, token: str) -> dict[str, Any] | Refusal:
+        """Return what the token may see now. Namespaces that it may not see are counted, and not named."""
+        rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
+        for namespace in self._namespaces:
+            try:
+                with self._reads:
+                    jobs, notes = self._jobs(token, namespace)
+            except ApiError as error:
+                if error.status == HTTPStatus.UNAUTHORIZED:
+                    return Refusal(HTTPStatus.UNAUTHORIZED, NOT_ACCEPTED)
+                if error.status == HTTPStatus.FORBIDDEN:
+                    hidden += 1
+                    continue
+                failed += 1
+                unread.append(f"The jobs of namespace {namespace} could not be read: {error.message}")
+            except ClusterError:
+                return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server does not answer; try again later.")
+            else:
+                rows += jobs
+                unread += notes
+        if hidden == len(self._namespaces):
+            return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
+        if hidden + failed == len(self._namespaces):  # nothing shows that this token is anybody's
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server refuses to list jobs; try again later.")
+        if hidden:
+            unread.append(f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list jobs there.")
+        return {"runs": rows, "unread": [visible(text) for text in unread]}
+
+
+class Handler(PageHandler):
+    """One request, with which its connection ends.
+
+    A proxy may use one connection for several viewers, and what follows a request on it must not be answered to another
+    of them.
+    """
+
+    server: Server
+
+    def do_GET(self) -> None:
+        """Answer the table, its stream or the form to sign in, or refuse."""
+        self.close_connection = True
+        if (path := self._path()) == "/healthz":  # asked by the kubelet and load balancers, by any name
+            return self.answer(HTTPStatus.OK, TEXT, b"ok\n")
+        if not self._is_ours(may_link_here=path == "/"):
+            return self._refuse_place()
+        match path:
+            case "/":
+                if isinstance(table := self._read_table(), Refusal):
+                    return self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
+                links = {"events": "/events", "sign_out": "" if self._is_by_proxy() else "/sign-out"}
+                self.show(page.render("runs", "Jobs", {**table, **links}))
+            case "/events":
+                if isinstance(table := self._read_table(), Refusal):
+                    return self.refuse(*table)
+                tables = itertools.chain([table], self._read_tables())
+                self.stream(lambda: next(tables, None), LIST_S, MAX_STREAM_S)
+            case "/sign-out":
+                self._sign_in(Refusal(HTTPStatus.OK, "You have signed out."), is_over=True)
+            case _:
+                self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def do_POST(self) -> None:
+        """Sign in with the token of a form."""
+        self.close_connection = True
+        try:
+            text = self._read_form()
+            if not self._is_ours(may_link_here=False):
+                return self._refuse_place()
+            if self._path() != "/sign-in":
+                return self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+            token = check_token(text)
+            cookie = self.server.cookies.seal(token, is_secure=self._is_secure())
+        except BadToken as error:
+            return self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
+        if isinstance(table := self.server.table(token), Refusal):
+            return self._sign_in(table)
+        self.answer(HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)])
+
+    def _read_form(self) -> str:
+        """Return the token that a form sends. Raises BadToken for a body that is no form, or too long for one."""
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch(r"[0-9]{1,12}", length):
+            raise BadToken("The form has no length: send Content-Length.")
+        if (left := int(length)) > MAX_FORM_BYTES:
+            left = min(left, _MAX_DRAINED_BYTES)
+            while left and (part := self.rfile.read(min(left, MAX_FORM_BYTES))):
+                left -= len(part)
+            raise BadToken(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
+        try:
+            fields = urllib.parse.parse_qs(self.rfile.read(left).decode("latin-1"), max_num_fields=8)
+        except ValueError:
+            raise BadToken("The form has more fields than a token.") from None
+        return "".join(fields.get("token", ()))
+
+    def _path(self) -> str:
+        target = self.target()
+        return "" if target is None else target.path
+
+    def _read_tables(self) -> Iterator[dict[str, Any]]:
+        while not isinstance(table := self._read_table(), Refusal):
+            yield table
+
+    def _read_table(self) -> dict[str, Any] | Refusal:
+        """Return what the token of this request may see now: its header's before its cookie's."""
+        try:
+            token = bearer_token(self.headers.get_all("Authorization", []))
+            if token is None:
+                token = self.server.cookies.token(self.headers.get_all("Cookie", []))
+            return self.server.table(check_token(token or ""))
+        except BadToken as error:
+            return Refusal(HTTPStatus.UNAUTHORIZED, str(error))
+
+    def _is_by_proxy(self) -> bool:
+        """Return whether a program sends the token, so that no form changes it."""
+        return "Authorization" in self.headers
+
+    def _sign_in(self, refusal: Refusal, *, is_over: bool = False) -> None:
+        """Show a sentence, and the form to sign in where it helps; `is_over` ends what the cookie holds."""
+        is_link = self.headers.get("Sec-Fetch-Site", "none") not in _SAME_SITE
+        headers = [("Referrer-Policy", "same-origin")]
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", "Bearer"))
+        if is_over and not is_link:  # a link from elsewhere comes without the cookie, and says nothing about it
+            for is_secure in (False, True):
+                headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
+        has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
+        again = "Show the jobs, if you have signed in already." if is_link and has_form else "Try again."
+        link = f'<p><a href="/">{again}</a></p>' if is_link or not has_form else ""
+        body = (f'<p role="alert">{html.escape(refusal.sentence)}</p>', *(_FORM if has_form else ()), link)
+        text = page.render_form("Sign in", ("<main>", "<h1>Jobs</h1>", *body, "</main>"))
+        self.show(text, refusal.status, headers)
+
+    def _is_ours(self, *, may_link_here: bool) -> bool:
+        """Return whether the request is for one of our names, and of our own page or of a person.
+
+        With `may_link_here` it may also be a link on another site, which cannot read the page that it leads to.
+        """
+        hosts = self.headers.get_all("Host", [])
+        match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if match is None or match[1].lower() not in self.server.hosts:
+            return False
+        own = {f"{scheme}://{hosts[0]}" for scheme in ("http", "https")}
+        if not own.issuperset(self.headers.get_all("Origin", [])):
+            return False
+        if self.headers.get("Sec-Fetch-Site", "none") in _SAME_SITE:
+            return True
+        navigation = self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest")
+        return may_link_here and navigation == ("navigate", "document")
+
+    def _is_secure(self) -> bool:
+        """Return whether the browser speaks HTTPS, to a proxy in front of this pod."""
+        forwarded = self.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
+        return forwarded == "https" or self.headers.get("Origin", "").startswith("https://")
+
+    def _refuse_place(self) -> None:
+        self.refuse(
+            HTTPStatus.FORBIDDEN,
+            "This request comes from another site, or asks for a host that the dashboard is not configured for:"
+            " `webDashboard.hosts` of the chart lists its names.",
+        )

@@ -1,0 +1,251 @@
+"""Leads a sweep on this machine: several runs at a time, each a `launcher run` of its own.
+
+The folder of a run has its state: a sweep that was killed finds there which of its runs have ended and which still
+train, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.local import run_folders, status
+from jaxlaunch.launcher.report.run import RunReader
+from jaxlaunch.launcher.sweep.table import Member, RunState, Table, count_decided, worse_half
+from jaxlaunch.runs.lock import Holder, Lock, find_holder
+
+POLL_S = 0.25
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDED = (RunState.DONE, RunState.FAILED, RunState.CUT)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a sweep is led."""
+
+    parallel: int
+    metric: str
+    is_higher_better: bool
+    rungs: Sequence[float]  # fractions of the steps below 1, steps from there on; none: no run is stopped early
+    may_pause: bool  # a run that waits for the others at a rung may end and go on later from what it saved
+    command: Callable[[Member], Sequence[str]]  # starts a run. Raises UserError where its job is another by now
+
+
+class Leader:
+    """Starts the runs, follows them and stops the worse ones early."""
+
+    def __init__(self, table: Table, members: Sequence[Member], plan: Plan, say: Callable[[str], None]) -> None:
+        self._table, self._members, self._plan, self._say = table, members, plan, say
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: set[str] = set()
+        self._asked: set[str] = set()  # to stop, by us
+        self._readers: dict[str, RunReader] = {}
+        self._signals = self._passed_on = 0
+
+    def run(self, lock: Lock) -> None:
+        """Lead until every run has ended, or a signal comes: then every run saves and ends; a second one kills them."""
+
+        def handle(number: int, frame: types.FrameType | None) -> None:
+            self._signals += 1
+            if self._signals == 1:
+                lock.note_stopping()
+
+        handlers = {number: signal.signal(number, handle) for number in _SIGNALS}
+        try:
+            self._find_running()
+            while self._step():
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal ended it."""
+        return self._signals > 0
+
+    def _step(self) -> bool:
+        """Do what there is to do now; return False when nothing is left."""
+        for member in self._members:
+            if member.name in self._running and not self._is_alive(member):
+                self._end(member)
+        if self._signals:
+            # The first signal has the runs save and end, another kills them.
+            while self._passed_on < min(self._signals, 2):
+                self._passed_on += 1
+                for member in self._members:
+                    if member.name in self._running and (self._passed_on > 1 or member.name not in self._asked):
+                        self._signal(member)
+            return bool(self._running)
+        decided = self._judge() if self._plan.rungs else 0
+        candidates = [member for member in self._members if self._may_start(member, decided)]
+        candidates.sort(key=lambda member: member.state is RunState.PAUSED)
+        for member in candidates[: max(0, self._plan.parallel - len(self._running))]:
+            self._start(member)
+        return bool(self._running or candidates)
+
+    # --- one run ------------------------------------------------------------------------------------------------------
+
+    def _find_running(self) -> None:
+        """Continue with the runs as their folders have them."""
+        for member in self._members:
+            if _find_holder(member) is not None:
+                self._running.add(member.name)
+                if member.standing.cut is not None:
+                    self._ask(member)
+                else:
+                    self._note(member, RunState.RUNNING, "an earlier command started it")
+            elif member.state in _ENDED:
+                member.standing.is_over = True
+            elif member.folder.is_dir():
+                self._end(member)
+                if member.state is RunState.STOPPED:  # which this command continues
+                    member.standing.is_over, member.state = False, RunState.WAITING
+            else:
+                member.state = RunState.WAITING
+
+    def _is_alive(self, member: Member) -> bool:
+        child = self._children.get(member.name)
+        return child.poll() is None if child is not None else _find_holder(member) is not None
+
+    def _may_start(self, member: Member, decided: int) -> bool:
+        is_ready = member.name not in self._running and member.state in (RunState.WAITING, RunState.PAUSED)
+        return is_ready and len(member.standing.values) <= decided
+
+    def _start(self, member: Member) -> None:
+        try:
+            command = self._plan.command(member)
+        except UserError as error:
+            member.standing.is_over = True
+            return self._note(member, RunState.FAILED, error.message)
+        with open(member.folder.with_suffix(".log"), "ab") as log:
+            self._children[member.name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._running.add(member.name)
+        self._note(member, RunState.RUNNING, " ".join(member.changes))
+
+    def _end(self, member: Member) -> None:
+        """Note how a run ended."""
+        self._running.discard(member.name)
+        child = self._children.pop(member.name, None)
+        is_cut = member.standing.cut is not None
+        is_pause = member.name in self._asked and not is_cut and not self._signals
+        self._asked.discard(member.name)
+        if self._plan.rungs:
+            self._read_values(member)
+        code, message = _read_end(member, None if child is None else child.returncode)
+        if is_pause and code == contract.PREEMPTED:
+            return self._note(member, RunState.PAUSED, "waits for the others")
+        member.standing.is_over = True
+        if code == contract.DONE:
+            value = newest_value(member, self._plan.metric)
+            self._note(member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}")
+        elif is_cut:
+            return
+        elif (
+            code in (contract.PREEMPTED, contract.LOST, contract.KILLED) or code < 0
+        ):  # stopped from outside, or killed
+            self._note(member, RunState.STOPPED, "the same command continues it")
+        else:
+            self._note(member, RunState.FAILED, f"exit {code}: {message}")
+
+    def _note(self, member: Member, state: RunState, note: str = "", **more: object) -> None:
+        self._table.note(member, state, note, **more)
+        self._say(f"{member.name}: {state}{f', {note}' if note else ''}")
+
+    # --- stopping early -----------------------------------------------------------------------------------------------
+
+    def _judge(self) -> int:
+        """Stop the worse half at each rung that is decided, and let runs that wait at one make room.
+
+        Returns the number of rungs that are decided.
+        """
+        for member in self._members:
+            if member.name in self._running:
+                self._read_values(member)
+        standings = {member.name: member.standing for member in self._members}
+        for rung in range(count_decided(standings, len(self._plan.rungs))):
+            names = worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
+            for member in self._members:
+                if member.name in names and member.standing.cut is None and member.state is not RunState.DONE:
+                    value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
+                    self._note(member, RunState.CUT, f"{value} is in the worse half at rung {rung + 1}", rung=rung)
+                    member.standing.is_over = True
+                    self._ask(member)
+        decided = count_decided(standings, len(self._plan.rungs))  # without those that were just stopped
+        waiting = sum(self._may_start(member, decided) for member in self._members)
+        free = self._plan.parallel - len(self._running)
+        for member in self._members:
+            if self._plan.may_pause and waiting > free:
+                if member.name in self._running and len(member.standing.values) > decided:
+                    free += self._ask(member)
+        return decided
+
+    def _read_values(self, member: Member) -> None:
+        """Note the first value of the metric from each rung on."""
+        values = member.standing.values
+        if len(values) == len(self._plan.rungs):
+            return
+        report = self._readers.setdefault(member.name, RunReader(member.folder)).read()
+        curve, steps = report.curves().get(self._plan.metric), report.steps()
+        for number in range(len(values), len(self._plan.rungs)):
+            rung = self._plan.rungs[number]
+            from_step = rung if rung >= 1 else math.inf if steps is None else rung * steps
+            point = next((point for point in curve.points if point[0] >= from_step), None) if curve else None
+            if point is None:
+                return
+            self._table.note(member, member.state, rung=number, step=int(point[0]), value=point[2])
+
+    def _ask(self, member: Member) -> bool:
+        """Have a run save and end; return False where it was asked before."""
+        if member.name in self._asked or member.name not in self._running:
+            return False
+        self._asked.add(member.name)
+        self._signal(member)
+        return True
+
+    def _signal(self, member: Member) -> None:
+        """Ask a run to stop as `launcher stop` does, unless it has not begun; a second time it is killed."""
+        child = self._children.get(member.name)
+        if child is not None and (self._passed_on > 1 or _find_holder(member) is None):
+            return child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(UserError):  # it has ended
+            run_folders.stop_run(run_folders.open_run(member.folder))
+
+
+def newest_value(member: Member, metric: str) -> float | None:
+    """Return the newest value of a metric of a run."""
+    curve = RunReader(member.folder).read().curves().get(metric)
+    return curve.points[-1][2] if curve is not None and curve.points else None
+
+
+def fitting_runs(processes: int, platform: str) -> int:
+    """Return how many runs of so many processes fit this machine: its CPUs, or one where they need GPUs or TPUs."""
+    return 1 if platform != "cpu" else max(1, len(os.sched_getaffinity(0)) // processes)
+
+
+def _find_holder(member: Member) -> Holder | None:
+    try:
+        return find_holder(member.folder)
+    except OSError:
+        return None
+
+
+def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
+    """Return the code of a run that ended, and why: as its own folder says, or its command where that says nothing."""
+    verdict = status.verdict_of(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
+    if exit_code is None:
+        exit_code = contract.LOST if verdict is None else verdict.code
+    if verdict is not None and verdict.code == exit_code:
+        return exit_code, verdict.message
+    return exit_code, f"see {member.folder.with_suffix('.log')}"

@@ -1,0 +1,30 @@
+"""What a host does with the reports of its processes."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, call
+
+import pytest
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.host.processes import Processes
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_refusal_is_in_the_log_and_shown_unless_launcher_run_says_it_at_the_end(is_launched: bool) -> None:
+    line = json.dumps(contract.refusal_record("no data:\n  in /d", contract.BAD_DATA)).encode()
+    message = reports.read(line, 3)
+    child, log = SimpleNamespace(rank=3), MagicMock()
+    processes: Any = object.__new__(Processes)
+    processes._config, processes._is_paused = SimpleNamespace(is_launched=is_launched), False
+    processes._stdout, processes._logs = MagicMock(is_behind=False), {3: log}
+    processes.children, processes._on_report = {3: child}, MagicMock()
+    processes._report(child, message)
+    log.line.assert_called_once_with(b"trainer: no data: in /d (exit 65)")
+    shown = [] if is_launched else [call(b"[3] trainer: no data: in /d (exit 65)")]
+    assert processes._stdout.line.mock_calls == shown
+    processes._on_report.assert_called_once_with(child, message)
