@@ -162,21 +162,15 @@ def _located(
 def render(job: ResolvedJob, brought: Bundle | None = None) -> list[dict[str, Any]]:
     """The manifests of a job without faults: its JobSet, its NetworkPolicy, what its claims are made from, and the
     ConfigMap of what it brings."""
-    metadata = _metadata(job)
-    allocated = network.claim_manifests(job.network, job.nodes, metadata)
-    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata), *allocated]
-    return manifests if brought is None else [*manifests, brought.config_map(job.spec.namespace)]
-
-
-def _metadata(job: ResolvedJob) -> dict[str, Any]:
-    """Of everything that the job alone makes."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
     metadata["labels"] = {**job.labels, **MANAGED, OWN_LABEL: job.spec.name}
     if job.annotations:
         metadata["annotations"] = dict(job.annotations)
-    return metadata
+    allocated = network.claim_manifests(job.network, job.nodes, metadata)
+    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata), *allocated]
+    return manifests if brought is None else [*manifests, brought.config_map(job.spec.namespace)]
 
 
 def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) -> dict[str, Any]:
@@ -200,15 +194,12 @@ def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) 
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
-    """What Kueue reads of the JobSet's labels."""
+    """Return what Kueue reads of the JobSet's labels."""
     if job.nodes.queue is None:
         return {}
-    found = {QUEUE: job.nodes.queue}
-    if job.spec.priority is not None:
-        found[PRIORITY] = job.spec.priority
-    if job.spec.deadline is not None:
-        found[LONGEST] = str(int(job.spec.deadline))
-    return found
+    deadline = None if job.spec.deadline is None else str(int(job.spec.deadline))
+    labels = {QUEUE: job.nodes.queue, PRIORITY: job.spec.priority, LONGEST: deadline}
+    return {name: value for name, value in labels.items() if value is not None}
 
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
@@ -261,17 +252,16 @@ def _job(job: ResolvedJob) -> dict[str, Any]:
         "completions": job.spec.pods,
         "parallelism": job.spec.pods,
         "podReplacementPolicy": "Failed",
-        **(_replaced_alone(job) if job.spec.replaces_hosts else _failed_together()),
     }
+    if job.spec.replaces_hosts:
+        spec |= _replaced_alone(job)
+    else:  # a pod that fails ends its Job at once: JobSet alone decides what follows
+        decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
+        rules = [_disrupted("FailJob"), _exited("FailJob", decided)]
+        spec |= {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
     if job.spec.deadline is not None:
         spec["activeDeadlineSeconds"] = int(job.spec.deadline)  # of each generation; Kueue alone knows the sum
     return spec
-
-
-def _failed_together() -> dict[str, Any]:
-    """A pod that fails ends its Job at once: JobSet alone decides what follows."""
-    decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
-    return {"backoffLimit": 0, "podFailurePolicy": {"rules": [_disrupted("FailJob"), _exited("FailJob", decided)]}}
 
 
 def _replaced_alone(job: ResolvedJob) -> dict[str, Any]:
@@ -366,16 +356,10 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": one.name, "key": one.key}}}
         for name, one in spec.secrets.items()
     ]
-    return [*variables(values), *fields, *variables(_default_variables(job) | spec.env), *secrets]
-
-
-def _default_variables(job: ResolvedJob) -> dict[str, str]:
-    """What a job may set otherwise. JAX falls back to the CPU in silence where its platform is not named."""
-    platform = job.spec.accelerator.platform
-    # A numeric user has neither a home nor a name, and the root is read-only.
+    # What a job may set otherwise. A numeric user has neither a home nor a name, and the root is read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
-    if platform != "cpu":
-        defaults["JAX_PLATFORMS"] = f"{platform},cpu"
-    return {
-        name: value for name, value in {**defaults, **job.network.environment}.items() if name not in job.spec.secrets
-    }
+    if spec.accelerator.platform != "cpu":  # JAX falls back to the CPU in silence where its platform is not named
+        defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
+    defaults |= job.network.environment
+    plain = {name: value for name, value in defaults.items() if name not in spec.secrets} | spec.env
+    return [*variables(values), *fields, *variables(plain), *secrets]

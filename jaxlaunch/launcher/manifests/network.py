@@ -88,25 +88,22 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
     filled: dict[KeyPath, KeyPath] = {}
     if "network" not in job.model_fields_set and kind in given.network:
         chosen, filled[("network",)] = given.network[kind], ("network", kind)
+    ports = Ports(LEADER_PORT, METRICS_PORT)
+    if chosen == "hostnetwork":  # where jobs share them
+        owner = f"{job.namespace or ''}/{job.name}"
+        first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
+        ports = Ports(first, first + 1)
     return JobNetwork(
         job=job,
         platform=where,
         chosen=chosen,
-        ports=_ports(chosen, f"{job.namespace or ''}/{job.name}"),
+        ports=ports,
         tcpxo=given.tcpxo,
         gib=given.gib or Gib(),
         environment=_environment(job, chosen, where, given.tcpxo),
         prometheus=given.prometheus,
         filled=filled,
     )
-
-
-def _ports(chosen: Network, owner: str) -> Ports:
-    """The ports of every pod of a job; with the host's network, where jobs share them, chosen by `owner`."""
-    if chosen != "hostnetwork":
-        return Ports(LEADER_PORT, METRICS_PORT)
-    first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
-    return Ports(first, first + 1)
 
 
 def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
@@ -126,15 +123,12 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
         # Without a configuration that is known, without its tuner, which would end the program.
         tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
-    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") and not _brings(job) else {}
-
-
-def _brings(job: JobSpec) -> bool:
-    """Whether a job sets NCCL's plugins up itself: by a variable, or by their folder in its pod or command."""
+    # A job may set NCCL's plugins up itself: by a variable, or by their folder in its pod or command.
     names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
-    return any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names) or any(
-        part in text for part in (gke.GIB_FOLDER.value, "tcpx")
-    )
+    has_variable = any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names)
+    if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
+        return {}
+    return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") else {}
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -160,7 +154,7 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
         hint = f"it joins whole hosts: {', '.join(f'{one} with {KNOWN[one].per_host}' for one in kinds)} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += (
-                " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink between hosts of " + f"{kind}."
+                f" {{network: gpudirect-rdma-dra, compute_domain: true}} is RDMA and NVLink between hosts of {kind}."
             )
         yield Fault(path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint)
     elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
@@ -182,9 +176,8 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
         message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
         yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
-        message = (
-            f"resources.hugepages = {resources.hugepages}: Kubernetes gives them only together with cpu or memory."
-        )
+        message = f"resources.hugepages = {resources.hugepages}: "
+        message += "Kubernetes gives them only together with cpu or memory."
         yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
 
 
@@ -223,34 +216,23 @@ def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
 def _tcpxo(given: Tcpxo) -> dict[str, Any]:
     """The receive daemon beside the program, the host's libraries and devices, and one interface for each GPU."""
     seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
-    host = {
-        "libraries": "/home/kubernetes/bin/nvidia",
-        "sys": "/sys",
-        "proc-sys": "/proc/sys",
-        "aperture-devices": _APERTURE,
-    }
+    host = {"libraries": "/home/kubernetes/bin/nvidia", "sys": "/sys", "proc-sys": "/proc/sys"}
+    host["aperture-devices"] = _APERTURE
+    devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
+    devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
+    annotation = {f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices)}
     template = _main({"volumeMounts": seen})
-    template["metadata"] = {"annotations": _tcpxo_annotations(given)}
+    template["metadata"] = {"annotations": annotation | _interfaces(given.networks, first=1)}
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
     template["spec"]["initContainers"] = [_tcpxo_daemon(given)]
     return template
-
-
-def _tcpxo_annotations(given: Tcpxo) -> dict[str, str]:
-    devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
-    devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
-    own = {f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices)}
-    return own | _interfaces(given.networks, first=1)
 
 
 def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
     """GKE's annotations: eth0 as ever, and interfaces from eth`first` on in these Network objects."""
     named = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
     interfaces = [{"interfaceName": name, "network": network} for name, network in named.items()]
-    return {
-        "networking.gke.io/default-interface": "eth0",
-        "networking.gke.io/interfaces": json.dumps(interfaces),
-    }
+    return {"networking.gke.io/default-interface": "eth0", "networking.gke.io/interfaces": json.dumps(interfaces)}
 
 
 def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
@@ -306,26 +288,14 @@ def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, A
     if not network.job.network_policy or network.chosen == "hostnetwork":
         return []
     members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
+    namespace = network.prometheus.namespace
+    namespaces = {} if namespace is None else {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    scraper = {"namespaceSelector": namespaces, "podSelector": {"matchLabels": dict(network.prometheus.labels)}}
     scraped = {"protocol": "TCP", "port": network.ports.metrics}
-    spec = {
-        **members,
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": [members]}, {"from": [_scraper(network.prometheus)], "ports": [scraped]}],
-    }
-    return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": dict(metadata),
-            "spec": spec,
-        }
-    ]
-
-
-def _scraper(prometheus: Prometheus) -> dict[str, Any]:
-    where = {} if prometheus.namespace is None else {"kubernetes.io/metadata.name": prometheus.namespace}
-    namespaces = {"matchLabels": where} if where else {}
-    return {"namespaceSelector": namespaces, "podSelector": {"matchLabels": dict(prometheus.labels)}}
+    rules = [{"from": [members]}, {"from": [scraper], "ports": [scraped]}]
+    spec = {**members, "policyTypes": ["Ingress"], "ingress": rules}
+    kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return [{**kind, "metadata": dict(metadata), "spec": spec}]
 
 
 _ADAPTERS, _NVLINK = "adapters", "nvlink"  # names of claims in a pod

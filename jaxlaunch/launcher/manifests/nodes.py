@@ -102,16 +102,13 @@ def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
     known = table.capacity(where, given.provisioner)
     if not isinstance(kind, Reservation):
         return _of_cluster(given.capacity[kind], known.get(kind)) if kind in given.capacity else known.get(kind)
-    bought = known.get("reservation")
-    if bought is not None and given.provisioner == "managed" and given.reservation_label is not None:
-        bought = dataclasses.replace(bought, labels={given.reservation_label: (NAME,)})
-    return None if bought is None else _reserved(kind, bought, where)
-
-
-def _reserved(kind: Reservation, bought: Nodes, where: Where) -> Nodes:
-    """The nodes of this very reservation, and of a part of it where the job names one."""
+    if (bought := known.get("reservation")) is None:
+        return None
+    # The nodes of this very reservation, and of a part of it where the job names one.
     parts = {NAME: kind.reservation, PROJECT: kind.project, BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
     labels = dict(bought.labels)
+    if given.provisioner == "managed" and given.reservation_label is not None:
+        labels = {given.reservation_label: (NAME,)}
     if where == "gke":
         for part, nodes in gke.IN_RESERVATION.items():
             if getattr(kind, part) is not None:
@@ -162,9 +159,16 @@ def _efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], host
 
 
 def faults(nodes: JobNodes) -> Iterator[Fault]:
-    """What the job asks for and the platform does not have."""
-    for check in (_devices, _another_kind, _capacity, _slices, _one_kind):
-        yield from check(nodes)
+    """Report what the job asks for and the platform does not have."""
+    yield from _devices(nodes)
+    yield from _another_kind(nodes)
+    yield from _capacity(nodes)
+    job, accelerator = nodes.job, nodes.job.accelerator
+    if nodes.platform == "gke" and accelerator.platform == "tpu" and job.slices > 1 and job.hosts == 1:
+        message = f"slices = {job.slices}: GKE connects only slices of several hosts, "
+        message += f"and {accelerator.type} {accelerator.topology} is one host."
+        yield Fault(("slices",), message, "use a larger accelerator.topology, or slices: 1.")
+    yield from _one_kind(nodes)
     if nodes.job.placement is not None and nodes.queue is None:
         yield Fault(("placement",), "placement is done by Kueue, and the job has no queue.", "name one with queue:.")
 
@@ -208,8 +212,14 @@ def _another_kind(nodes: JobNodes) -> Iterator[Fault]:
 def _capacity(nodes: JobNodes) -> Iterator[Fault]:
     kind = nodes.job.capacity
     if nodes.capacity is not None:
-        yield from _deadline(nodes)
-        yield from _part_of_reservation(nodes)
+        # flex-start takes its nodes away after some days, whatever runs there.
+        longest, deadline = gke.LONGEST_FLEX_START_S.value, nodes.job.deadline
+        if kind == "flex-start" and nodes.platform == "gke" and deadline is not None and deadline > longest:
+            days = longest // 86_400
+            message = f"deadline = {deadline / 86_400:g} days: nodes of capacity = flex-start last at most {days} days."
+            yield Fault(("deadline",), message, f"write deadline: {days}d or less, or another capacity.")
+        if isinstance(kind, Reservation):
+            yield from _reservation(nodes, kind)
     elif isinstance(kind, Reservation):
         message = f"capacity = reservation is not known on platform = {nodes.platform}."
         yield Fault(("capacity", "reservation"), message, "use on-demand with node_selector: of those nodes.")
@@ -218,20 +228,7 @@ def _capacity(nodes: JobNodes) -> Iterator[Fault]:
         yield Fault(("capacity",), f"capacity = {kind} is not known on platform = {nodes.platform}.", hint)
 
 
-def _deadline(nodes: JobNodes) -> Iterator[Fault]:
-    """flex-start takes its nodes away after some days, whatever runs there."""
-    longest, deadline = gke.LONGEST_FLEX_START_S.value, nodes.job.deadline
-    is_flex = nodes.job.capacity == "flex-start" and nodes.platform == "gke"
-    if is_flex and deadline is not None and deadline > longest:
-        days = longest // 86_400
-        message = f"deadline = {deadline / 86_400:g} days: nodes of capacity = flex-start last at most {days} days."
-        yield Fault(("deadline",), message, f"write deadline: {days}d or less, or another capacity.")
-
-
-def _part_of_reservation(nodes: JobNodes) -> Iterator[Fault]:
-    capacity = nodes.job.capacity
-    if not isinstance(capacity, Reservation):
-        return
+def _reservation(nodes: JobNodes, capacity: Reservation) -> Iterator[Fault]:
     name = capacity.reservation
     if nodes.platform == "eks" and nodes.provisioner != "managed" and not name.startswith(eks.RESERVATION_ID.value):
         message = f"capacity.reservation = {name} is not an id, by which Karpenter labels reserved nodes."
@@ -244,15 +241,6 @@ def _part_of_reservation(nodes: JobNodes) -> Iterator[Fault]:
     if capacity.sub_block is not None and capacity.block is None:
         message = f"capacity.sub_block = {capacity.sub_block} is part of a block, and capacity.block is missing."
         yield Fault(("capacity", "sub_block"), message, "block: …")
-
-
-def _slices(nodes: JobNodes) -> Iterator[Fault]:
-    """GKE makes Multislice of slices that span hosts."""
-    job, asked = nodes.job, nodes.job.accelerator
-    if nodes.platform == "gke" and asked.platform == "tpu" and job.slices > 1 and job.hosts == 1:
-        message = f"slices = {job.slices}: GKE connects only slices of several hosts, "
-        message += f"and {asked.type} {asked.topology} is one host."
-        yield Fault(("slices",), message, "use a larger accelerator.topology, or slices: 1.")
 
 
 def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
@@ -277,7 +265,15 @@ def patch(nodes: JobNodes) -> dict[str, Any]:
     spec["tolerations"] = [dict(toleration) for toleration in nodes.tolerations]
     if nodes.job.priority is not None and nodes.queue is None:  # with a queue the JobSet has Kueue's
         spec["priorityClassName"] = nodes.job.priority
-    annotations = _topology(nodes)
+    job, annotations = nodes.job, dict[str, str]()
+    if job.placement is not None:  # what Kueue reads: the level of its Topology that the pods of a slice keep to
+        required, preferred = job.placement.required, job.placement.preferred
+        if required is not None and job.slices > 1:
+            annotations = {SLICE_TOPOLOGY: required, SLICE_SIZE: str(job.hosts)}
+        elif required is not None:
+            annotations = {REQUIRED_TOPOLOGY: required}
+        elif preferred is not None:
+            annotations = {PREFERRED_TOPOLOGY: preferred}
     return {"metadata": {"annotations": annotations}, "spec": spec} if annotations else {"spec": spec}
 
 
@@ -291,16 +287,6 @@ def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
-
-
-def _topology(nodes: JobNodes) -> dict[str, str]:
-    """What Kueue reads of a pod's annotations: the level of its Topology that the pods of a slice keep to."""
-    job = nodes.job
-    if job.placement is None:
-        return {}
-    if (level := job.placement.required) is None:
-        return {} if job.placement.preferred is None else {PREFERRED_TOPOLOGY: job.placement.preferred}
-    return {REQUIRED_TOPOLOGY: level} if job.slices == 1 else {SLICE_TOPOLOGY: level, SLICE_SIZE: str(job.hosts)}
 
 
 def resources(nodes: JobNodes) -> dict[str, Any]:

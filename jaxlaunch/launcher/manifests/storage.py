@@ -211,18 +211,15 @@ def _source(volume: Volume, owner: int) -> dict[str, Any]:
             source: dict[str, Any] = {"claimName": volume.claim}
             return {"persistentVolumeClaim": source | ({"readOnly": True} if volume.read_only else {})}
         case Bucket():
-            return {"csi": _gcs_fuse(volume, owner)}
+            options = ["implicit-dirs", f"uid={owner}", f"gid={owner}"]
+            if folder := volume.bucket.partition("://")[2].partition("/")[2].strip("/"):
+                options.append(f"only-dir={folder}")
+            attributes = {"bucketName": volume.name, "mountOptions": ",".join(options)}
+            is_read_only = {"readOnly": True} if volume.read_only else {}
+            return {"csi": {"driver": GCS_FUSE, **is_read_only, "volumeAttributes": attributes}}
         case Ephemeral():
             return {"emptyDir": {"sizeLimit": volume.ephemeral}}
         case SecretFiles():
             return {"secret": {"secretName": volume.secret}}
         case ConfigFiles():
             return {"configMap": {"name": volume.configmap}}
-
-
-def _gcs_fuse(volume: Bucket, owner: int) -> dict[str, Any]:
-    options = ["implicit-dirs", f"uid={owner}", f"gid={owner}"]
-    if folder := volume.bucket.partition("://")[2].partition("/")[2].strip("/"):
-        options.append(f"only-dir={folder}")
-    attributes = {"bucketName": volume.name, "mountOptions": ",".join(options)}
-    return {"driver": GCS_FUSE, **({"readOnly": True} if volume.read_only else {}), "volumeAttributes": attributes}

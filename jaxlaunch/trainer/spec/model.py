@@ -8,7 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from jaxlaunch.trainer.spec.block import Block, Fraction, Ids, Many, Natural, Rate, Tokens, Weight, Wide, at_most
-from jaxlaunch.trainer.spec.presets import PRESETS, Layered, Published
+from jaxlaunch.trainer.spec.presets import (
+    PRESETS,
+    ConvNeXtPreset,
+    DecoderPreset,
+    GPT2Preset,
+    Layered,
+    Published,
+    ResNetPreset,
+    ViTPreset,
+)
 
 
 class MLP(Block):
@@ -103,43 +112,7 @@ class Decoder(Layered):
     """
 
     kind: Literal["decoder"] = Field("decoder", description="this model")
-    preset: (
-        Literal[
-            "llama-1b",
-            "llama-3b",
-            "llama-8b",
-            "llama-70b",
-            "qwen2.5-0.5b",
-            "qwen2.5-1.5b",
-            "qwen2.5-3b",
-            "qwen2.5-7b",
-            "qwen2.5-14b",
-            "qwen2.5-32b",
-            "qwen2.5-72b",
-            "qwen3-0.6b",
-            "qwen3-1.7b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-14b",
-            "qwen3-32b",
-            "mistral-7b",
-            "mistral-nemo-12b",
-            "gemma2-2b",
-            "gemma2-9b",
-            "gemma2-27b",
-            "gemma3-270m",
-            "gemma3-1b",
-            "olmo2-1b",
-            "olmo2-7b",
-            "olmo2-13b",
-            "olmo2-32b",
-            "mixtral-8x7b",
-            "mixtral-8x22b",
-            "qwen3-30b-a3b",
-            "qwen3-235b-a22b",
-        ]
-        | None
-    ) = Field(None, description="a preset of sizes by name; keys given here override it; default none")
+    preset: DecoderPreset = None
     family: (
         Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"] | None
     ) = Field(None, description="model family that an export is written as; default the first that supports these keys")
@@ -293,9 +266,7 @@ class GPT2(Layered):
     """
 
     kind: Literal["gpt2"] = Field("gpt2", description="this model")
-    preset: Literal["gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it; default none"
-    )
+    preset: GPT2Preset = None
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")
     heads: Many = Field(4, description="attention heads; must divide width")
@@ -371,9 +342,7 @@ class ViT(OfImages, Layered):
     """
 
     kind: Literal["vit"] = Field("vit", description="this model")
-    preset: Literal["vit-s16", "vit-b16", "vit-l16"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it; default none"
-    )
+    preset: ViTPreset = None
     layers: Many = Field(6, description="transformer blocks")
     width: Wide = Field(192, description="size of the residual stream")
     heads: Many = Field(3, description="attention heads; must divide width")
@@ -450,9 +419,7 @@ class ResNet(Staged):
     """
 
     kind: Literal["resnet"] = Field("resnet", description="this model")
-    preset: Literal["resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it; default none"
-    )
+    preset: ResNetPreset = None
     block: Literal["basic", "bottleneck"] = Field(
         "basic", description="two convolutions of 3 × 3, or one between two of 1 × 1 with a quarter of the channels"
     )
@@ -488,9 +455,7 @@ class ConvNeXt(Staged):
     """
 
     kind: Literal["convnext"] = Field("convnext", description="this model")
-    preset: Literal["convnext-tiny", "convnext-small", "convnext-base", "convnext-large"] | None = Field(
-        None, description="a preset of sizes by name; keys given here override it; default none"
-    )
+    preset: ConvNeXtPreset = None
     depths: Stages = Field([3, 3, 9, 3], description="blocks of each stage")
     widths: Stages = Field([96, 192, 384, 768], description="channels of each stage")
     patch: Many = Field(4, description="height and width of a patch, which the first convolution turns into one pixel")

@@ -41,13 +41,13 @@ def _defaults(key: str) -> str:
     for name, takes in OPTIMIZERS.items():
         if key in takes:
             takers.setdefault(takes[key], []).append(name)
-    return ", ".join(f"{', '.join(names)} {_said(value)}" for value, names in takers.items())
 
+    def text(value: float | bool | None) -> str:
+        if value is None or isinstance(value, bool):
+            return "none" if value is None else str(value).lower()
+        return f"{value:g}".replace("e-0", "e-")
 
-def _said(value: float | bool | None) -> str:
-    if value is None or isinstance(value, bool):
-        return "none" if value is None else str(value).lower()
-    return f"{value:g}".replace("e-0", "e-")
+    return ", ".join(f"{', '.join(names)} {text(value)}" for value, names in takers.items())
 
 
 def is_own(name: str) -> bool:
@@ -63,18 +63,10 @@ def _known(name: str, names: tuple[str, ...], what: str) -> str:
     raise ValueError(f"is not a known {what}{hint}")
 
 
-def _optimizer_name(name: str) -> str:
-    return name if name == CHAIN else _link_name(name)
-
-
 def _link_name(name: str) -> str:
     if name in OF_OPTAX:
         raise ValueError(f"is written optax:{name}, with its options under args")
     return _known(name, tuple(OPTIMIZERS), "optimizer")
-
-
-def _shape_name(name: str) -> str:
-    return _known(name, SHAPES, "schedule")
 
 
 def _pattern(text: str) -> str:
@@ -96,7 +88,7 @@ class Schedule(Block):
     ```
     """
 
-    name: Annotated[str, AfterValidator(_shape_name)] = Field(
+    name: Annotated[str, AfterValidator(lambda name: _known(name, SHAPES, "schedule"))] = Field(
         "cosine",
         description="constant, linear, cosine, exponential, wsd (constant, then a short decay), after the warmup; "
         "or module:Name",
@@ -127,11 +119,8 @@ class Schedule(Block):
             return value
         if is_own(name) != (info.field_name == "args"):
             raise ValueError(f"does not apply to {name}" + "; give it in args" * is_own(name))
-        if (
-            info.field_name in ("warmup", "args")
-            or name == "wsd"
-            or (name != "constant" and info.field_name == "final")
-        ):
+        is_final = info.field_name == "final" and name != "constant"
+        if info.field_name in ("warmup", "args") or name == "wsd" or is_final:
             return value
         raise ValueError(f"does not apply to {name}")
 
@@ -243,14 +232,18 @@ class Group(Block):
     @classmethod
     def _is_alone(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
-            raise ValueError(
-                "is given together with lr or weight_decay, which do not apply to frozen parameters; keep one"
-            )
+            problem = "is given together with lr or weight_decay, which do not apply to frozen parameters"
+            raise ValueError(f"{problem}; keep one")
         return freeze
 
 
 def _by_name(schedule: Any) -> Any:
     return {"name": schedule} if isinstance(schedule, str) else schedule
+
+
+def _is_schedule_free(info: ValidationInfo) -> bool:
+    links: list[Link] = info.data.get("chain") or []
+    return SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links))
 
 
 class Optimizer(Link):
@@ -269,13 +262,11 @@ class Optimizer(Link):
     ```
     """
 
-    name: Annotated[str, AfterValidator(_optimizer_name)] = Field(
+    name: Annotated[str, AfterValidator(lambda name: name if name == CHAIN else _link_name(name))] = Field(
         "adamw", description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; chain with one"
     )
     chain: list[Link] = Field(
-        [],
-        validate_default=True,
-        description="transformations applied in order, instead of name",
+        [], validate_default=True, description="transformations applied in order, instead of name"
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
     weight_decay: Weight = Field(0.0, description="weight decay of every parameter, multiplied by lr")
@@ -323,20 +314,16 @@ class Optimizer(Link):
     @field_validator("ema")
     @classmethod
     def _is_one_average(cls, ema: float | None, info: ValidationInfo) -> float | None:
-        links = info.data.get("chain") or []
-        if ema is not None and SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links)):
+        if ema is not None and _is_schedule_free(info):
             raise ValueError("does not apply to schedule-free, which averages by itself")
         return ema
 
     @field_validator("schedule")
     @classmethod
     def _is_free(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
-        links = info.data.get("chain") or []
-        is_free = SCHEDULE_FREE in (info.data.get("name"), *(link.name for link in links))
-        if is_free and schedule.name in SHAPES and schedule.name != "constant":
-            raise ValueError(
-                f"{schedule.name} decays, and schedule-free needs no decay; write constant, or leave it out"
-            )
+        name = schedule.name
+        if name in SHAPES and name != "constant" and _is_schedule_free(info):
+            raise ValueError(f"{name} decays, and schedule-free needs no decay; write constant, or leave it out")
         return schedule
 
     def links(self) -> list[Link]:

@@ -6,7 +6,7 @@ Never imports jax.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -66,12 +66,7 @@ _OLMO2: Sizes = {
     "positions": 4096,
 }
 _MIXTRAL: Sizes = {**_DECODER, "family": "mixtral", "rope_theta": 1e6, "experts": 8, "experts_per_token": 2}
-_QWEN3_MOE: Sizes = {
-    **_QWEN3,
-    "family": "qwen3_moe",
-    "experts": 128,
-    "experts_per_token": 8,
-}
+_QWEN3_MOE: Sizes = {**_QWEN3, "family": "qwen3_moe", "experts": 128, "experts_per_token": 8}
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
 _BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of a ResNet's stages
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
@@ -146,6 +141,19 @@ PRESETS: Mapping[str, Sizes] = {
         )
     },
 }
+
+
+if TYPE_CHECKING:
+    DecoderPreset = GPT2Preset = ViTPreset = ResNetPreset = ConvNeXtPreset = str | None
+else:
+
+    def _preset(kind: str) -> Any:
+        names = tuple(name for name, sizes in PRESETS.items() if sizes["kind"] == kind)
+        description = "a preset of sizes by name; keys given here override it; default none"
+        return Annotated[Literal[names] | None, Field(description=description)]
+
+    DecoderPreset, GPT2Preset, ViTPreset = map(_preset, ("decoder", "gpt2", "vit"))
+    ResNetPreset, ConvNeXtPreset = map(_preset, ("resnet", "convnext"))
 
 
 class Published(Block):
