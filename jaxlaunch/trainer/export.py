@@ -72,7 +72,9 @@ def export(
     params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
     if isinstance(model, MLP) and inputs is not None:
         return _told(found, "MLP", params, save.save_mlp(to, model, params, beside), notes)
-    model = _published(model)
+    if not isinstance(model, Published):
+        kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
+        raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
     if isinstance(model, ResNet):
         params = {**params, **stored_model.rest(found, ema)}
     architecture, lora = FAMILIES[config_json.find_family(model)].architecture, stored_model.lora(found)
@@ -116,13 +118,6 @@ def _preprocessor(model: OfImages, inputs: Mapping[str, Any], note: Callable[[st
         )
         return {}
     return {folders.PREPROCESSOR_FILE: save.encode_json(said)}
-
-
-def _published(model: Any) -> Published:
-    if not isinstance(model, Published):
-        kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
-        raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
-    return model
 
 
 if __name__ == "__main__":

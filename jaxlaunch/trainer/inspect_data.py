@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from jaxlaunch.trainer.buckets import remote
@@ -77,7 +76,11 @@ def _holds_images(place: str) -> bool:
     try:
         found = listing.found(place, "train")
     except DataError:
-        if not _is_table(place):
+        try:
+            is_table = all(map(of_tables.is_table, of_tables.found(place, "train", "path")[0]))
+        except DataError:
+            is_table = False
+        if not is_table:
             raise DataError(
                 f"{place} holds neither images ({', '.join(picture.ENDINGS)}, .tar) nor a table "
                 f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours source: torch"
@@ -90,13 +93,6 @@ def _holds_images(place: str) -> bool:
         row = next((row for _, row in build.rows(first)), {})
         return any(isinstance(each, str) and each.lower().endswith(picture.ENDINGS) for each in row.values())
     return _has_bytes(first)
-
-
-def _is_table(place: str) -> bool:
-    try:
-        return all(map(of_tables.is_table, of_tables.found(place, "train", "path")[0]))
-    except DataError:
-        return False
 
 
 def _has_bytes(path: str) -> bool:
@@ -140,6 +136,10 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
     broken = [f"{index.where(number)} {each.wrong}" for index, number, each in seen if each.wrong]
     sizes = np.array([each.size for *_, each in seen if each.size])
     twice = _duplicate_images(seen)
+    spread: dict[str, list[int]] = {}
+    if len(sizes):
+        sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
+        spread = {name: [int(side) for side in height_and_width] for name, height_and_width in sides.items()}
     block: dict[str, Any] = {"source": "images", "path": path}
     if len(sizes):
         is_one = len(np.unique(sizes, axis=0)) == 1
@@ -158,7 +158,7 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
             for split, index in splits.items()
         },
         "formats": dict(collections.Counter(each.form for *_, each in seen if each.form).most_common()),
-        "sizes": _spread(sizes),
+        "sizes": spread,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
         "duplicates": {"count": len(twice), "first": twice[:SHOWN_FILES]},
@@ -201,14 +201,6 @@ def _duplicate_images(seen: list[tuple[Index, int, Seen]]) -> list[str]:
     return found
 
 
-def _spread(sizes: np.ndarray[Any, Any]) -> dict[str, list[int]]:
-    """Least, median and most height and width."""
-    if not len(sizes):
-        return {}
-    found = (sizes.min(0), np.median(sizes, axis=0), sizes.max(0))
-    return {name: [int(side) for side in each] for name, each in zip(("least", "median", "most"), found, strict=True)}
-
-
 MOST_LABELS = 100
 SHOWN_VALUES = 20  # values of a column that are named
 
@@ -234,11 +226,13 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     target, model = _target(table, label, columns[label], block)
     if pictures is not None:
         draw_table(table, [*usable, label], pictures)
+    rows = zip(*(values.tolist() for values in table.values.values()), strict=True)
+    different = {tuple(map(str, row)) for row in rows}
     return {
         "kind": "table",
         "splits": splits,
         "columns": columns,
-        "duplicates": {"count": _duplicate_rows(table), "first": []},
+        "duplicates": {"count": len(table) - len(different), "first": []},
         "data": block,
         "model": {"classes": model},
         "loss": {"target": target},
@@ -288,14 +282,6 @@ def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, 
     return "class", len(different)
 
 
-def _duplicate_rows(table: Columns) -> int:
-    """Rows that are equal to one before them."""
-    seen: set[tuple[Any, ...]] = set()
-    for row in zip(*(values.tolist() for values in table.values.values()), strict=True):
-        seen.add(tuple(map(str, row)))
-    return len(table) - len(seen)
-
-
 SIDE, GAP, TEXT = 96, 4, 14  # pixels
 SHEET_CLASSES, SHEET_IMAGES = 20, 10  # of a sheet
 MOST_COLUMNS, ACROSS, BINS = 24, 4, 24
@@ -315,18 +301,15 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
         for at, image in enumerate(mine[:: max(1, len(mine) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()):
             place = (GAP + at * (SIDE + GAP), number * row + TEXT + GAP)
             try:
-                small = Image.fromarray(_small(Picture(index.read(image))))
+                picture = Picture(index.read(image))
+                scale = SIDE / max(picture.size)
+                height, width = (max(1, round(side * scale)) for side in picture.size)
+                small = Image.fromarray(picture.pixels(None, (height, width)))
                 whole.paste(small, (place[0] + (SIDE - small.width) // 2, place[1] + (SIDE - small.height) // 2))
             except (Broken, OSError):
                 draw.rectangle((*place, place[0] + SIDE - 1, place[1] + SIDE - 1), outline=INK)
                 _write(draw, (place[0] + GAP, place[1] + SIDE // 2), "broken")
     _save(whole, path)
-
-
-def _small(picture: Picture) -> npt.NDArray[np.uint8]:
-    height, width = picture.size
-    scale = SIDE / max(height, width)
-    return picture.pixels(None, (max(1, round(height * scale)), max(1, round(width * scale))))
 
 
 def draw_table(table: Columns, names: Sequence[str], path: str) -> None:

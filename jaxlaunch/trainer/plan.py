@@ -57,7 +57,7 @@ def main() -> int:
         found = Plan(spec, task, on).to_dict(sharding=options.sharding)
         if options.compile is not None:
             with limit_compilation():
-                found["compiled"] = ahead(spec, task, options.compile)
+                found["compiled"] = ahead_of_time(spec, task, options.compile).to_dict()
         return found
 
     return print_result(find)
@@ -103,7 +103,7 @@ class Plan:
 
     def to_dict(self, *, sharding: bool) -> dict[str, Any]:
         """The plan as JSON: bytes on a device by purpose; on request each parameter's sharding."""
-        batch, state = self._batch(self.spec.batch), self.step.abstract
+        batch, state, prompts = _batch(self.example, self.spec.batch), self.step.abstract, self.spec.eval.samples
         forward = self.step.forward(batch)
         found: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
@@ -112,9 +112,10 @@ class Plan:
             "checkpoint": memory.total_bytes(self.step.builder.to_tree(state)),
             "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
             "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
-            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // self._shards()},
+            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // mesh.shards(self.mesh)},
             "activations": self._activations(),
-            "samples": self._samples(),
+            # While samples of an evaluation are made there are no activations.
+            "samples": 0 if prompts is None else sampling_bytes_per_device(self.spec, prompts, self.mesh),
         }
         if sharding:
             found["sharding"] = [_placed(name, self.step) for name in state.params]
@@ -134,11 +135,6 @@ class Plan:
             "other": memory.bytes_per_device((state.rest, state.scale, state.step)),
         }
 
-    def _samples(self) -> int:
-        """Bytes on a device while samples of an evaluation are made, when there are no activations."""
-        asked = self.spec.eval.samples
-        return 0 if asked is None else sampling_bytes_per_device(self.spec, asked, self.mesh)
-
     def _activations(self) -> dict[str, Range]:
         """Residuals on a device: as the spec rematerializes, without rematerialization, and with `full`.
 
@@ -156,32 +152,20 @@ class Plan:
 
     def flops(self) -> float | None:
         """Of a train step, on all devices together; None when they depend on the data."""
-        return self.step.flops(self._batch(self.spec.batch))
+        return self.step.flops(_batch(self.example, self.spec.batch))
 
     def residuals(self, remat: Remat) -> tuple[int, int]:
         """Bytes that the backward pass of a micro-batch reads, and of one of twice the rows; on all devices."""
         step, rows = self._step(remat), self.spec.batch // self.spec.accumulate
-        return step.residual_bytes(self._batch(rows)), step.residual_bytes(self._batch(2 * rows))
+        return step.residual_bytes(_batch(self.example, rows)), step.residual_bytes(_batch(self.example, 2 * rows))
 
     def _residuals(self, remat: Remat) -> Range:
         of_batch, of_twice = self.residuals(remat)
-        return memory.residuals_per_device(
-            of_batch, of_twice, self._shards(), self.mesh.shape["fsdp"], self.mesh.shape["mp"]
-        )
+        shape = self.mesh.shape
+        return memory.residuals_per_device(of_batch, of_twice, mesh.shards(self.mesh), shape["fsdp"], shape["mp"])
 
     def _step(self, remat: Remat) -> Step:
         return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
-
-    def _shards(self) -> int:
-        return mesh.shards(self.mesh)
-
-    def _batch(self, rows: int) -> Batch:
-        return _batch(self.example, rows)
-
-
-def ahead(spec: TrainSpec, task: Task, chips: Chips) -> dict[str, Any]:
-    """What the compiler of these chips says of the steps, none of which need be here. Raises SpecError."""
-    return ahead_of_time(spec, task, chips).to_dict()
 
 
 def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTime:

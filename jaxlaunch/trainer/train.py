@@ -185,7 +185,10 @@ class BuiltInTraining(Training[TrainState]):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
-        check_alike(_fingerprints(train=train_set, eval=eval_set))  # hosts that read different files would not notice
+        # Hosts that read different files would not notice. A user's own source may tell what differs between them.
+        sets = {"train": train_set, "eval": eval_set}
+        ours = {name: each for name, each in sets.items() if each is not None and not each.is_of_user}
+        check_alike({name: each.fingerprint() for name, each in ours.items()})
         devices = mesh.build(spec.mesh, note=self.note)
         rows = mesh.rows(devices, spec.batch)  # of each batch this process reads its own rows
         self.pipeline = self._pipeline(task, train_set, rows)
@@ -389,11 +392,6 @@ class BuiltInTraining(Training[TrainState]):
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples; report what the task shows."""
         return self.held_out.sample(state)
-
-
-def _fingerprints(**sets: DataSource | None) -> dict[str, str]:
-    """The identity of each set; a user's own source may tell of itself what differs between hosts."""
-    return {name: each.fingerprint() for name, each in sets.items() if each is not None and not each.is_of_user}
 
 
 def conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class Search:
 
     def __init__(self, spec: TrainSpec, task: Task, chips: Chips, over: Sequence[Choice], *, is_measured: bool) -> None:
         self._spec, self._ahead, self._measured = spec, ahead_of_time(spec, task, chips), is_measured
-        self._devices, self._room = len(self._ahead.devices), _room(chips.type)
+        sizes = KNOWN[chips.type].memory_gib
+        self._devices, self._room = len(self._ahead.devices), max(sizes) * GIB if sizes else None
         self._open = list(enumerate_candidates(spec, self._devices, over))
         self._own = Candidate.of_job(spec, self._devices)
         self.traced = _traced(spec, task, chips, self._open)
@@ -100,10 +101,16 @@ class Search:
 
     def left(self) -> list[dict[str, Any]]:
         """The candidates that were not compiled, those first that are expected to be fast; and why not."""
-        return [
-            self._described(each) | ({} if self._fits(each) else {"refused": self._too_large(each)})
-            for each in sorted(self._open, key=lambda each: (not self._fits(each), self._forecast.seconds(each)))
-        ]
+        room = 0.0 if self._room is None else self._room / GIB
+
+        def describe(each: Candidate) -> dict[str, Any]:
+            if self._fits(each):
+                return self._described(each)
+            needed = f"it needs at least {self.traced.bytes(each) / GIB:.2f} of {room:g} GiB"
+            return self._described(each) | {"refused": f"by the shapes of its arrays {needed}"}
+
+        order = sorted(self._open, key=lambda each: (not self._fits(each), self._forecast.seconds(each)))
+        return list(map(describe, order))
 
     def _described(self, each: Candidate) -> dict[str, Any]:
         return {
@@ -116,15 +123,6 @@ class Search:
     def _fits(self, each: Candidate) -> bool:
         """Whether it may fit. Of the job itself the compiler is asked in any case."""
         return each == self._own or self._room is None or self.traced.bytes(each) <= self._room
-
-    def _too_large(self, each: Candidate) -> str:
-        room = 0.0 if self._room is None else self._room / GIB
-        return f"by the shapes of its arrays it needs at least {self.traced.bytes(each) / GIB:.2f} of {room:g} GiB"
-
-
-def _room(kind: str) -> float | None:
-    sizes = KNOWN[kind].memory_gib
-    return max(sizes) * GIB if sizes else None
 
 
 def _seconds(found: dict[str, Any]) -> float:

@@ -32,26 +32,18 @@ def load(path: str) -> Any:
             "what a script does belongs below `if __name__ == '__main__':`"
         ) from error
     except Exception as error:  # whatever a user's module raises while it is imported
-        raise SpecError(f"{path}: importing {module_name} failed: {_why(error, module_name)}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+            reason += ". `code: .` in job.yaml ships and imports the job's folder"
+        raise SpecError(f"{path}: importing {module_name} failed: {reason}") from error
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {_public(module)}.")
+            own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+            public = ", ".join(sorted(key for key in own if not key.startswith("_"))) or "nothing"
+            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {public}.")
         found = getattr(found, part)
     return found
-
-
-def _why(error: Exception, module_name: str) -> str:
-    """What an import raised, and where a module that is not found would be looked for."""
-    said = f"{type(error).__name__}: {error}"
-    is_missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
-    return f"{said}. `code: .` in job.yaml ships and imports the job's folder" if is_missing else said
-
-
-def _public(module: Any) -> str:
-    own = (name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
-    names = [name for name in own if not name.startswith("_")]
-    return ", ".join(sorted(names)) or "nothing"
 
 
 def is_linen(found: Any) -> bool:

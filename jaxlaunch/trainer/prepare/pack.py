@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,7 +67,12 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
                     for name, about in _written(folder, split, source, is_stopped)
                 }
                 shards.write_json(folder / ABOUT, made | {"files": files})
-        return _checked(folder)
+        found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+        for name, about in found["files"].items():
+            path = folder / name
+            if not path.exists() or path.stat().st_size != about["size"] or shards.digest(path) != about["sha256"]:
+                raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
+        return found
     except (OSError, RuntimeError) as error:  # array_record raises a RuntimeError of C++ where a disk is full
         raise StorageError(
             f"{folder} cannot be written: {error}; make room or name another folder: what is complete is kept, and "
@@ -139,7 +144,8 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
             f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; use an empty folder"
         )
     with (folder / MAKING).open("a+") as file:
-        _lock(file)
+        with contextlib.suppress(OSError):  # a file system without locks: drafts have names of their own
+            fcntl.flock(file, fcntl.LOCK_EX)
         _check_mine(folder, MAKING, made)
         if is_begun := not (folder / ABOUT).exists():
             file.truncate(0)
@@ -149,11 +155,6 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
                 draft.unlink(missing_ok=True)
         yield is_begun
         (folder / MAKING).unlink(missing_ok=True)
-
-
-def _lock(file: TextIO) -> None:
-    with contextlib.suppress(OSError):  # a file system without locks: drafts have names of their own
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
@@ -210,16 +211,6 @@ def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Pat
             ahead.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(left, 1))
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    """What a complete folder says of itself, every byte of its files verified. Raises DataError."""
-    found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-    for name, about in found["files"].items():
-        path = folder / name
-        if not path.exists() or path.stat().st_size != about["size"] or shards.digest(path) != about["sha256"]:
-            raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
-    return found
-
-
 def main() -> int:
     """Packs the data of TRAIN_SPEC as the argument says and prints a report as JSON; returns the exit code."""
     build.die_with(os.getppid())
@@ -231,20 +222,13 @@ def main() -> int:
     def find() -> dict[str, Any]:
         spec = read_spec(os.environ)[0]
         found = packed(spec, Path(asked["to"]), asked["resize"], lambda: bool(stopped))
-        return {**found, "data": _block(spec, Path(asked["to"]), found["files"])}
+        block = {"source": "array_record", "path": f"{asked['to']}/train-*.array_record"}
+        if any(about["split"] == "eval" for about in found["files"].values()):
+            block["eval_path"] = f"{asked['to']}/eval-*.array_record"
+        given = spec.data.model_dump(mode="json", exclude_unset=True)
+        return {**found, "data": block | {key: given[key] for key in ("size", "augment") if key in given}}
 
     return print_result(find)
-
-
-def _block(spec: TrainSpec, folder: Path, files: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(spec.data, Images | Table):
-        raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
-    splits = {about["split"] for about in files.values()}
-    block = {"source": "array_record", "path": f"{folder}/train-*.array_record"}
-    if "eval" in splits:
-        block["eval_path"] = f"{folder}/eval-*.array_record"
-    given = spec.data.model_dump(mode="json", exclude_unset=True)
-    return block | {key: given[key] for key in ("size", "augment") if key in given}
 
 
 if __name__ == "__main__":

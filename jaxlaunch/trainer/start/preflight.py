@@ -37,9 +37,11 @@ def check_driver(environ: Mapping[str, str] = os.environ) -> None:
     if job is None or job.platform != "cuda":
         return
     _check_cuda()
-    found = _gpus()
-    if found is not None and found < job.devices_per_process * (job.processes_per_host if _is_split(environ) else 1):
-        raise SpecError(_missing(job, "GPU", found))
+    # Where the processes of this host each get some of its GPUs, the driver counts them all.
+    processes = job.processes_per_host if environ.get(contract.LOCAL_DEVICE_IDS) else 1
+    gpus = _gpus()
+    if gpus is not None and gpus < job.devices_per_process * processes:
+        raise SpecError(_missing(job, "GPU", gpus))
 
 
 def _check_cuda() -> None:
@@ -50,8 +52,11 @@ def _check_cuda() -> None:
     cuda = min(installed)
     older = [version for version in OLDEST_DRIVER if version <= supported[0]]
     other = f"use an image with the extra cuda{max(older)} of jaxlaunch, or " if older else ""
+    text = DRIVER.read_text() if DRIVER.exists() else ""
+    version = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
+    driver = f"driver {version[1]}" if version else "the driver"
     raise SpecError(
-        f"{_driver()} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
+        f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
         f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver {OLDEST_DRIVER[cuda]} "
         f"or newer; {other}update the driver of the nodes"
     )
@@ -68,18 +73,6 @@ def _supported_cuda() -> tuple[int, int] | None:
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
         return None
     return number.value // 1000, number.value % 1000 // 10
-
-
-def _driver() -> str:
-    """The driver and, where the kernel tells it, its version."""
-    text = DRIVER.read_text() if DRIVER.exists() else ""
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
-    return f"driver {found[1]}" if found else "the driver"
-
-
-def _is_split(environ: Mapping[str, str]) -> bool:
-    """Whether the processes of this host each get some of its GPUs: the driver counts them all."""
-    return bool(environ.get(contract.LOCAL_DEVICE_IDS))
 
 
 def check_name(environ: Mapping[str, str] = os.environ) -> None:
