@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import GPUS, KNOWN
@@ -46,8 +46,7 @@ CONTRACT_ENV = {contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contr
 CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A check of a job, and the keys that it relies on."""
 
     relies_on: tuple[KeyPath, ...]

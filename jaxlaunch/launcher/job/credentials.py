@@ -97,45 +97,36 @@ _SHORTEST_PASSWORD = 4  # http://a:b@host is of a test
 _FEWEST_CHARACTERS = 6  # different ones, of a random value
 
 # What a form is called, empty for the name in the match -> the form, whose group `here` is the credential.
-_FORMS_IN_FILES: tuple[tuple[str, re.Pattern[str]], ...] = (
+_FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
     (
         "a private key",
-        re.compile(
-            r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:\\[nr]|\s)+(?:[A-Za-z-]+: [^\n]*\s+)*"
-            r"(?P<here>[A-Za-z0-9+/=]{16,})"
-        ),
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:\\[nr]|\s)+(?:[A-Za-z-]+: [^\n]*\s+)*"
+        r"(?P<here>[A-Za-z0-9+/=]{16,})",
     ),
-    ("a token", re.compile(rf"(?P<here>{TOKENS})")),
+    ("a token", rf"(?P<here>{TOKENS})"),
     (
         "a URL with a password",
-        re.compile(rf"{SCHEME}(?P<user>[^\s:/@\"'`<>{{}}$%,;()\[\]]*):(?P<here>[\w.!#^&+=~%-]+)@(?!sha\d+:)[\w-]"),
+        rf"{SCHEME}(?P<user>[^\s:/@\"'`<>{{}}$%,;()\[\]]*):(?P<here>[\w.!#^&+=~%-]+)@(?!sha\d+:)[\w-]",
     ),
     (
         "a token",
-        re.compile(r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})"),
+        r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})",
     ),
-    ("", re.compile(NAMED)),
+    ("", NAMED),
     (
         "a token",
-        re.compile(
-            r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
-            r"(?P<here>[\w+/=-]{8,})"
-        ),
+        r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
+        r"(?P<here>[\w+/=-]{8,})",
     ),
     # What well-known programs keep in files of any name: netrc, kubectl, docker, wandb.
-    ("a password", re.compile(r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})")),
-    ("a kubeconfig's key", re.compile(r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})")),
-    (
-        "a registry's password",
-        re.compile(r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\""),
-    ),
-    ("a key of wandb", re.compile(r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40})[\"']")),
+    ("a password", r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})"),
+    ("a kubeconfig's key", r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})"),
+    ("a registry's password", r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\""),
+    ("a key of wandb", r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40})[\"']"),
     (
         "a Secret's data",
-        re.compile(
-            r"(?m)^kind:[ ]*Secret[ ]*$(?:\n(?!---).*){0,30}?\n(?:data|stringData):[ ]*\n"
-            r"[ ]+[\w.-]+:[ ]*(?P<here>[^\s{<]\S{5,})"
-        ),
+        r"(?m)^kind:[ ]*Secret[ ]*$(?:\n(?!---).*){0,30}?\n(?:data|stringData):[ ]*\n"
+        r"[ ]+[\w.-]+:[ ]*(?P<here>[^\s{<]\S{5,})",
     ),
 )
 
@@ -165,11 +156,11 @@ def find_credential(content: bytes) -> Sign | None:
     """Return the first credential in a file, None if there is none. Takes about 0.1 s for a MB."""
     text = content.decode("latin-1")
     for what, form in _FORMS_IN_FILES:
-        for match in form.finditer(text):
+        for match in re.finditer(form, text):
             value = match["here"]
             if _PLACEHOLDER.search(value):
                 continue
-            if "user" in form.groupindex:
+            if "user" in match.re.groupindex:
                 is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value) is not None
                 is_secret = not is_placeholder and len(value) >= _SHORTEST_PASSWORD and value != match["user"]
             else:

@@ -42,29 +42,19 @@ class JobCode:
 
 
 def resolve(job: JobSpec, given: Defaults) -> JobCode:
-    """The job's image, else the cluster's."""
-    return JobCode(job, job.image or given.image, _brings_agent(job), _workdir(job))
-
-
-def _brings_agent(job: JobSpec) -> bool:
-    """Whether the agent is in the job's ConfigMap rather than in its image; `auto` decides by whose image it is.
-
-    The built-in trainer needs our package in its image, and the agent with it; the image of the cluster defaults is
-    made to hold it. An image that a job names for a command of its own need not: any image with a Python will do.
-    """
+    """Settle the job's image, else the cluster's, where the agent comes from, and where the program starts."""
+    # The built-in trainer needs our package in its image, and the agent with it; the image of the cluster defaults is
+    # made to hold it. An image that a job names for a command of its own need not: any image with a Python will do.
+    brings_agent = job.agent == "inject"
     if job.agent == "auto":
-        return job.command is not None and job.image is not None
-    return job.agent == "inject"
-
-
-def _workdir(job: JobSpec) -> str | None:
-    """One that is relative, or is below an absolute `code`, is inside the code, unpacked."""
-    if job.code_folder is None:
-        return job.workdir
-    if job.workdir is not None and posixpath.isabs(job.workdir):
-        if not (posixpath.isabs(job.code_folder) and PurePosixPath(job.workdir).is_relative_to(job.code_folder)):
-            return job.workdir
-    return posixpath.normpath(posixpath.join(CODE, posixpath.relpath(job.workdir or job.code_folder, job.code_folder)))
+        brings_agent = job.command is not None and job.image is not None
+    # A workdir that is relative, or is below an absolute `code`, is inside the code, unpacked.
+    folder, workdir = job.code_folder, job.workdir
+    if folder is not None:
+        is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
+        if workdir is None or not posixpath.isabs(workdir) or is_below:
+            workdir = posixpath.normpath(posixpath.join(CODE, posixpath.relpath(workdir or folder, folder)))
+    return JobCode(job, job.image or given.image, brings_agent, workdir)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -63,27 +63,23 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
         checkpoints, filled[_CHECKPOINTS] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
     if train is not None and "compile_cache" not in train.model_fields_set and given.compile_cache is not None:
         cache, filled[_COMPILE_CACHE] = given.compile_cache.path, ("compile_cache",)
+    # The job's volumes, and each of the cluster's claims whose folder the job uses and mounts nothing for.
+    volumes = list(job.volumes)
+    for claim, used in ((given.checkpoint, checkpoints), (given.compile_cache, cache)):
+        folder = PurePosixPath(used or "")
+        if claim is None or isinstance(claim, CheckpointUrl) or not folder.is_relative_to(claim.path):
+            continue
+        if not any(folder.is_relative_to(volume.path) for volume in volumes):
+            volumes.append(Claim(claim=claim.claim, path=claim.path))
     return JobStorage(
         job=job,
         platform=where,
-        volumes=_mounted(job, given, checkpoints, cache),
+        volumes=tuple(volumes),
         has_shared_memory=job.resources.shm is not None or job.accelerator.platform in SHM_PLATFORMS.value,
         checkpoints=checkpoints,
         compile_cache=cache,
         filled=filled,
     )
-
-
-def _mounted(job: JobSpec, given: Defaults, checkpoints: str | None, cache: str | None) -> tuple[Volume, ...]:
-    """The job's volumes, and each of the cluster's claims whose folder the job uses and mounts nothing for."""
-    found = list(job.volumes)
-    for claim, used in ((given.checkpoint, checkpoints), (given.compile_cache, cache)):
-        folder = PurePosixPath(used or "")
-        if claim is None or isinstance(claim, CheckpointUrl) or not folder.is_relative_to(claim.path):
-            continue
-        if not any(folder.is_relative_to(volume.path) for volume in found):
-            found.append(Claim(claim=claim.claim, path=claim.path))
-    return tuple(found)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

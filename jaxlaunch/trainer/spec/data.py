@@ -179,7 +179,7 @@ class Text(Source):
     """
 
     source: Literal["text"] = Field(description="this source")
-    path: Annotated[str | list[str], AfterValidator(_readable)] = Field(
+    path: _Readable = Field(
         description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
     )
     tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
@@ -201,7 +201,7 @@ class Text(Source):
         description="how documents are packed into rows: concat cuts them, first-fit keeps them whole, none gives each "
         "its own row; default concat; for bytes without a field one stream without document ends",
     )
-    eval_path: Annotated[str | list[str] | None, AfterValidator(_readable)] = Field(
+    eval_path: _Readable | None = Field(
         None, description="files or globs to evaluate on, if documents are prepared; default none"
     )
     eval_split: Fraction = Field(

@@ -144,7 +144,11 @@ PRESETS: Mapping[str, Sizes] = {
 
 
 if TYPE_CHECKING:
-    DecoderPreset = GPT2Preset = ViTPreset = ResNetPreset = ConvNeXtPreset = str | None
+    DecoderPreset = str | None
+    GPT2Preset = str | None
+    ViTPreset = str | None
+    ResNetPreset = str | None
+    ConvNeXtPreset = str | None
 else:
 
     def _preset(kind: str) -> Any:
