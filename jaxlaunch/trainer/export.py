@@ -107,7 +107,6 @@ def _told(
 
 
 def _preprocessor(model: OfImages, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
-    """The file by which transformers prepares an image for the model, where it can."""
     size = inputs.get("shape", model.image if isinstance(model, ViT) else None)
     said = folders.render_preprocessor(model, size, inputs.get("eval_crop", 1.0))
     if said is None:

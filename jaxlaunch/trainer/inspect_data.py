@@ -190,7 +190,6 @@ def _seen(index: Index) -> Iterator[Seen]:
 
 
 def _duplicate_images(seen: list[tuple[Index, int, Seen]]) -> list[str]:
-    """Images whose bytes another has, before them."""
     first: dict[bytes, tuple[Index, int]] = {}
     found = []
     for index, number, each in seen:
@@ -240,7 +239,6 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
 
 
 def _column(table: Columns, name: str) -> dict[str, Any]:
-    """Kind, missing values and the range or the values of a column; why it cannot be a feature."""
     if name in table.unusable:
         return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
     try:
@@ -332,7 +330,6 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
 
 
 def _counted(table: Columns, name: str) -> tuple[list[int], str, str]:
-    """How often values occur in a column, in parts of its range or by the text, and the first and last of them."""
     found = features.numbers(table, name)
     if found is None:
         counts = collections.Counter(str(value) for value in table.values[name] if value)

@@ -311,7 +311,6 @@ def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
 
 
 def _check_real(name: str, subject: str, value: Any) -> None:
-    """Raises SpecError for a whole number or a boolean."""
     if not jnp.issubdtype(dtype := jnp.result_type(value), jnp.floating):
         raise SpecError(f"{name}: {subject} a number of {dtype}, which has no gradient; return a float")
 
@@ -322,7 +321,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """`an array of shape [128]`, `a dict`."""
     if not _is_number(value):
         return user_code.kind(value)
     return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"

@@ -126,7 +126,6 @@ class Search:
 
 
 def _seconds(found: dict[str, Any]) -> float:
-    """Of a step: as measured, or the middle of what is modelled."""
     if "measured" in found:
         return float(found["measured"])
     if (seconds := _modelled(found)) is None:

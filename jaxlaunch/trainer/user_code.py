@@ -139,6 +139,5 @@ def is_library(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """A path below the working folder as from there."""
     path, here = os.path.abspath(file), os.getcwd() + os.sep
     return path.removeprefix(here)

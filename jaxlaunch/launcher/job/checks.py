@@ -156,7 +156,6 @@ def _compute_domain(job: JobSpec) -> Iterator[Fault]:
 
 
 def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
-    """Chips and hosts of a TPU slice, which the topology decides."""
     chips = math.prod(accelerators.sides_of(topology) or ())
     allowed = accelerators.chips_per_host(kind, topology)
     if job.accelerator.per_host not in allowed:
@@ -460,7 +459,6 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
-    """Experts that do not split over ep, or none."""
     model = train.model
     experts = model.experts if isinstance(model, Decoder) else None
     is_partial = isinstance(model, Published) and model.is_partial

@@ -164,7 +164,6 @@ def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
 
 
 def _entry(config_map: Mapping[str, Any], name: str) -> Document:
-    """Return the only entry of a ConfigMap."""
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
         message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."

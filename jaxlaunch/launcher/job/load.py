@@ -76,7 +76,6 @@ def parse(text: str, name: str = "job.yaml") -> JobSpec:
 
 
 def _override(source: Document, overrides: Sequence[str]) -> None:
-    """Set each in turn; one that cannot be set is a fault of the document."""
     for argument in overrides:
         override = parse_override(argument)
         if isinstance(override, Fault):
@@ -161,7 +160,6 @@ def _take_away(data: Any, path: KeyPath) -> KeyPath:
 
 
 def _secrets(data: Any) -> Iterator[Fault]:
-    """Credentials that are written out. Their values are never repeated."""
     reasons = data.get("allow_literal")
     allowed = {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
     for path, text in credentials.strings(data):

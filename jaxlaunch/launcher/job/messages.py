@@ -279,6 +279,5 @@ def _is_legal(kind: Type, value: Any) -> bool:
 
 
 def _near(value: Any, options: list[str]) -> str:
-    """The option that a word resembles, as a sentence to append."""
     near = nearest(value, options) or in_full(value, options) if isinstance(value, str) else []
     return f' Did you mean "{near[0]}"?' if near else ""

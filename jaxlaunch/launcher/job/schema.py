@@ -36,7 +36,6 @@ from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive,
 
 
 def _known_accelerator(written: str) -> str:
-    """What to write in place of a name that no accelerator has."""
     parts = re.split(r"[^a-z0-9]+", written.lower())
     meant = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in KNOWN]
     return f"write {meant[0]}." if meant else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
@@ -75,7 +74,6 @@ AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
 
 
 def _whole_machine(given: dict[str, Any]) -> int:
-    """The accelerators of a host, where the job gives none."""
     kind, topology = given["type"], given["topology"]
     if KNOWN[kind].platform == "tpu" and topology is not None:
         return accelerators.chips_per_host(kind, topology)[0]
@@ -358,7 +356,6 @@ class Notify(Block):
 
 
 def _hosts_of_a_slice(given: dict[str, Any]) -> int:
-    """The hosts of a slice, where the job gives none: for a TPU by its topology."""
     accelerator: Accelerator = given["accelerator"]
     sides = accelerators.sides_of(accelerator.topology or "")
     is_slice = accelerator.platform == "tpu" and sides is not None

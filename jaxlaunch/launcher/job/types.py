@@ -129,7 +129,6 @@ def _check_quantity(value: Any) -> str:
 
 
 def _meant_quantity(written: str) -> str | None:
-    """What `32GB` or `32 gib` seems to mean."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
     if match is None:
         return None

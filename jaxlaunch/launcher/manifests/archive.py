@@ -68,7 +68,6 @@ def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
 
 
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
-    """Raises UserError for files that look like credentials and are not named, and for a name of none of the files."""
     named = {posixpath.normpath(name) for name in include}
     unknown = {name for name in named if not any(_is_below(entry.name, name) for entry in entries)}
     if unknown:
@@ -190,7 +189,6 @@ def _without_git(folder: Path) -> Iterator[str]:
 
 
 def _listed(folder: Path) -> Iterator[str]:
-    """The files of the folder and of the repositories inside of it: submodules and others."""
     if any((place / ".git").exists() for place in (folder, *folder.parents)):
         names = [*_git(folder, "--cached"), *_git(folder, "--others", "--exclude-standard")]
     else:

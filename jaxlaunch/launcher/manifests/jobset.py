@@ -194,7 +194,6 @@ def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) 
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
-    """Return what Kueue reads of the JobSet's labels."""
     if job.nodes.queue is None:
         return {}
     deadline = None if job.spec.deadline is None else str(int(job.spec.deadline))
@@ -203,7 +202,6 @@ def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
 
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
-    """What JobSet and Kueue read of the JobSet's annotations."""
     found, spec = {}, job.spec
     # A slice of one host shares its node pool with others; only one that spans hosts must have a pool to itself.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
@@ -246,7 +244,6 @@ def _exit_codes(action: Action) -> str:
 
 
 def _job(job: ResolvedJob) -> dict[str, Any]:
-    """The Job of one slice."""
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": job.spec.pods,

@@ -214,7 +214,6 @@ def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
 
 
 def _tcpxo(given: Tcpxo) -> dict[str, Any]:
-    """The receive daemon beside the program, the host's libraries and devices, and one interface for each GPU."""
     seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
     host = {"libraries": "/home/kubernetes/bin/nvidia", "sys": "/sys", "proc-sys": "/proc/sys"}
     host["aperture-devices"] = _APERTURE
@@ -236,7 +235,6 @@ def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
 
 
 def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
-    """The host's driver and, where the image does not bring it, NCCL's plugin."""
     names = {path: path.rpartition("/")[2] for path in folders}
     seen = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
     template = _main({"volumeMounts": seen})

@@ -95,7 +95,6 @@ def _with_accelerator(job: JobSpec, given: Defaults, where: Where) -> Nodes | No
 
 
 def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
-    """The nodes of the job's kind of capacity, likewise."""
     kind = job.capacity
     if kind == "on-demand":
         return Nodes()
@@ -197,7 +196,6 @@ def _devices(nodes: JobNodes) -> Iterator[Fault]:
 
 
 def _another_kind(nodes: JobNodes) -> Iterator[Fault]:
-    """A node_selector that chooses nodes of another accelerator than the job asks for."""
     kind, known = nodes.job.accelerator.type, table.NODES[nodes.platform]
     if nodes.accelerator is None or kind not in known or nodes.accelerator.source is None:
         return
@@ -278,7 +276,6 @@ def patch(nodes: JobNodes) -> dict[str, Any]:
 
 
 def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """A selector for labels with one value; an affinity for those with several."""
     spec: dict[str, Any] = {}
     if single := {key: values[0] for key, values in wanted.items() if len(values) == 1}:
         spec["nodeSelector"] = single

@@ -134,7 +134,6 @@ def _holder(storage: JobStorage, folder: str) -> Any:
 
 
 def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
-    """Paths relative to the job file, which no pod has."""
     named: dict[KeyPath, Any] = {
         ("train", "data", key): getattr(train.data, key, None) for key in ("path", "eval_path", "data_dir")
     }

@@ -69,7 +69,6 @@ INSTANCES: Mapping[str, Instance] = {
 
 
 def _types(*families: str) -> Nodes:
-    """The machine types of these families."""
     types = tuple(name for family in families for name in INSTANCES if name.startswith(f"{family}."))
     return Nodes({INSTANCE: types}, (GPU_TAINT,), TYPES)
 

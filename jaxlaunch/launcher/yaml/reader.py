@@ -52,15 +52,8 @@ _REFERENCE = (
     "write the value out in each place, or quote it.",
 )
 _CORE = "tag:yaml.org,2002:"
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    f"{_CORE}str": str,
-    f"{_CORE}int": int,
-    f"{_CORE}float": (int, float),
-    f"{_CORE}bool": bool,
-    f"{_CORE}null": type(None),
-    f"{_CORE}map": dict,
-    f"{_CORE}seq": list,
-}
+_TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
+_TYPES |= {"null": type(None), "map": dict, "seq": list}
 
 
 @dataclasses.dataclass
@@ -71,9 +64,8 @@ class Document:
     data: Any = None
     lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
     texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
-    overrides: dict[KeyPath, str] = dataclasses.field(
-        default_factory=dict
-    )  # path set on the command line -> the argument
+    # Path set on the command line -> the argument.
+    overrides: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def locate(self, fault: Fault) -> Fault:
@@ -90,7 +82,6 @@ class Document:
         return dataclasses.replace(found, where=where, line=AFTER_THE_FILE)
 
     def _at(self, fault: Fault) -> Fault:
-        """The fault with the place of its own path."""
         if fault.where:
             return fault
         for end in range(len(fault.path), 0, -1):
@@ -129,9 +120,8 @@ def read(path: Path, opener: Opener | None = None) -> Document:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x}).", "save the file as UTF-8."
-        ) from None
+        message = f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x})."
+        raise UserError(message, "save the file as UTF-8.") from None
     return parse(text, str(path))
 
 
@@ -207,9 +197,8 @@ class _Reader:
         mark = error.problem_mark
         if (column := _tab(error, text)) is not None:
             return self.refuse((), _line(mark), f"is not YAML: a tab in column {column}.", "use spaces instead.")
-        message, hint = _syntax(
-            error, "" if mark is None else text[mark.index : mark.index + 1], _is_deeper(mark, text)
-        )
+        sign = "" if mark is None else text[mark.index : mark.index + 1]
+        message, hint = _syntax(error, sign, _is_deeper(mark, text))
         self.refuse((), _line(mark), message, hint)
 
     def read(self, events: Iterator[Event]) -> None:
@@ -228,21 +217,13 @@ class _Reader:
     def _node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
         line = _line(event.start_mark)
         if depth > MAX_DEPTH:
-            self.refuse(
-                (),
-                line,
-                f"is nested deeper than {MAX_DEPTH} levels.",
-                "no part of a job is; look for a bracket that is never closed.",
-            )
+            hint = "no part of a job is; look for a bracket that is never closed."
+            self.refuse((), line, f"is nested deeper than {MAX_DEPTH} levels.", hint)
             raise _Abort
         self._values += 1
         if self._values > MAX_VALUES:
-            self.refuse(
-                (),
-                line,
-                f"contains more than {MAX_VALUES} values.",
-                "a job is a page of text; keep data in other files.",
-            )
+            hint = "a job is a page of text; keep data in other files."
+            self.refuse((), line, f"contains more than {MAX_VALUES} values.", hint)
             raise _Abort
         self.document.lines.setdefault(path, line)
         if event.anchor is not None:
@@ -255,7 +236,12 @@ class _Reader:
         else:
             value = self._sequence(path, depth) if isinstance(event, SequenceStartEvent) else self._mapping(path, depth)
         if event.tag is not None:
-            self._check_tag(event.tag, value, path, line)
+            name = event.tag.removeprefix(_CORE)
+            wanted = _TYPES.get(name) if event.tag.startswith(_CORE) else None
+            if wanted is None:
+                self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
+            elif not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+                self.refuse(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
         return value
 
     def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
@@ -306,13 +292,6 @@ class _Reader:
             document.faults += self.document.faults
             self.document = document
 
-    def _check_tag(self, tag: str, value: Any, path: KeyPath, line: int) -> None:
-        wanted = _TYPES.get(tag)
-        if wanted is None:
-            self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
-        elif not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            self.refuse(path, line, f"is tagged !!{tag.removeprefix(_CORE)} and is not one.", "delete the tag.")
-
 
 def _line(mark: Any) -> int:
     """The line of a parser's mark, from 1; the marks of libyaml and of the pure parser have different types."""
@@ -347,18 +326,14 @@ def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
     A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space. Inside
     brackets a line may be indented with tabs: what is wrong there is the bracket.
     """
-    mark, lines = error.problem_mark, text.split("\n")
-    if re.search("expected ',' or|node content", error.problem or ""):
+    mark, lines, problem = error.problem_mark, text.split("\n"), error.problem or ""
+    if re.search("expected ',' or|node content", problem):
         return None
-    if (
-        mark is not None
-        and "cannot start any token" in (error.problem or "")
-        and text[mark.index : mark.index + 1] == "\t"
-    ):
+    if mark is not None and "cannot start any token" in problem and text[mark.index : mark.index + 1] == "\t":
         return int(mark.column) + 1
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     found = re.match(r"[ -]*\t", line)
-    if found is None and "mapping values are not allowed" in (error.problem or ""):
+    if found is None and "mapping values are not allowed" in problem:
         found = re.match(r"[^'\"#]*?:\t", line)
     return None if found is None else found.end()
 
@@ -368,9 +343,8 @@ def _is_deeper(mark: Any, text: str) -> bool:
     lines = text.splitlines()
     if mark is None or mark.line >= len(lines):
         return False
-    above = next(
-        (line for line in reversed(lines[: mark.line]) if line.strip() and not line.strip().startswith("#")), ""
-    )
+    with_values = [line for line in lines[: mark.line] if line.strip() and not line.strip().startswith("#")]
+    above = with_values[-1] if with_values else ""
     deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(above.lstrip())
     return deeper and ":" in above and not above.rstrip().endswith(":")
 

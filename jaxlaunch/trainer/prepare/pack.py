@@ -121,7 +121,6 @@ class _Reduced(DataSource):
 
 
 def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
-    """What a run on the records is to know besides them."""
     inner = source._source if isinstance(source, _Reduced) else source
     if isinstance(inner, Rows):
         return {"kind": "table", "target": spec.loss.target, **inner.described}
@@ -158,7 +157,6 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
 
 
 def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
-    """Raises DataError where the folder says that it is of other data, or of another size."""
     try:
         said = json.loads((folder / name).read_text())
     except (OSError, ValueError):  # not there, or cut short by a kill
@@ -189,7 +187,6 @@ def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) ->
 
 
 def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Path) -> Iterator[dict[str, Any]]:
-    """Examples in order, a few of them decoded ahead. Raises Stopped."""
     threads = len(os.sched_getaffinity(0))
     left = iter(indexes)
     with ThreadPoolExecutor(threads) as pool:

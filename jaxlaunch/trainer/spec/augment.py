@@ -135,7 +135,6 @@ class Augment(Block):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, raw: Any) -> Any:
-        """The preset's keys, below those that are given."""
         keys = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
         return raw if keys is None else {**keys, **raw}
 

@@ -46,7 +46,6 @@ class Source(Block):
 
 
 def _readable(path: str | list[str] | None) -> str | list[str] | None:
-    """Raises ValueError for an empty list, and for a URL of a store that the sources cannot read."""
     if path is not None and not path:
         raise ValueError("names no file")
     for each in [path] if isinstance(path, str) else path or []:
@@ -61,7 +60,6 @@ def _readable(path: str | list[str] | None) -> str | list[str] | None:
 
 
 def _one_readable(path: str) -> str:
-    """Raises ValueError for an empty name, and for a URL of a store that cannot be read."""
     if not path:
         raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0].lower() not in block.STORES:
@@ -70,7 +68,6 @@ def _one_readable(path: str) -> str:
 
 
 def _mounted(path: str | None) -> str | None:
-    """Raises ValueError for a URL."""
     if path is not None and "://" in path:
         raise ValueError("is not a folder, and data can only be prepared in a folder: mount the bucket as a volume")
     return path
@@ -245,7 +242,6 @@ class Text(Source):
 
 
 def _different(classes: list[str | int] | None) -> list[str | int] | None:
-    """Raises ValueError for a class that is named twice, and for none."""
     if classes == []:
         raise ValueError("names no class; leave it out to take those that the data have")
     for twice in classes or []:
@@ -530,7 +526,6 @@ class Mixture(OfImages):
     @field_validator("parts", mode="before")
     @classmethod
     def _have_sources(cls, parts: Any) -> Any:
-        """Text is the source of a part that names none."""
         if not isinstance(parts, dict):
             return parts
         named = {name: {"source": "text"} | part if isinstance(part, dict) else part for name, part in parts.items()}

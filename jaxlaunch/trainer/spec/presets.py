@@ -181,7 +181,6 @@ class Published(Block):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, raw: Any) -> Any:
-        """The preset's sizes, below the keys that are given."""
         sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
         return raw if sizes is None or sizes["kind"] != cls.model_fields["kind"].default else {**sizes, **raw}
 

@@ -544,9 +544,8 @@ class TrainSpec(Block):
     def _is_of_a_model_with_norms(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
         if batch_norm != "global" and model is not None and not isinstance(model, CustomModel | ResNet):
-            raise ValueError(
-                f"applies to resnet and your own models; train.model.kind = {model.kind} has no batch norm"
-            )
+            problem = f"train.model.kind = {model.kind} has no batch norm"
+            raise ValueError(f"applies to resnet and your own models; {problem}")
         return batch_norm
 
     @field_validator("lora")
@@ -567,9 +566,8 @@ class TrainSpec(Block):
     @field_validator("optimizer")
     @classmethod
     def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
-        if (
-            "steps" in info.data and info.data.get("epochs") is None
-        ):  # with epochs trainer/optim/schedules checks it, once the data is read
+        # With epochs trainer/optim/schedules checks it, once the data is read.
+        if "steps" in info.data and info.data.get("epochs") is None:
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
 
@@ -621,15 +619,13 @@ def on_devices(spec: TrainSpec, devices: int, full: int) -> TrainSpec:
     fitting = (count for count in range(least, part + 1) if part % count == 0)
     if isinstance(spec.model, CustomModel | ResNet):  # batch norm sees a micro-batch: another size is another training
         if spec.batch_norm == "device":
-            raise ValueError(
-                "batch_norm: device sees each device's part of the batch, which grows; use global or frozen"
-            )
+            problem = "batch_norm: device sees each device's part of the batch, which grows"
+            raise ValueError(f"{problem}; use global or frozen")
         fitting = (count for count in (spec.accumulate,) if part % count == 0)
     accumulate = next(fitting, None)
     if accumulate is None:
-        raise ValueError(
-            f"batch {spec.batch} cannot be divided evenly over {after} devices × accumulate {spec.accumulate}"
-        )
+        parts = f"{after} devices × accumulate {spec.accumulate}"
+        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {parts}")
     return spec.model_copy(update={"mesh": mesh, "accumulate": accumulate})
 
 

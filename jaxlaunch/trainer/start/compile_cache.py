@@ -130,7 +130,6 @@ def _known(here: Path | None, beside: epath.Path | None) -> set[str]:
 
 
 def _kind() -> str:
-    """The name of a folder, of what compiled programs depend on."""
     device = jax.devices()[0]
     versions = [jax.__version__, importlib.metadata.version("jaxlib"), device.client.platform_version]
     parts = [*versions, device.platform, device.device_kind]

@@ -108,7 +108,6 @@ def _job(environ: Mapping[str, str]) -> AgentJob | None:
 
 
 def _missing(job: AgentJob, platform: str, found: int) -> str:
-    """That the job asks for some devices and this host has others, and what to do."""
     asked, whose = _count(job.devices_per_process, job.platform), "this machine"
     if job.processes_per_host > 1:
         asked, whose = f"{asked} in each process", "this process"
@@ -141,7 +140,6 @@ def _gpus() -> int | None:
 
 
 def _libcuda() -> ctypes.CDLL | None:
-    """The driver's library; None on a machine without a driver, or in a container without it."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
