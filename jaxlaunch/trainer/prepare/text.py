@@ -38,21 +38,16 @@ def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: C
     `tell` is called where there is something. The text of a task of the user's, whose defaults are known only where it
     is imported, is prepared when it is opened. Raises what `prepare` raises, and Stopped.
     """
-    spec = _own_task(environ)
+    try:
+        raw = json.loads(environ[contract.TRAIN_SPEC])
+        spec = TrainSpec.model_validate(raw) if raw["task"] in TASKS else None
+    except (KeyError, ValueError, TypeError):  # what is wrong is said where the spec is read
+        return
     if spec is None or not texts(spec):
         return
     tell()
     for _ in _made(folder.resolve_spec(spec), is_stopped):
         pass
-
-
-def _own_task(environ: Mapping[str, str]) -> TrainSpec | None:
-    """The spec of a task of this program; None of others', and where it is wrong, as is said where it is read."""
-    try:
-        raw = json.loads(environ[contract.TRAIN_SPEC])
-        return TrainSpec.model_validate(raw) if raw["task"] in TASKS else None
-    except (KeyError, ValueError, TypeError):
-        return None
 
 
 def prepare(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
