@@ -231,8 +231,8 @@ def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_resto
         loop_of(spec, Classify(), Place(str(broken), saved=5), Never(), Progress(None)).run()
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
-    assert {"_update", "_updates", "of"} <= traced["compile"]
-    assert not {"_update", "_updates", "of"} & traced["MainThread"]
+    assert {"_update", "_updates", "sums_of_state"} <= traced["compile"]
+    assert not {"_update", "_updates", "sums_of_state"} & traced["MainThread"]
     assert last_line(broken) == last_line(whole)
 
 
