@@ -69,12 +69,3 @@ def test_a_tab_and_a_letter_of_another_locale_are_said(job, capsys, monkeypatch)
         assert f"{job}:{line}: is not YAML: a tab in column {column}." in said
     found = load.parse_override("name=Übung".encode().decode("ascii", "surrogateescape"))
     assert isinstance(found, load.Override) and found.value == "Übung"
-
-
-def test_a_folder_is_no_kubeconfig_and_a_wrong_one_is_said_in_a_line(job, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(job.parent))
-    assert f"{job.parent} is not a file" in launcher(capsys, monkeypatch, "list").err
-    (job.parent / "kc").write_text("a: [")
-    monkeypatch.setenv("KUBECONFIG", "kc")
-    left = launcher(capsys, monkeypatch, "list")
-    assert left.err.startswith("kc is not a kubeconfig: while parsing") and left.err.count("\n") == 2

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -367,30 +366,6 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
             assert not re.search(r"Input should|valid |pydantic|literal\[|Value error|None|\bdict\b|\bstr\b|<", text), (
                 text
             )
-
-
-def test_a_job_with_scrambled_lines_is_accepted_or_told() -> None:
-    """Lines swapped, cut, doubled and pushed aside, 150 times: a fault or a job, never an exception of another kind."""
-    random = Random(7)
-    for _ in range(150):
-        lines = WHOLE.splitlines()
-        for _ in range(random.randint(1, 4)):
-            at, other = random.randrange(len(lines)), random.randrange(len(lines))
-            change = random.choice(["swap", "cut", "double", "indent", "join"])
-            if change == "swap":
-                lines[at], lines[other] = lines[other], lines[at]
-            elif change == "cut":
-                lines[at] = lines[at][: random.randint(0, len(lines[at]))]
-            elif change == "double":
-                lines.insert(other, lines[at])
-            elif change == "indent":
-                lines[at] = "  " + lines[at]
-            else:
-                lines[at] += lines[other].partition(":")[2]
-        try:
-            jobs.parse("\n".join(lines))
-        except JobFaults as faults:
-            assert faults.faults
 
 
 def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:

@@ -100,11 +100,6 @@ def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed
     second.close()
 
 
-def test_a_live_run_holds_its_bucket(store, objects, folder):
-    with pytest.raises(CheckpointError, match="belongs to run run-a"):
-        Store(folder, keep=2, uid="run-b", note=print).claim()
-
-
 def test_a_reader_who_owns_nothing_reads_array_by_array(objects, folder) -> None:
     with contextlib.closing(Store(folder, keep=2, uid="run-a")) as store:
         store.claim()
