@@ -48,9 +48,8 @@ PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profil
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
 REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
 ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
-SAVED = (
-    "JAXLAUNCH_SAVED"  # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
-)
+# agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
+SAVED = "JAXLAUNCH_SAVED"
 REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"  # launcher -> program of the trainer: a file that it writes its refusal to
 STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
@@ -67,10 +66,8 @@ ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a j
 HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be slower than every other check
 SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by five minutes
 
-MANIFEST = (
-    "jaxlaunch.manifest.json"  # trainer -> launcher: the last file of a saved step; without it the step is not whole
-)
-
+# trainer -> launcher: the last file of a saved step; without it the step is not whole
+MANIFEST = "jaxlaunch.manifest.json"
 CLASSIFICATION = "classification.json"  # trainer, launcher -> launcher: an evaluation by class, in the run folder
 
 PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
@@ -130,13 +127,7 @@ LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
 # says SIGTERM. The Job makes that pod, and charges nothing.
 LEFT = 143
 OF_THE_KERNEL = 128  # codes from here on tell how a container died: no agent exits with one for its gang
-SENTENCES = (
-    BAD_SPEC,
-    BAD_DATA,
-    NOT_FINITE,
-    NO_CHECKPOINT,
-    STORAGE,
-)  # of trainer/errors: what a person can fix
+SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)  # of trainer/errors: what a person can fix
 
 OUTCOMES: Mapping[int, Outcome] = {
     outcome.code: outcome
@@ -202,10 +193,8 @@ class AgentJob:
 
     def to_json(self) -> str:
         """The value of JAXLAUNCH_JOB; equal jobs give equal text."""
-        fields = dataclasses.asdict(self)
-        return json.dumps(
-            fields if self.sizes else {name: fields[name] for name in fields if name != "sizes"}, sort_keys=True
-        )
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "sizes" or value}
+        return json.dumps(fields, sort_keys=True)
 
 
 class Key:

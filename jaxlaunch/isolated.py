@@ -30,17 +30,15 @@ _behind: str | None = None  # the user's part
 
 
 def command(module: str, *arguments: str, script: str = os.path.abspath(__file__)) -> list[str]:
-    """The command that runs a module of ours with `environ`; `script` is where this file is, or a copy of it."""
-    safe = (
-        ["-P"] if sys.version_info >= (3, 11) else []
-    )  # what the program spawns does not import from its folder either
+    """Return the command that runs a module of ours with `environ`; `script` is where this file is, or a copy."""
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # what the program spawns does not import from its folder
     # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a stack in its keys.
     start = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
     return [sys.executable, *safe, "-c", start, module, *arguments]
 
 
 def inline(module: str) -> list[str]:
-    """The arguments of a Python that run a module of ours which imports nothing of the user's, without this script.
+    """Return the arguments of a Python that run a module of ours which imports nothing of the user's, on its own.
 
     The module is found where the image has it, also by its PYTHONPATH.
     """
@@ -54,24 +52,24 @@ def inline(module: str) -> list[str]:
 
 
 def environ(base: Mapping[str, str], before: str | None = None, behind: str | None = None) -> dict[str, str]:
-    """The variables `base` for a `command`: its own PYTHONPATH is hidden, or `behind` where that is given.
+    """Return the variables `base` for a `command`: its own PYTHONPATH is hidden, or `behind` where that is given.
 
     `before` is what the interpreter does search before the standard library.
     """
     hidden = base.get(_SEARCHED, "") if behind is None else behind
-    found = {name: value for name, value in base.items() if name != _SEARCHED}
-    return found | {BEHIND: hidden} | ({_SEARCHED: before} if before else {})
+    variables = {name: value for name, value in base.items() if name != _SEARCHED}
+    return variables | {BEHIND: hidden} | ({_SEARCHED: before} if before else {})
 
 
 def inherited(base: Mapping[str, str]) -> dict[str, str]:
-    """The variables `base` for a `command` that a program of ours starts."""
+    """Return the variables `base` for a `command` that a program of ours starts."""
     return environ(base) if _behind is None else environ(base, _before, _behind)
 
 
 def folders() -> list[str]:
-    """The folders of the user's own modules, the first to be searched first: the working folder, and PYTHONPATH's."""
-    found = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
-    return list(dict.fromkeys(os.path.realpath(each) for each in [*found, *_entries(_behind)]))
+    """Return the folders of the user's own modules as they are searched: the working folder, and PYTHONPATH's."""
+    working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_entries(_behind)]))
 
 
 def _entries(path: str | None) -> list[str]:
@@ -79,7 +77,7 @@ def _entries(path: str | None) -> list[str]:
 
 
 def arrange() -> None:
-    """Puts the user's folders last on sys.path, and PYTHONPATH back as it would be without this script."""
+    """Put the user's folders last on sys.path, and PYTHONPATH back as it would be without this script."""
     global _before, _behind
     _before, _behind = os.environ.get(_SEARCHED), os.environ.get(BEHIND, "")
     if whole := os.pathsep.join(filter(None, (_before, _behind))):
@@ -88,7 +86,7 @@ def arrange() -> None:
 
 
 def run_sitecustomize() -> None:
-    """Runs the sitecustomize on the user's PYTHONPATH, as the interpreter would have, and prints its error."""
+    """Run the sitecustomize on the user's PYTHONPATH, as the interpreter would have, and prints its error."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -104,7 +102,7 @@ def run_sitecustomize() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Runs a module, or a file of the agent's, as the program."""
+    """Run a module, or a file of the agent's, as the program."""
     import runpy
 
     arrange()
@@ -125,7 +123,7 @@ def main(argv: list[str]) -> None:
 
 
 def _installed() -> Any:
-    """This module as it is installed: its lines are no lines of the user's in a traceback, those of a copy might be.
+    """Return this module as it is installed: a traceback has its lines as ours, those of a copy might be the user's.
 
     It is where nothing of the user's is, else on their PYTHONPATH.
     """

@@ -1,4 +1,4 @@
-"""What a word was probably meant to be, for "Did you mean …?"; the launcher and the trainer ask alike."""
+"""What a word was probably meant to be, for "Did you mean …?"."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """The options that `word` was probably meant to be, at `most` so many, the nearest first."""
+    """Return the options that `word` was probably meant to be, the nearest first."""
     import difflib  # only for words that are wrong
 
-    written = {option.lower(): option for option in options}
-    if swapped := [option for lower, option in written.items() if sorted(lower) == sorted(word.lower())]:
+    options_by_lower = {option.lower(): option for option in options}
+    if swapped := [option for lower, option in options_by_lower.items() if sorted(lower) == sorted(word.lower())]:
         return swapped[:most]
-    return [written[found] for found in difflib.get_close_matches(word.lower(), written, most, cutoff=0.7)]
+    matches = difflib.get_close_matches(word.lower(), options_by_lower, most, cutoff=0.7)
+    return [options_by_lower[match] for match in matches]
 
 
 def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """The options that `word` is short for: their beginning, or some of their letters in order (bf16, bfloat16)."""
-    spelled = word.lower()
-    begun = [option for option in options if len(spelled) > 1 and option.lower().startswith(spelled)]
-    return (begun or [option for option in options if _is_short_for(spelled, option.lower())])[:most]
+    """Return the options that `word` is short for: their beginning, or some letters in order (bf16, bfloat16)."""
+    short = word.lower()
+    begun = [option for option in options if len(short) > 1 and option.lower().startswith(short)]
+    return (begun or [option for option in options if _is_short_for(short, option.lower())])[:most]
 
 
 def _is_short_for(word: str, option: str) -> bool:

@@ -1,4 +1,4 @@
-"""The user's cache folder, where what can be had again is kept: our part of XDG_CACHE_HOME or ~/.cache."""
+"""The user's cache folder: our part of XDG_CACHE_HOME or ~/.cache."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def home(name: str) -> Path:
-    """A folder of this program's there, as an absolute path. Raises RuntimeError where the user has no home."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache").absolute() / "jaxlaunch" / name
+    """Return a folder of this program there, as an absolute path. Raises RuntimeError where the user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache").absolute() / "jaxlaunch" / name

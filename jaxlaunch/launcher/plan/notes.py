@@ -1,4 +1,4 @@
-"""What `plan` says beside its numbers: choices that are accepted, and cost time or progress on their platform. Pure."""
+"""What `plan` notes of choices that are accepted, and cost time or progress on their platform. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxlaunch.launcher.wording import count
 
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
-    """One sentence for each."""
+    """Yield one sentence for each."""
     if job.nodes.platform == "gke":
         yield from _spot(job)
     if job.nodes.platform == "eks":
@@ -24,7 +24,6 @@ def list_notes(job: ResolvedJob) -> Iterator[str]:
 
 
 def _user(job: ResolvedJob) -> Iterator[str]:
-    """Root is the cluster defaults' choice; any other user needs nodes that are set up for it."""
     kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
     if job.security.user == 0 and not job.security.is_chosen:
@@ -51,7 +50,6 @@ def _user(job: ResolvedJob) -> Iterator[str]:
 
 
 def _slice(job: ResolvedJob) -> Iterator[str]:
-    """What the loss of a host costs where the others do not wait for another."""
     if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
         others = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
         yield (
@@ -72,7 +70,6 @@ def _spot(job: ResolvedJob) -> Iterator[str]:
 
 
 def _hugepages(job: ResolvedJob) -> Iterator[str]:
-    """Pods that no node is started for."""
     if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
         yield (
             f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
@@ -81,7 +78,6 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
 
 
 def _eks(job: ResolvedJob) -> Iterator[str]:
-    """What the owner of a node group has to do for a job."""
     capacity, nodes = job.spec.capacity, job.nodes
     if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
         (label,) = nodes.capacity.labels
@@ -118,7 +114,6 @@ _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 
 
 def _way(nodes: str) -> str:
-    """How the hosts would use their fast network."""
     if nodes in eks.INSTANCES:
         return "network: efa"
     if nodes == gke.TCPXO_GPU.value:
@@ -145,7 +140,6 @@ def _render(job: ResolvedJob) -> Iterator[str]:
 
 
 def _arm(job: ResolvedJob) -> Iterator[str]:
-    """Images are of one architecture, or of several."""
     if KNOWN[job.spec.accelerator.type].arm:
         yield (
             f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
@@ -165,7 +159,6 @@ def _numa(job: ResolvedJob) -> Iterator[str]:
 
 
 def _any_gpu(job: ResolvedJob) -> Iterator[str]:
-    """Nodes that nothing but the number of their GPUs chooses."""
     if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
         hosts = job.spec.host_count
         whose = "the host may have any GPU" if hosts == 1 else f"the {count(hosts, 'host')} may have different GPUs"
