@@ -21,7 +21,7 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.adapters.base import merge_stored
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
@@ -68,16 +68,16 @@ def export(
     found = reader.find(folder, step, notes.append)
     beside, inputs = saved_files.saved_tokenizer(folder), saved_files.read_inputs(folder)
     beside |= {} if inputs is None else {saved_files.INPUTS: saved_files.encode_inputs(inputs)}
-    model = stored_model.model(found)
-    params: Mapping[str, Parameter] = stored_model.parameters(found, ema)
+    model = reader.model(found)
+    params: Mapping[str, Parameter] = reader.parameters(found, ema)
     if isinstance(model, MLP) and inputs is not None:
         return _told(found, "MLP", params, save.save_mlp(to, model, params, beside), notes)
     if not isinstance(model, Published):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
     if isinstance(model, ResNet):
-        params = {**params, **stored_model.rest(found, ema)}
-    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, stored_model.lora(found)
+        params = {**params, **reader.rest(found, ema)}
+    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, reader.lora(found)
     if lora is None and merged:
         raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:

@@ -15,7 +15,7 @@ import jax
 from jaxlaunch import atomic_file, contract
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.checkpoint import saved_files, writable
+from jaxlaunch.trainer.checkpoint import saved_files, storage
 from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
 from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Prefetcher
 from jaxlaunch.trainer.data.source import DataSource
@@ -111,7 +111,7 @@ class HeldOut:
         batches = zip(self.batches.parts, self.batches.iterate(self._step.put), strict=True)
         for number, (part, batch) in enumerate(batches):
             between()
-            sums, seen_and_weights = self._step.evaluate_and(state, batch)
+            sums, seen_and_weights = self._step.evaluate(state, batch)
             means.add(part, jax.device_get(sums))
             if classes is not None:
                 seen, weight_B = jax.device_get(seen_and_weights)
@@ -176,7 +176,7 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
-        writable.check(self.folder)
+        storage.check_writable(self.folder)
         preflight.check_cache(spec)
         if spec.compile_cache == AUTO:
             compile_cache.install(place.run_folder, self.note)

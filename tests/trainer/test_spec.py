@@ -5,9 +5,9 @@ from flax import nnx
 from pydantic import TypeAdapter, ValidationError
 
 from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.classifiers import ViT
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.models.vit import ViT
 from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
 from jaxlaunch.trainer.spec.presets import PRESETS
 from jaxlaunch.trainer.step.state import ModelArrays

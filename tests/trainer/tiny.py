@@ -12,9 +12,8 @@ from jax import Array
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.models.mlp import MLP
-from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.models.classifiers import MLP, ViT
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step

@@ -1,4 +1,4 @@
-"""Which attention a job gets on its devices: the one that it names, or for auto the fastest that is available there.
+"""The attention that a job gets on its devices: the one that it names, or for auto the fastest that is available.
 
 Where the one that a job names is unavailable, xla is used; a note says so, and what auto is on an accelerator.
 """
@@ -31,15 +31,17 @@ class Accelerator(NamedTuple):
 
     @classmethod
     def of(cls, device: jax.Device) -> Accelerator:
-        """What a device is; a ROCm device is one of the platform gpu."""
-        if not _is_cuda(device):
+        """Return what a device is; a ROCm device is one of the platform gpu."""
+        # The client of a GPU that is only compiled for does not tell that it is CUDA's, but the GPU's name does.
+        names = f"{device.client.platform_version} {device.device_kind}".lower()
+        if device.platform != "gpu" or not ("cuda" in names or "nvidia" in names):
             return cls(device.platform)
         # Only the devices of CUDA have this attribute, and JAX's type does not declare it.
         return cls("cuda", capability(getattr(device, "compute_capability", None)))
 
 
 def capability(text: str | None) -> tuple[int, int] | None:
-    """`8.0` as (8, 0)."""
+    """Return `8.0` as (8, 0)."""
     if text is None:
         return None
     major, _, minor = str(text).partition(".")
@@ -47,55 +49,54 @@ def capability(text: str | None) -> tuple[int, int] | None:
 
 
 class Shape(NamedTuple):
-    """Sizes of a model's attention: tokens, query heads, key and value heads, the channels of a head; and what of the
-    scores a kernel must know: the window of some layers, and the cap."""
+    """The sizes of a model's attention, and what a kernel must know of its scores."""
 
-    length: int
-    heads: int
-    groups: int
-    size: int
+    length: int  # tokens
+    heads: int  # of queries
+    groups: int  # heads of keys and values
+    size: int  # channels of a head
     is_causal: bool
-    window: int | None = None
+    window: int | None = None  # of some layers
     cap: float | None = None
 
 
 def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """The spec with attention that works on `device`, and a note where that is not the one it names."""
+    """Return the spec with attention that works on `device`, and a note where that is not the one it names."""
     if spec.attention == "auto":
-        return _chosen(spec, device)
+        return _resolve_auto(spec, device)
     reason = why_unavailable(spec, device)
     if reason is None:
         return spec, None
     note = f"train.attention = {spec.attention} is unavailable here: {reason}. Using xla"
-    return _named(spec, "xla"), note
+    return _with_attention(spec, "xla"), note
 
 
-def _chosen(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """The spec with what auto is on `device`, and a note of it where the device has a kernel of its own."""
+def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
+    """Return the spec with what auto is on `device`, and a note of it where the device has a kernel of its own."""
     kernel = KERNELS.get(Accelerator.of(device).platform)
     if kernel is None or shape_of(spec.model) is None:
         return spec, None
-    named = _named(spec, kernel)
+    named = _with_attention(spec, kernel)
     reason = _auto_fault(named) or why_unavailable(named, device, is_masked=True)
     if reason is None:
         return named, f"train.attention = auto: using {kernel}"
-    return _named(spec, "xla"), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
+    return _with_attention(spec, "xla"), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
 
 
 def for_plan(spec: TrainSpec, on: Accelerator | None = None) -> TrainSpec:
-    """The spec to trace without its devices: `fused` in place of a kernel that those have, xla in place of others.
+    """Return the spec to trace without its devices: `fused` in place of a kernel that they have, else xla.
 
     Without `on` a kernel counts as on its own devices, and auto is xla.
     """
     name = KERNELS.get(on.platform, "xla") if spec.attention == "auto" and on is not None else spec.attention
-    named, shape = _named(spec, name), shape_of(spec.model)
+    named, shape = _with_attention(spec, name), shape_of(spec.model)
     if shape is None or name in ANYWHERE or (spec.attention == "auto" and _auto_fault(named) is not None):
-        return _named(spec, "xla")
-    return _named(spec, implementations.FUSED if _has_kernel(named, shape, on) else "xla")
+        return _with_attention(spec, "xla")
+    return _with_attention(spec, implementations.FUSED if _has_kernel(named, shape, on) else "xla")
 
 
 def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
-    """Whether an accelerator that is not here has the named kernel; cuDNN's own checks need a GPU, splash's do not."""
+    """Return whether an accelerator has the named kernel; cuDNN's own checks need a GPU, splash's do not."""
     if on is not None and KERNELS.get(on.platform) != spec.attention:
         return False
     if spec.attention == "splash":
@@ -106,7 +107,7 @@ def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
 
 
 def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
-    """Why the named attention is unavailable on `device`; None where it is available, or the model has none.
+    """Return why the named attention is unavailable on `device`; None if it is available, or the model has none.
 
     `is_masked`: also where the examples hide some keys from some queries.
     """
@@ -125,7 +126,7 @@ def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = Fa
 
 
 def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
-    """What cuDNN's kernel lacks for the spec on a GPU of this compute capability; None: it is not known."""
+    """Return what cuDNN's kernel lacks for the spec on a GPU of this compute capability, None if that is unknown."""
     if precision.policy(spec.precision).compute == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
     if seen is not None and seen < AMPERE:
@@ -134,8 +135,10 @@ def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
 
 
 def _auto_fault(spec: TrainSpec) -> str | None:
-    """What keeps auto from a kernel that a job may name: a TPU's products of float32 operands are its compiler's, and
-    cuDNN's windows have not been tried on a GPU."""
+    """Return what keeps auto from a kernel that a job may name.
+
+    A TPU's products of float32 operands are its compiler's, and cuDNN's windows have not been tried on a GPU.
+    """
     if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
     shape = shape_of(spec.model)
@@ -144,12 +147,12 @@ def _auto_fault(spec: TrainSpec) -> str | None:
     return None
 
 
-def _named(spec: TrainSpec, name: str) -> TrainSpec:
+def _with_attention(spec: TrainSpec, name: str) -> TrainSpec:
     return spec.model_copy(update={"attention": name})
 
 
 def shape_of(model: Model) -> Shape | None:
-    """The attention of a built-in model; None for one without attention and for a custom model."""
+    """Return the attention of a built-in model; None for one without attention and for a custom model."""
     match model:
         case Decoder():
             window = model.window if "window" in model.looks else None
@@ -162,25 +165,18 @@ def shape_of(model: Model) -> Shape | None:
     return None
 
 
-def _is_cuda(device: jax.Device) -> bool:
-    """Whether a GPU is CUDA's. The client of one that is only compiled for does not say so, the GPU's name does."""
-    said = f"{device.client.platform_version} {device.device_kind}".lower()
-    return device.platform == "gpu" and ("cuda" in said or "nvidia" in said)
-
-
 def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
-    """The reason against training with it (a cap, head size, cuDNN's version, the device's generation); None: none."""
+    """Return the reason against training with it (a cap, head size, cuDNN's version, the device) or None."""
     described = partial(jax.ShapeDtypeStruct, dtype=dtype)
     query = described((1, shape.length, shape.heads, shape.size))
     key = described((1, shape.length, shape.groups, shape.size))
     segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)
-    attend = partial(implementations.ATTENTION[name], is_causal=shape.is_causal)
-    if shape.is_causal:
-        attend = partial(attend, window=shape.window, cap=shape.cap)
+    attend = implementations.ATTENTION[name]
+    scores = implementations.Scores(shape.is_causal, shape.window, shape.cap)
 
     def summed(query: Array, key: Array, value: Array, segments: Array) -> Array:
         keys: Keys = implementations.Visible(segments_BL=segments) if is_masked else None
-        return attend(query, key, value, keys).astype(jnp.float32).sum()
+        return attend(query, key, value, keys, scores).astype(jnp.float32).sum()
 
     try:
         jax.eval_shape(jax.grad(summed, argnums=(0, 1, 2)), query, key, key, segments)

@@ -1,4 +1,4 @@
-"""Attention by the name of its implementation. What auto is, trainer/attention/availability decides; here it is xla.
+"""Attention by the name of its implementation; `auto` is resolved by trainer/attention/availability, and xla here.
 
 | name | where | what |
 |---|---|---|
@@ -6,22 +6,22 @@
 | cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
 | splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips blocks that nothing sees |
 
-It also says where each is available. B batch, L length, H query heads, G key and value heads,
-K head size.
+B batch, L length, H query heads, G key and value heads, K head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
-from jaxlaunch.trainer.attention import placeholder_kernel
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import flops
 
@@ -34,13 +34,12 @@ class Visible(NamedTuple):
     lengths_B: Array | None = None  # no query sees a key at or after this position: rows padded at their end
 
     def as_keys(self) -> dict[str, Array]:
-        """What is restricted, by the keys of an example."""
+        """Return what is restricted, by the keys of an example."""
         named = zip(("attention_mask", "segments", "length"), self, strict=True)
         return {key: array for key, array in named if array is not None}
 
     def pairs_B1LL(self, length: int) -> Array | None:
-        """All of it as one boolean mask [B, 1, L or 1, L], whose third axis is 1 where every query sees the same keys;
-        None where all see all."""
+        """Return one boolean mask [B, 1, L or 1, L], the third axis 1 if all queries see the same keys; None: all."""
         parts = []
         if self.mask_BL is not None:
             parts.append((self.mask_BL != 0)[:, None, None, :])
@@ -52,12 +51,21 @@ class Visible(NamedTuple):
 
     @property
     def places_BL(self) -> Array | None:
-        """Position of each token in its segment, from 0; None without segments."""
+        """The position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
         index_BL = jnp.broadcast_to(jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape)
         is_first_BL = jnp.diff(self.segments_BL, axis=1, prepend=self.segments_BL[:, :1] - 1) != 0
         return index_BL - jax.lax.cummax(jnp.where(is_first_BL, index_BL, 0), axis=1)
+
+
+class Scores(NamedTuple):
+    """Which scores there are, and what they are."""
+
+    is_causal: bool  # a query sees the keys up to its own position,
+    window: int | None = None  # and of these only the last so many, its own included
+    cap: float | None = None  # scores are within ±cap by a tanh
+    scale: float | None = None  # scores are times this; default K^-½
 
 
 UNSEEN = -1e38  # a score: far below all others, and finite after a subtraction
@@ -72,32 +80,28 @@ Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
 def visible(keys: Keys) -> Visible:
-    """`keys` as a Visible: an array is its mask."""
+    """Return `keys` as a Visible: an array is its mask."""
     return keys if isinstance(keys, Visible) else Visible(keys)
 
 
 def causal(name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None) -> Attention:
-    """The implementation `name`; a query sees the keys up to its own position. Raises SpecError for an unknown name.
-
-    `window`: of these the last so many alone, its own included. Scores are times `scale`, default K^-½, and then
-    within ±`cap` by a tanh.
-    """
-    attend = partial(_named(name), is_causal=True, window=window, cap=cap, scale=scale)
+    """Return the causal implementation `name`; see Scores. Raises SpecError for an unknown name."""
+    attend, scores = _implementation(name), Scores(True, window, cap, scale)
 
     def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
-        """`attend` in the scope by which its FLOPs are counted."""
+        # By this scope its FLOPs are counted.
         with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
-            return attend(query_BLHK, key_BLGK, value_BLGK, keys)
+            return attend(query_BLHK, key_BLGK, value_BLGK, keys, scores)
 
     return within_scope
 
 
 def full(name: str) -> Attention:
-    """The implementation `name`; every query sees every key. Raises SpecError for an unknown name."""
-    return partial(_named(name), is_causal=False)
+    """Return the implementation `name` by which every query sees every key. Raises SpecError for an unknown name."""
+    return partial(_implementation(name), scores=Scores(False))
 
 
-def _named(name: str) -> Callable[..., Array]:
+def _implementation(name: str) -> Callable[..., Array]:
     if name not in TRACED:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
     kernel = TRACED[name]
@@ -105,35 +109,28 @@ def _named(name: str) -> Callable[..., Array]:
     return jax.named_scope("attention")(named)  # the scope by which a profile recognizes it
 
 
-def _xla(
-    query_BLHK: Array,
-    key_BLGK: Array,
-    value_BLGK: Array,
-    keys: Keys,
-    *,
-    is_causal: bool,
-    window: int | None = None,
-    cap: float | None = None,
-    scale: float | None = None,
-) -> Array:
-    """Scores and softmax in float32. Heads come first, each a matrix of its own, and the queries carry the scale: half
-    the time on a CPU of jax.nn's, which scales the scores and leaves the order to the products."""
+def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+    """Compute scores and softmax in float32.
+
+    Heads come first, each a matrix of its own, and the queries carry the scale: half the time on a CPU of jax.nn's,
+    which scales the scores and leaves the order to the products.
+    """
     mask_B1LL = visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
-    operands = query_BLHK * (size**-0.5 if scale is None else scale), key_BLGK, value_BLGK
+    operands = query_BLHK * (size**-0.5 if scores.scale is None else scores.scale), key_BLGK, value_BLGK
     if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product on CPU
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
     rows, sharing = heads // groups * length, heads // groups  # R: the queries that read the same keys
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
     scores_BGRL = jnp.einsum("bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32)
-    if cap is not None:
-        scores_BGRL = cap * jnp.tanh(scores_BGRL / cap)
-    if is_causal:
+    if scores.cap is not None:
+        scores_BGRL = scores.cap * jnp.tanh(scores_BGRL / scores.cap)
+    if scores.is_causal:
         seen_LL = jnp.tri(length, dtype=bool)
-        if window is not None and window < length:
-            seen_LL &= ~jnp.tri(length, k=-window, dtype=bool)
+        if scores.window is not None and scores.window < length:
+            seen_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
         scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, UNSEEN)
     if mask_B1LL is not None:
         mask_B1RL = mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
@@ -143,22 +140,9 @@ def _xla(
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
-def _cudnn(
-    query_BLHK: Array,
-    key_BLGK: Array,
-    value_BLGK: Array,
-    keys: Keys,
-    *,
-    is_causal: bool,
-    window: int | None = None,
-    cap: float | None = None,
-    scale: float | None = None,
-) -> Array:
-    """cuDNN reads a mask as an array of all pairs; lengths need no such array, and it computes nothing past them.
-
-    Raises ValueError for a cap, which it does not have.
-    """
-    if cap is not None:
+def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+    """Call cuDNN, which computes nothing past lengths, but reads other masks whole. Raises ValueError for a cap."""
+    if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
     seen, length = visible(keys), query_BLHK.shape[1]
     mask_BLL, lengths_B = None, seen.lengths_B
@@ -166,56 +150,112 @@ def _cudnn(
         mask_BLL, lengths_B = seen.pairs_B1LL(length), None
     # JAX refuses every odd length in training, as if there were a mask (0.10.2, 0.11.2): one more that is not seen.
     odd = length % 2
-    if odd and mask_BLL is None and lengths_B is None and not is_causal:
+    if odd and mask_BLL is None and lengths_B is None and not scores.is_causal:
         lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
     query_BLHK, key_BLGK, value_BLGK = (
-        jnp.pad(each, ((0, 0), (0, odd), (0, 0), (0, 0))) for each in (query_BLHK, key_BLGK, value_BLGK)
+        jnp.pad(operand, ((0, 0), (0, odd), (0, 0), (0, 0))) for operand in (query_BLHK, key_BLGK, value_BLGK)
     )
     if mask_BLL is not None:
         mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
         mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, odd), (0, odd)))
     if lengths_B is not None:
         lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)  # a row of no keys has no softmax
+    window = None if scores.window is None or scores.window >= length else (scores.window - 1, 0)
     with jax.numpy_dtype_promotion("standard"):
         mixed_BLHK: Array = jax.nn.dot_product_attention(
             query_BLHK,
             key_BLGK,
             value_BLGK,
             mask=mask_BLL,
-            is_causal=is_causal,
+            is_causal=scores.is_causal,
             query_seq_lengths=lengths_B,
             key_value_seq_lengths=lengths_B,
-            scale=scale,
-            local_window_size=None if window is None or window >= length else (window - 1, 0),
+            scale=scores.scale,
+            local_window_size=window,
             implementation="cudnn",
         )
     return mixed_BLHK[:, :length]
 
 
-def _splash(
-    query_BLHK: Array,
-    key_BLGK: Array,
-    value_BLGK: Array,
-    keys: Keys,
-    *,
-    is_causal: bool,
-    window: int | None = None,
-    cap: float | None = None,
-    scale: float | None = None,
-) -> Array:
-    """Keys that no query may see get a segment of their own."""
+def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+    """Call splash attention; keys that no query may see get a segment of their own."""
     seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
     ids = None
-    if any(each is not None for each in seen):
+    if any(restriction is not None for restriction in seen):
         own_BL = jnp.zeros((batch, length), jnp.int32) if seen.segments_BL is None else seen.segments_BL
         is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
     from jaxlaunch.trainer.attention import splash  # Pallas takes half a second to import
 
-    scores = splash.Scores(is_causal, window, cap, scale)
     return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=MIXED)
 
 
+# --- a stand-in for a fused kernel ------------------------------------------------------------------------------------
+
+# A plan may be traced without the kernel's devices. To JAX the stand-in is one operation, as a kernel is: no policy of
+# rematerialization sees what it computes inside, and the backward pass keeps its operands, its result and one number a
+# row.
+KERNEL = Primitive("fused_attention")
+KERNEL.multiple_results = True
+
+
+def fused(plain: Callable[..., Array]) -> Callable[..., Array]:
+    """Return `plain`, an implementation of attention, as one operation."""
+
+    def attend(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+        arrays, tree = jax.tree.flatten(keys)
+
+        def unflattened(query: Array, key: Array, value: Array, *arrays: Array) -> Array:
+            return plain(query, key, value, jax.tree.unflatten(tree, arrays), scores)
+
+        return _kernel(unflattened, query_BLHK, key_BLGK, value_BLGK, arrays)
+
+    return attend
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _kernel(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Array:
+    return KERNEL.bind(query, key, value, *arrays, plain=plain)[0]
+
+
+def _kernel_forward(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Any:
+    mixed_BLHK, log_sum_BHL = KERNEL.bind(query, key, value, *arrays, plain=plain)
+    return mixed_BLHK, (query, key, value, arrays, mixed_BLHK, log_sum_BHL)
+
+
+def _kernel_backward(plain: Callable[..., Array], kept: Any, cotangent: Array) -> Any:
+    *operands, arrays, _, _ = kept
+    gradients = jax.vjp(lambda *operands: plain(*operands, *arrays), *operands)[1](cotangent)
+    return *gradients, [None] * len(arrays)
+
+
+_kernel.defvjp(_kernel_forward, _kernel_backward)
+
+
+def _kernel_shapes(query: Any, *operands: Any, plain: Callable[..., Array]) -> Any:
+    *batch, length, heads, _ = query.shape
+    return query.update(weak_type=False), query.update(shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32))
+
+
+def _kernel_computed(query: Array, *operands: Array, plain: Callable[..., Array]) -> tuple[Array, Array]:
+    *batch, length, heads, _ = query.shape
+    return plain(query, *operands), jnp.zeros((*batch, heads, length), jnp.float32)
+
+
+def _kernel_batched(operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]) -> Any:
+    """Bind the same operation with one more dimension before the others: what is mapped over, at least of the query."""
+    (query, *others), (axis, *axes) = operands, dims
+    if axis is None:
+        size = next(other.shape[place] for other, place in zip(others, axes, strict=True) if place is not None)
+        query, axis = jnp.broadcast_to(query, (size, *query.shape)), 0
+    mapped = jax.vmap(plain, (0, *axes))
+    return KERNEL.bind(jnp.moveaxis(query, axis, 0), *others, plain=mapped), (0, 0)
+
+
+KERNEL.def_abstract_eval(_kernel_shapes)
+mlir.register_lowering(KERNEL, mlir.lower_fun(_kernel_computed, multiple_results=True))
+batching.primitive_batchers[KERNEL] = _kernel_batched
+
 ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, SPLASH: _splash}
-TRACED = {**ATTENTION, FUSED: placeholder_kernel.fused(_xla)}
+TRACED = {**ATTENTION, FUSED: fused(_xla)}

@@ -1,6 +1,6 @@
-"""What of a row of tokens is text, and what fills it up: one answer for the loss, routers, counts and speeds.
+"""Which tokens of a row are text, and which fill it up: one answer for the loss, routers, counts and speeds.
 
-A row says so by the keys that it has, of those that trainer/tasks/lm lists. Functions of arrays of numpy or JAX.
+A row tells by the keys that it has, of those that trainer/tasks/lm lists. Functions of arrays of numpy or JAX.
 
 B batch, L length, T = L + 1 tokens.
 """
@@ -19,7 +19,7 @@ Arrays = Mapping[str, Any]  # by the names of an example's keys, [B, ...]
 
 
 def real_tokens(batch: Arrays) -> Any:
-    """Which of `tokens` [B, T] are text: boolean, [B, T].
+    """Return which of `tokens` [B, T] are text: boolean, [B, T].
 
     None of a row of `weight` 0, where `attention_mask` is 0, or from `length` on; nor of a segment numbered 0 or less,
     in which nothing is predicted. Segments may be counted from 0 all the same: without a `mask` [B, T - 1] such a
@@ -47,7 +47,7 @@ def real_tokens(batch: Arrays) -> Any:
 
 
 def read(batch: Arrays) -> Any:
-    """Which of the tokens that a model reads, all but the last of a row, count: boolean, [B, T - 1].
+    """Return which of the tokens that a model reads, all but the last of a row, count: boolean, [B, T - 1].
 
     Those that are text, but for the last of it: where a row is filled up a model reads that too, and where it is not it
     does not.
@@ -59,7 +59,7 @@ def read(batch: Arrays) -> Any:
 
 
 def targets(batch: Arrays) -> Any:
-    """Which of `tokens` [B, T] but the first are predicted: boolean, [B, T - 1].
+    """Return which of `tokens` [B, T] but the first are predicted: boolean, [B, T - 1].
 
     Those where the `mask` is not 0, if there is one, that are text and follow text of their own segment.
     """
@@ -73,22 +73,19 @@ def targets(batch: Arrays) -> Any:
 
 
 def rows(batch: Arrays) -> dict[str, Any]:
-    """The rows of examples that have several, as pairs [B, 2, T] have: [B × 2, T], each of its example's weight."""
-    each = math.prod(batch["tokens"].shape[1:-1])
+    """Split examples of several rows, such as pairs [B, 2, T], into [B × 2, T], each with its example's weight."""
     if batch["tokens"].ndim == 2:
         return dict(batch)
-    apart = {key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"}
-    return apart | ({"weight": jnp.repeat(batch["weight"], each)} if "weight" in batch else {})
+    count = math.prod(batch["tokens"].shape[1:-1])
+    split = {key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"}
+    return split | ({"weight": jnp.repeat(batch["weight"], count)} if "weight" in batch else {})
 
 
 def counted(batch: Arrays) -> jax.Array:
-    """How many tokens of a batch are `read`, an int32 scalar.
-
-    A key that a task of one's own uses for something else, by its shape, is not asked.
-    """
-    found = rows(batch)
-    size, length = found["tokens"].shape
-    forms: dict[str, tuple[int, ...]] = {key: (size, length) for key in ("tokens", "attention_mask", "segments")}
-    forms |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
-    known = {key: found[key] for key, form in forms.items() if key in found and found[key].shape == form}
+    """Return how many tokens of a batch are `read`, an int32 scalar, by those of its keys that have the right shape."""
+    split = rows(batch)
+    size, length = split["tokens"].shape
+    shapes: dict[str, tuple[int, ...]] = {key: (size, length) for key in ("tokens", "attention_mask", "segments")}
+    shapes |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
+    known = {key: split[key] for key, shape in shapes.items() if key in split and split[key].shape == shape}
     return jnp.asarray(read(known)).sum(dtype=jnp.int32)

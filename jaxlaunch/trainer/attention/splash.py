@@ -6,7 +6,6 @@ B batch, L length, H query heads, G key and value heads, K head size.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +14,12 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
+from jaxlaunch.trainer.attention.implementations import Scores
 from jaxlaunch.trainer.parallel.sharding import RULES
 
 LANES = 128  # every block's sides are multiples of it
 BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length
 Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
-
-
-class Scores(NamedTuple):
-    """Which scores there are, and what they are: as the keys of implementations.causal say."""
-
-    is_causal: bool
-    window: int | None = None
-    cap: float | None = None
-    scale: float | None = None
 
 
 def attend(
@@ -41,9 +32,9 @@ def attend(
     name: str | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Attention out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
+    """Return out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
 
-    Raises ValueError for a length that blocks do not divide. `name`: that of its result, and of the sums by which its
+    Raises ValueError for a length that blocks do not divide. `name` is that of its result, and of the sums by which its
     backward pass does without the scores, for a remat that keeps some by name. `interpret` computes it on any device,
     slowly.
     """
@@ -52,7 +43,9 @@ def attend(
         kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
         scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
         scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
-        heads_first = (each.swapaxes(1, 2) for each in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK))
+        heads_first = (
+            operand.swapaxes(1, 2) for operand in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK)
+        )
         segments = None if ids is None else kernels.SegmentIds(*ids)
         mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
         assert isinstance(mixed_BHLK, Array), "the kernel was made without residuals"
@@ -72,8 +65,7 @@ def attend(
         out_specs=query,
         check_vma=False,  # the kernel does not say what it varies over
     )
-    mixed_BLHK: Array = split(query_BLHK, key_BLGK, value_BLGK, ids)
-    return mixed_BLHK
+    return split(query_BLHK, key_BLGK, value_BLGK, ids)
 
 
 AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
@@ -94,7 +86,7 @@ def _kernel(
     sizes = kernels.BlockSizes(
         block_q=side, block_kv=side, block_q_dkv=side, block_kv_dkv=side, block_q_dq=side, block_kv_dq=side
     )
-    kernel: kernels.SplashAttentionKernel = kernels.make_splash_mha(
+    return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=sizes,
         head_shards=1,
@@ -103,4 +95,3 @@ def _kernel(
         attn_logits_soft_cap=scores.cap,
         interpret=interpret,
     )
-    return kernel

@@ -1,4 +1,4 @@
-"""What an exception that was raised while storage was read or written tells: it failed, or what was asked is wrong.
+"""Failures of storage: whether an exception means that storage failed, or that what was asked is wrong; retries.
 
 Storage that failed may be back at the next attempt (84); wrong data stay wrong (65). A right that is missing was never
 given, as long as the run has not trained; after that it was there, and may be back.
@@ -11,8 +11,9 @@ import errno
 import http.client
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.error import URLError
 
 from jaxlaunch import contract
@@ -36,11 +37,35 @@ LOST = re.compile(
 )
 BUSY = (408, 425, 429)  # statuses of HTTP below 500 that another attempt may not meet
 UNAUTHORIZED = (401, 403)
+LONGEST_PAUSE_S = 8.0
+
+T = TypeVar("T")
+
+
+def again(act: Callable[[], T]) -> T:
+    """Return what `act` returns; call it again while it raises a StorageError, for as long as the agent allows.
+
+    Raises the first error: those that follow may only be its consequences. A full disk is not waited for.
+    """
+    until = time.monotonic() + float(os.environ.get(contract.STORAGE_WAIT, 0.0))
+    pause_s, first = 1.0, None
+    while True:
+        try:
+            return act()
+        except StorageError as error:
+            first = first or error
+            left_s = until - time.monotonic()
+            if is_full(error) or left_s <= 0:
+                raise first from first.__cause__
+            pause_s = min(pause_s, left_s)
+        print(f"{first}; trying again in {pause_s:.0f} s", flush=True)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager
 def training() -> Iterator[None]:
-    """Within it the run trains, as this process and those that it starts know."""
+    """Let this process and those that it starts know that the run trains."""
     is_first = contract.SAVED not in os.environ
     os.environ.setdefault(contract.SAVED, "0")
     try:
@@ -51,57 +76,60 @@ def training() -> Iterator[None]:
 
 
 def has_trained() -> bool:
-    """Whether this run has trained, in an earlier attempt or in this one: its storage let it."""
+    """Return whether this run has trained, in an earlier attempt or in this one: its storage let it."""
     return contract.SAVED in os.environ
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk has no room, as an error of ours says: waiting does not make any."""
+    """Return whether a disk has no room, as an error of ours says: waiting does not make any."""
     return any(os.strerror(number) in str(error) for number in FULL)
 
 
 def unreadable(what: str, error: BaseException) -> DataError | StorageError:
-    """The error that ends a run in which `error` was raised while `what` was read, in one sentence."""
+    """Return the error that ends a run in which `error` was raised while `what` was read, in one sentence."""
     return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
 
 
 def kind_of(error: BaseException) -> type[DataError] | type[StorageError]:
-    """Whose fault `error` is."""
+    """Return the kind of error to end with: that of storage or that of the data."""
     return StorageError if is_storage(error) else DataError
 
 
 def is_storage(error: BaseException) -> bool:
-    """Whether a disk or a network failed, so that another attempt may succeed.
+    """Return whether a disk or a network failed, so that another attempt may succeed.
 
     What `error` was raised from, or while handling, decides where it says nothing itself.
     """
-    for each in _chain(error):
-        if isinstance(each, LASTING):
-            return isinstance(each, PermissionError) and has_trained()
-        if (status := _status(each)) is not None:
-            is_refused = status in UNAUTHORIZED or "expired" in str(each).lower()  # ExpiredToken of S3 has 400
+    for link in _chain(error):
+        if isinstance(link, LASTING):
+            return isinstance(link, PermissionError) and has_trained()
+        if (status := _status(link)) is not None:
+            is_refused = status in UNAUTHORIZED or "expired" in str(link).lower()  # ExpiredToken of S3 has 400
             return status in BUSY or status >= 500 or (is_refused and has_trained())
-        if isinstance(each, NETWORK) and not _is_reported_by_another(each):
+        # A URLError may carry what happened: `file:///gone` is one around a FileNotFoundError.
+        is_wrapper = isinstance(link, URLError) and isinstance(link.reason, BaseException)
+        if isinstance(link, NETWORK) and not is_wrapper:
             return True
-        if isinstance(each, OSError) and each.errno is not None and not _is_client(each.__cause__):
+        if isinstance(link, OSError) and link.errno is not None and not _client_kinds(link.__cause__):
             return True  # a client's own error, which s3fs puts into an OSError, says more
-        if _is_lost_client(each) or (_is_client(each) and has_trained()):
+        kinds = _client_kinds(link)
+        if any(LOST.search(kind.__name__) for kind in kinds) or (kinds and has_trained()):
             return True
     return False
 
 
 def is_from_store(error: BaseException) -> bool:
-    """Whether a disk, a network or a client of storage raised `error`, or what it came from: no bug, whatever it is."""
-    return any(isinstance(each, OSError | http.client.HTTPException) or _is_client(each) for each in _chain(error))
+    """Return whether a disk, a network or a client of storage raised `error`, or what it came from: it is no bug."""
+    return any(isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link) for link in _chain(error))
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store answered and will answer the same again: no right to it, no credentials, no such bucket."""
+    """Return whether a store will answer the same again: no right to it, no credentials, no such bucket."""
     return is_from_store(error) and not is_storage(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and what it was raised from, as a traceback shows them; `reason` is how urllib and urllib3 chain."""
+    """Yield `error` and what it was raised from, as a traceback does; `reason` is how urllib and urllib3 chain."""
     seen: list[BaseException] = []
     following: Any = error
     while isinstance(following, BaseException) and following not in seen:
@@ -112,13 +140,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         following = reason if isinstance(reason, BaseException) else raised_from
 
 
-def _is_reported_by_another(error: BaseException) -> bool:
-    """Whether a URLError carries what happened: `file:///gone` is one around a FileNotFoundError."""
-    return isinstance(error, URLError) and isinstance(error.reason, BaseException)
-
-
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an exception of a client carries: urllib, requests, httpx, aiohttp, botocore, google."""
+    """Return the HTTP status of a client's exception: urllib, requests, httpx, aiohttp, botocore, google."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
     if type(error) is OSError and str(error).startswith("Forbidden: "):  # of gcsfs, which leaves the status out
@@ -126,22 +149,10 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's ClientError
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    said = (getattr(error, "code", None), getattr(error, "status", None), getattr(response, "status_code", response))
-    return next((int(each) for each in said if isinstance(each, int) and 400 <= each < 600), None)
+    codes = (getattr(error, "code", None), getattr(error, "status", None), getattr(response, "status_code", response))
+    return next((int(code) for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
-def _is_lost_client(error: BaseException) -> bool:
-    """Whether a storage client lost its server, by the name of the exception's class or of one above it."""
-    return any(_is_client_s(each) and LOST.search(each.__name__) for each in _kinds(error))
-
-
-def _is_client(error: BaseException | None) -> bool:
-    return any(_is_client_s(each) for each in _kinds(error))
-
-
-def _is_client_s(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in CLIENTS
-
-
-def _kinds(error: BaseException | None) -> list[type]:
-    return [each for each in type(error).__mro__ if not issubclass(BaseException, each)]
+def _client_kinds(error: BaseException | None) -> list[type]:
+    """Return those of the classes of an exception that a client of storage defines."""
+    return [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENTS]

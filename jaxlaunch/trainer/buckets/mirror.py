@@ -1,4 +1,4 @@
-"""Copies a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER --ranks 0 8`.
+"""Copy a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER --ranks 0 8`.
 
 The agent starts it, because it is the standard library alone and runs in any image; what can reach a bucket is the
 trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts left. After it a file that changes
@@ -47,7 +47,7 @@ class Mirror:
         self._put: dict[str, tuple[State, float]] = {}  # what was put, and when
 
     def pull(self, ranks: range, is_whole: bool) -> None:
-        """Fetches what earlier attempts left: all but other hosts' logs, or only the logs of `ranks`."""
+        """Fetch what earlier attempts left: all but other hosts' logs, or only the logs of `ranks`."""
         with remote.storage(f"reading the run folder {self._url}", SpecError), contextlib.suppress(FileNotFoundError):
             names = remote.names(self._url)
             newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
@@ -60,23 +60,24 @@ class Mirror:
                     self._put[name] = (about.st_mtime_ns, about.st_size), 0.0
 
     def move(self, before: range, ranks: range) -> None:
-        """The host has `ranks` in place of those `before`: puts the logs that others continue, and fetches its own."""
+        """Put the logs that others continue and fetch its own, when the host has `ranks` in place of `before`."""
         self.push(at_once=True)
         for name in list(self._put):
             log = LOG.fullmatch(name)
             if log and int(log[2]) in before and int(log[2]) not in ranks:
                 del self._put[name]
                 (self._folder / name).unlink(missing_ok=True)
-        gained = [rank for rank in ranks if rank not in before]
-        for rank in gained:
-            self.pull(range(rank, rank + 1), False)
+        for rank in ranks:
+            if rank not in before:
+                self.pull(range(rank, rank + 1), False)
 
     def push(self, *, at_once: bool = False) -> None:
-        """Puts the files that changed and are due, or all that changed. Raises StorageError, SpecError."""
+        """Put the files that changed and are due, or all that changed. Raises StorageError, SpecError."""
         now = time.monotonic()
         for name, state in self._states().items():
             before, when = self._put.get(name, ((0, -1), 0.0))
-            if state == before or not (at_once or now - when >= _pause_s(name, state[1])):
+            pause_s = max(EVERY_S.get(name, OTHERS_S), state[1] / BYTES_PER_S)
+            if state == before or not (at_once or now - when >= pause_s):
                 continue
             with remote.storage(f"writing {self._url}/{name}", SpecError), contextlib.suppress(FileNotFoundError):
                 with open(self._folder / name, "rb", opener=regular_files.opener) as file:
@@ -86,7 +87,7 @@ class Mirror:
                 self._put[name] = state, now
 
     def _joined(self, ours: bytes) -> bytes:
-        """Our attempts after those that another host added meanwhile."""
+        """Return our attempts after those that another host added meanwhile."""
         theirs = b""
         with contextlib.suppress(FileNotFoundError):
             theirs = remote.filesystem(self._url).cat_file(f"{self._url}/{LINES}")
@@ -94,33 +95,28 @@ class Mirror:
         return b"".join(line + b"\n" for line in theirs.splitlines() if line not in known) + ours
 
     def _states(self) -> dict[str, State]:
-        found = {}
+        states = {}
         for parent, folders, names in os.walk(self._folder):
-            folders[:] = [each for each in folders if not each.startswith(".")]
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
             for name in names:
                 path = os.path.join(parent, name)
                 if not name.startswith(".") and not name.endswith(".tmp"):
                     with contextlib.suppress(FileNotFoundError):
                         about = os.stat(path)
-                        found[os.path.relpath(path, self._folder)] = (about.st_mtime_ns, about.st_size)
-        return found
+                        states[os.path.relpath(path, self._folder)] = (about.st_mtime_ns, about.st_size)
+        return states
 
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
-    """Whether a host of `ranks` needs what it is: of logs those of the `newest` start, its own and the first."""
-    log = LOG.fullmatch(name)
-    if log:
+    """Return whether a host of `ranks` needs a file: of logs those of the `newest` start, its own and the first."""
+    if log := LOG.fullmatch(name):
         start, rank = int(log[1] or 0), int(log[2])
         return start == newest and (rank in ranks or (is_whole and rank < SHOWN))
     return is_whole
 
 
-def _pause_s(name: str, size: int) -> float:
-    return max(EVERY_S.get(name, OTHERS_S), size / BYTES_PER_S)
-
-
 def main() -> int:
-    """Mirrors until stdin ends; returns the exit code."""
+    """Mirror until stdin ends; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.buckets.mirror", description=__doc__)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
@@ -141,36 +137,31 @@ def main() -> int:
 
 
 def _follow(mirror: Mirror, ranks: range) -> int:
-    is_last, said, rest = False, "", b""
+    is_last, failure, rest = False, "", b""
     while True:
         try:
             mirror.push(at_once=is_last)
-            said = ""
+            failure = ""
         except TrainerError as error:
-            if str(error) != said:
-                said = str(error)
-                print(f"mirror: {said}", file=sys.stderr, flush=True)
-        if is_last and not said:
+            if str(error) != failure:
+                failure = str(error)
+                print(f"mirror: {failure}", file=sys.stderr, flush=True)
+        if is_last and not failure:
             print("done", flush=True)  # its exit code reaches nobody: the agent reaps every child of its own loop
         if is_last:
-            return contract.STORAGE if said else contract.DONE
+            return contract.STORAGE if failure else contract.DONE
         readable, _, _ = select.select([0], [], [], min(EVERY_S.values()))
         data = os.read(0, 4096) if readable else b""
         is_last = bool(readable) and not data
         *orders, rest = (rest + data).split(b"\n")
         for order in orders:
-            moved = range(*map(int, order.split()[1:]))
-            _move(mirror, ranks, moved)
-            ranks = moved
+            before, ranks = ranks, range(*map(int, order.split()[1:]))
+            try:
+                mirror.move(before, ranks)
+            except (TrainerError, OSError) as error:
+                # The agent does not wait for long, so an error is only reported.
+                print(f"mirror: the logs of ranks that moved may lack lines: {error}", file=sys.stderr, flush=True)
             print(order.decode(), flush=True)
-
-
-def _move(mirror: Mirror, before: range, ranks: range) -> None:
-    """The agent does not wait for long: an error is only said."""
-    try:
-        mirror.move(before, ranks)
-    except (TrainerError, OSError) as error:
-        print(f"mirror: the logs of ranks that moved may lack lines: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

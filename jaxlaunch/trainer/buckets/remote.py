@@ -15,7 +15,7 @@ import fsspec
 
 from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
+from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
 
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's name, and the package that has it; the
@@ -29,12 +29,12 @@ logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is a URL."""
+    """Return whether `path` is a URL."""
     return "://" in path
 
 
 def check(key: str, url: str) -> None:
-    """Raises SpecError, in which `key` names the place, where `url` is not of a store that can be used here."""
+    """Raise SpecError, in which `key` names the place, if `url` is not of a store that can be used here."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         known = " and ".join(f"{name}://" for name in SCHEMES)
@@ -42,58 +42,50 @@ def check(key: str, url: str) -> None:
     if (wrong := block.bucket_fault(url)) is not None:
         raise SpecError(f"{key} = {url} {wrong}")
     extra, package = SCHEMES[scheme]
-    if importlib.util.find_spec(package) is None and not _is_registered(extra):
+    if importlib.util.find_spec(package) is None and extra not in fsspec.registry:
         raise SpecError(
             f"{key} = {url}: {scheme}:// needs {package}, which is not installed: {installation.hint(extra)}"
         )
 
 
-def _is_registered(protocol: str) -> bool:
-    """Whether a class was registered with fsspec by hand."""
-    return protocol in fsspec.registry
-
-
 def filesystem(url: str) -> Any:
-    """fsspec's file system of `url`. Raises ImportError where its package is not installed."""
+    """Return fsspec's file system of `url`. Raises ImportError where its package is not installed."""
     return fsspec.filesystem(SCHEMES[url.partition("://")[0]][0])
 
 
 def names(url: str) -> list[str]:
-    """Names of all objects below `url`, relative to it, in order."""
+    """Return the names of all objects below `url`, relative to it, in order."""
     system = filesystem(url)
     root = str(system._strip_protocol(url)).rstrip("/")
-    return sorted(found.removeprefix(root).strip("/") for found in system.find(url) if not found.endswith("/"))
+    return sorted(name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/"))
 
 
 def matched(pattern: str) -> list[str]:
-    """URLs of the objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
+    """Return the URLs of the objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
     scheme = pattern.partition("://")[0]
     with storage(f"listing {pattern}"):
-        found = filesystem(pattern).glob(pattern, detail=True)
-    return [f"{scheme}://{name}" for name, about in found.items() if about["type"] == "file"]
+        objects = filesystem(pattern).glob(pattern, detail=True)
+    return [f"{scheme}://{name}" for name, about in objects.items() if about["type"] == "file"]
 
 
 def entries(folder: str) -> list[str]:
-    """Names in a folder, in order; none where there is no such folder. Raises StorageError, DataError."""
+    """Return the names in a folder, in order; none where there is no such folder. Raises StorageError, DataError."""
     try:
         with storage(f"listing {folder}"):
-            found = filesystem(folder).ls(folder, detail=False)
+            paths = filesystem(folder).ls(folder, detail=False)
     except FileNotFoundError:
         return []
-    return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+    return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
 
 @contextlib.contextmanager
 def storage(doing: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
-    """Turns what a store raises while `doing` into a StorageError; FileNotFoundError is left as it is.
-
-    What another attempt meets again, such as a missing right, becomes a `refusal`.
-    """
+    """Turn what a store raises, except FileNotFoundError, into StorageError, or a `refusal` if it would do so again."""
     try:
         yield
     except (FileNotFoundError, TrainerError):
         raise
-    except Exception as error:  # each store has errors of its own: aiohttp's, botocore's, Google's
-        first = next(iter(str(error).splitlines()), "")[:300]
+    except Exception as error:
+        # Each store has errors of its own: aiohttp's, botocore's, Google's.
         kind = refusal if faults.is_refusal(error) else StorageError
-        raise kind(f"{doing} failed: {type(error).__name__}: {first}") from error
+        raise kind(f"{doing} failed: {first_line(error)}") from error

@@ -25,11 +25,12 @@ from etils import epath
 from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from jaxlaunch.trainer.checkpoint import own_steps
-from jaxlaunch.trainer.checkpoint.manifest import each, is_remote
+from jaxlaunch.trainer.checkpoint import folder as folders
+from jaxlaunch.trainer.checkpoint.manifest import is_remote, map_files
+from jaxlaunch.trainer.checkpoint.storage import TIMEOUT_S
 
 STATE, META = "state", "meta"  # the two items of a step
-TIMEOUT_S = 1200  # Orbax's default for the background part of a save
+S3 = "s3://"
 Leaf = tuple[tuple[int, ...], str]  # shape and dtype
 # What Orbax's threads log of an error that `wait` raises, each time with its traceback.
 RAISED_LATER = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
@@ -40,7 +41,7 @@ class Arrays:
     """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
 
     def __init__(self, root: epath.Path) -> None:
-        teach()
+        teach_s3()
         in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -52,29 +53,29 @@ class Arrays:
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Returns when the arrays are copied; they are written behind. Raises ValueError when `folder` exists."""
+        """Start to write; return when the arrays are copied. Raises ValueError when `folder` exists."""
         args = {STATE: ocp.args.StandardSave(tree), META: ocp.args.JsonSave(dict(meta))}
         self._checkpointer.save(folder, args=ocp.args.Composite(**args))
 
     def wait(self) -> None:
-        """Returns when Orbax has renamed the last save to its final name. Raises what went wrong, of any type."""
+        """Return when Orbax has renamed the last save to its final name. Raises what went wrong, of any type."""
         self._checkpointer.wait_until_finished()
 
     def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
-        """How the saved state differs from `abstract` in names, shapes or dtypes: its first leaf that does, or None."""
+        """Return how the first leaf of the saved state that differs from `abstract` does so, in words, or None."""
         metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
         if metadata is None:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
         return first_difference(leaves(metadata.tree), leaves(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State and meta, each array sharded as in `abstract`. Not a collective: one process may fail alone."""
+        """Return state and meta, each array sharded as in `abstract`. No collective: one process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
 
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
-        """Reads what process `index` of `count` reads of the stored arrays. Raises what tensorstore does.
+        """Read what process `index` of `count` reads of the stored arrays. Raises what tensorstore does.
 
         Called before Orbax loads a step without a manifest: an Orbax restore that fails leaves dozens of callbacks to
         a closed event loop, each with a traceback of its own.
@@ -85,10 +86,10 @@ class Arrays:
         keys = sorted(database.list().result())
         if not keys:
             raise ValueError(f"{STATE}/ holds no arrays")
-        each(lambda key: len(database.read(key).result().value), keys[index::count])
+        map_files(lambda key: len(database.read(key).result().value), keys[index::count])
 
     def close(self) -> None:
-        """Waits for the last save and ends Orbax's threads."""
+        """Wait for the last save and end Orbax's threads."""
         self._checkpointer.close()
 
 
@@ -99,10 +100,10 @@ class _Marked:
     _checkpoint_metadata_store: Any
 
     async def create(self) -> epath.Path:
-        """Makes the folder. Raises FileExistsError when something is there already."""
-        await asyncio.to_thread(own_steps.begin, self._tmp_path)
+        """Make the folder. Raises FileExistsError when something is there already."""
+        await asyncio.to_thread(folders.begin_step, self._tmp_path)
         self._checkpoint_metadata_store.write(
-            file_path=self._tmp_path / own_steps.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
+            file_path=self._tmp_path / folders.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
         )
         return self._tmp_path
 
@@ -116,28 +117,25 @@ class _InPlace(_Marked, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ig
 
 
 def shapes(folder: epath.Path) -> dict[str, Any]:
-    """The saved state as a nested dict, each array by its metadata: shape and dtype. Raises what Orbax does."""
-    teach()
-    tree: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
-    return tree
+    """Return the saved state as a nested dict, each array by its metadata. Raises what Orbax does."""
+    teach_s3()
+    return ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
 
 
 def meta(folder: epath.Path) -> dict[str, Any]:
-    """The meta beside the state. Raises what Orbax does."""
-    found: dict[str, Any] = ocp.JsonCheckpointHandler().restore(folder / META)
-    return found
+    """Return the meta of a step. Raises what Orbax does."""
+    return ocp.JsonCheckpointHandler().restore(folder / META)
 
 
-def one(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
-    """The array `name` of a part of the state, whole, on the host; no other is read. Raises what Orbax does."""
+def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
+    """Return the array `name` of a part of the state, whole, on the host; read no other. Raises what Orbax does."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     args = ocp.args.PyTreeRestore(item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True)
-    array: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
-    return array
+    return ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
 
 
 def leaves(tree: Any) -> dict[str, Leaf]:
-    """Shape and dtype of every array of a tree, by path; of a random key, those of the numbers that are stored."""
+    """Return the shape and dtype of every array of a tree, by path; of a random key, those of its stored numbers."""
     flat = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -149,39 +147,33 @@ def leaves(tree: Any) -> dict[str, Leaf]:
 
 
 def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:
-    """The first array whose shape or dtype differs between a checkpoint and the model, as a sentence; None: none."""
-    for name in [*wanted, *(name for name in saved if name not in wanted)]:
+    """Return a sentence on the first array whose shape or dtype differs between checkpoint and model; None: none."""
+
+    def describe(leaf: Leaf | None) -> str:
+        return "absent" if leaf is None else f"{leaf[1]}[{','.join(map(str, leaf[0]))}]"
+
+    for name in dict.fromkeys([*wanted, *saved]):
         if saved.get(name) != wanted.get(name):
-            then, now = _describe(saved.get(name)), _describe(wanted.get(name))
+            then, now = describe(saved.get(name)), describe(wanted.get(name))
             return f"{name} is {then} in the checkpoint and {now} in this model"
     return None
 
 
-def _describe(leaf: Leaf | None) -> str:
-    if leaf is None:
-        return "absent"
-    shape, dtype = leaf
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-S3 = "s3://"
-
-
-def teach() -> None:
-    """Makes Orbax build its storage specifications for s3:// too. Once or many times."""
+def teach_s3() -> None:
+    """Make Orbax build its storage specifications for s3:// too. Call it once or many times."""
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
-        return  # taught already
-    tensorstore_utils._normalize_path = _apart(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
-    tensorstore_utils._use_gcs_driver = _apart(tensorstore_utils._use_gcs_driver, lambda path: True)
-    gcs_utils.get_kvstore_for_gcs = _apart(gcs_utils.get_kvstore_for_gcs, kvstore)
+        return
 
+    def override(theirs: Callable[[str], Any], ours: Callable[[str], Any]) -> Callable[[str], Any]:
+        return lambda path: ours(path) if path.startswith(S3) else theirs(path)
 
-def _apart(theirs: Callable[[str], Any], ours: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda path: ours(path) if path.startswith(S3) else theirs(path)
+    tensorstore_utils._normalize_path = override(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
+    tensorstore_utils._use_gcs_driver = override(tensorstore_utils._use_gcs_driver, lambda path: True)
+    gcs_utils.get_kvstore_for_gcs = override(gcs_utils.get_kvstore_for_gcs, kvstore)
 
 
 def kvstore(url: str) -> dict[str, Any]:
-    """tensorstore's specification of s3://bucket/name, at the endpoint and in the region of Amazon's own variables."""
+    """Return tensorstore's specification of s3://bucket/name, at endpoint and region of Amazon's own variables."""
     bucket, _, name = url.removeprefix(S3).partition("/")
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

@@ -20,37 +20,37 @@ from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
 BLOCK = 4096  # bytes of a message; most fit into one, and more are sent as a second, padded to a multiple of this
 HEAD = 8  # bytes of the first message, which say how many bytes the value has
-SAID = 700  # characters of a fingerprint in a sentence
+SHOWN = 700  # characters of a fingerprint in a sentence
 
 T = TypeVar("T")
 
 
 def gather(value: T) -> list[T]:
-    """The JSON `value` of every process, by process index, on every process."""
+    """Return the JSON `value` of every process, by process index, on every process."""
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     first = np.zeros(BLOCK, np.uint8)
     first[:HEAD] = np.frombuffer(data.size.to_bytes(HEAD, "little"), np.uint8)
     first[HEAD : HEAD + data.size] = data[: BLOCK - HEAD]
-    rows = _all(first)
+    rows = _all_gather(first)
     sizes = [int.from_bytes(row[:HEAD].tobytes(), "little") for row in rows]
     rows = rows[:, HEAD:]
     if (more := max(sizes) - rows.shape[1]) > 0:
         rest = np.zeros(-(-more // BLOCK) * BLOCK, np.uint8)
         left = data[BLOCK - HEAD :]
         rest[: left.size] = left
-        rows = np.concatenate([rows, _all(rest)], axis=1)
+        rows = np.concatenate([rows, _all_gather(rest)], axis=1)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _all(own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array [n] of every process, by process index: [processes, n]. A collective."""
-    return np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+def _all_gather(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array [n] of every process, by process index: [processes, n]."""
+    return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, array.size)
 
 
 def on_primary(act: Callable[[], T]) -> T:
-    """What `act` returns (JSON) on process 0, on every process; its CheckpointError or StorageError on every process.
+    """Return what `act` returns (JSON) on process 0, or raise its CheckpointError or StorageError, on every process.
 
     What a disk or a client of an object store raises becomes a StorageError: the other processes wait for an answer.
     """
@@ -73,16 +73,15 @@ def on_primary(act: Callable[[], T]) -> T:
 
 
 def check_alike(sets: Mapping[str, str]) -> None:
-    """Raises DataError, on every process, where one would read other data than process 0: `sets` are the fingerprints.
+    """Raise DataError, on every process, if one would read other data than process 0: `sets` are the fingerprints.
 
     A folder that hosts do not share may hold other files on each, or rows that another version of a package made.
     """
-    told = json.dumps(sets, sort_keys=True)
-    mine = [socket.gethostname(), hashlib.sha256(told.encode()).hexdigest(), told[:SAID]]
-    found = gather(mine)
-    for number, (host, digest, data) in enumerate(found):
-        if digest != found[0][1]:
+    text = json.dumps(sets, sort_keys=True)
+    gathered = gather([socket.gethostname(), hashlib.sha256(text.encode()).hexdigest(), text[:SHOWN]])
+    for number, (host, digest, data) in enumerate(gathered):
+        if digest != gathered[0][1]:
             raise DataError(
-                f"process {number} on {host} would read different data from process 0 on {found[0][0]}: {data}, not "
-                f"{found[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
+                f"process {number} on {host} would read different data from process 0 on {gathered[0][0]}: {data}, not "
+                f"{gathered[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
             )

@@ -1,4 +1,4 @@
-"""What a step's folder must hold, file by file, and whether the files are unchanged. Never imports jax.
+"""The manifest of a step: what its folder must hold, file by file, and whether the files are unchanged.
 
 Orbax keeps no digest: one flipped byte restores without an error, with other weights (measured on 0.12.8). So the last
 file written into a step's folder is this manifest: sizes and digests of all others, and its own. It is the commit mark,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class NotAFile(OSError):
-    """What is in a file's place is none that can be read to its end: a FIFO, a device, or far more than was written."""
+    """What is in the place of a file cannot be read to its end: a FIFO, a device, or far more than was written."""
 
 
 class Damaged(Exception):
@@ -64,22 +64,21 @@ class Manifest:
     files: Mapping[str, Entry]
 
     def to_bytes(self) -> bytes:
-        """The manifest as JSON with its own SHA-256; equal manifests give equal bytes."""
+        """Return the manifest as JSON with its own SHA-256; equal manifests give equal bytes."""
         files = {name: [entry.size, entry.sha256] for name, entry in self.files.items()}
         body = {"format": FORMAT, "step": self.step, "uid": self.uid, "files": files}
-        return _json({"manifest": body, "sha256": hashlib.sha256(_json(body)).hexdigest()})
+        return _to_json({"manifest": body, "sha256": hashlib.sha256(_to_json(body)).hexdigest()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest that `data` is, to the byte: what is not exactly what `to_bytes` writes raises Damaged."""
+        """Return the manifest that `data` is; raise Damaged unless it is to the byte what `to_bytes` writes."""
         try:
             body = json.loads(data)["manifest"]
             files = {name: Entry(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
             manifest = cls(int(body["step"]), str(body["uid"]), files)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise Damaged(f"{NAME} cannot be read ({error})") from None
-        outside = [name for name in files if not _is_below(name)]
-        if outside:
+        if outside := [name for name in files if not _is_below(name)]:
             raise Damaged(f"{NAME} names {outside[0][:LONGEST_NAME]!r}, which is not a file of this folder")
         if manifest.to_bytes() != data:
             raise Damaged(f"{NAME} does not match its own digest")
@@ -87,7 +86,7 @@ class Manifest:
 
 
 def _is_below(name: str) -> bool:
-    """Whether this is the relative path of a file in a folder, as a file system can have it."""
+    """Return whether this is the relative path of a file in a folder, as a file system can have it."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
@@ -96,17 +95,17 @@ def _is_below(name: str) -> bool:
     return is_short and "\0" not in name and not {b"", b".", b".."}.intersection(parts)
 
 
-def _json(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True).encode() + b"\n"
 
 
 def write(folder: epath.Path, manifest: Manifest) -> None:
-    """Commits a step: a folder with a manifest is a finished checkpoint. Raises OSError."""
+    """Commit a step: a folder with a manifest is a finished checkpoint. Raises OSError."""
     replace(folder / NAME, manifest.to_bytes())
 
 
 def read(folder: epath.Path) -> Manifest | None:
-    """The manifest of a step's folder, None when there is none. Raises Damaged."""
+    """Return the manifest of a step's folder, None when there is none. Raises Damaged."""
     try:
         data = read_small(folder / NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -116,8 +115,8 @@ def read(folder: epath.Path) -> Manifest | None:
     return Manifest.from_bytes(data)
 
 
-def opened(path: epath.Path) -> BinaryIO:
-    """A file, open for reading. Raises OSError: NotAFile for what is no regular one, on a file system."""
+def open_file(path: epath.Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError: NotAFile for what is no regular one, on a file system."""
     if is_remote(path):
         return path.open("rb")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
@@ -131,8 +130,8 @@ def opened(path: epath.Path) -> BinaryIO:
 
 
 def read_small(path: epath.Path) -> bytes:
-    """The content of a file of ours about others. Raises OSError: NotAFile for one of more than MAX_SMALL bytes."""
-    with opened(path) as file:
+    """Return the content of a small file of ours. Raises OSError: NotAFile for one of more than MAX_SMALL bytes."""
+    with open_file(path) as file:
         data = file.read(MAX_SMALL + 1)
     if len(data) > MAX_SMALL:
         raise NotAFile(errno.EFBIG, f"has more than {MAX_SMALL} bytes", os.fspath(path))
@@ -140,17 +139,17 @@ def read_small(path: epath.Path) -> bytes:
 
 
 def committed(folder: epath.Path) -> list[int]:
-    """The steps in `folder` that have a manifest, oldest first; their files are not verified."""
+    """Return the steps in `folder` that have a manifest, oldest first; their files are not verified."""
     children = folder.iterdir() if folder.exists() else iter(())
     names = [child.name for child in children if STEP.fullmatch(child.name)]
     return sorted(int(name) for name in names if (folder / name / NAME).exists())
 
 
 def listing(folder: epath.Path, whole: bool = False) -> list[str]:
-    """Paths of all files below `folder`, relative to it, in order; the manifest itself only where `whole`."""
+    """Return the paths of all files below `folder`, relative to it, in order; the manifest only where `whole`."""
     if is_remote(folder):
-        found = remote.names(os.fspath(folder))  # etils' walk asks s3fs for what it has not
-        return [name for name in found if whole or name != NAME]
+        # etils' walk asks s3fs for what it does not have.
+        return [name for name in remote.names(os.fspath(folder)) if whole or name != NAME]
     names: list[str] = []
     root: str | None = None
     for parent, _, files in folder.walk():
@@ -166,14 +165,12 @@ def is_draft(name: str) -> bool:
 
 
 def digest(path: epath.Path, written: int | None = None) -> Entry:
-    """Reads the whole file. Raises OSError. On a file system one of another size than `written` is not read."""
+    """Read the whole file. Raises OSError. On a file system one of another size than `written` is not read."""
     sha256 = hashlib.sha256()
     size = 0
-    with opened(path) as file:
-        if written is not None and not is_remote(path):
-            found = os.fstat(file.fileno()).st_size
-            if found != written:
-                return Entry(found, "")
+    with open_file(path) as file:
+        if written is not None and not is_remote(path) and (now := os.fstat(file.fileno()).st_size) != written:
+            return Entry(now, "")
         while chunk := file.read(CHUNK):
             sha256.update(chunk)
             size += len(chunk)
@@ -181,21 +178,20 @@ def digest(path: epath.Path, written: int | None = None) -> Entry:
 
 
 def digests(folder: epath.Path, names: Iterable[str]) -> dict[str, Entry]:
-    """Digests of the files `names` below `folder`. Raises OSError."""
-    return each(lambda name: digest(folder / name), list(names))
+    """Return the digests of the files `names` below `folder`. Raises OSError."""
+    return map_files(lambda name: digest(folder / name), list(names))
 
 
 def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
-    """The files that process `index` of `count` reads, so that every file is read by one and the bytes are even."""
+    """Return the files that process `index` of `count` reads: each by one process, and about as many bytes by each."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
 def find_damage(folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1) -> list[str]:
-    """Which of the files that process `index` of `count` verifies are missing or changed: a sentence each. Raises
-    OSError."""
+    """Return a sentence on each missing or changed file that process `index` of `count` verifies. Raises OSError."""
     names = share({name: entry.size for name, entry in manifest.files.items()}, index, count)
-    found = each(lambda name: _damage(folder, name, manifest.files[name]), names)
-    return [found[name] for name in sorted(names) if found[name]]
+    damages = map_files(lambda name: _damage(folder, name, manifest.files[name]), names)
+    return [damages[name] for name in sorted(names) if damages[name]]
 
 
 def _damage(folder: epath.Path, name: str, entry: Entry) -> str:
@@ -214,23 +210,20 @@ def _damage(folder: epath.Path, name: str, entry: Entry) -> str:
     return "" if now == entry else f"file {name} has changed since it was written (SHA-256 differs)"
 
 
-def each(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
-    """What `act` returns for every name, called by several threads: it waits on storage and releases the GIL."""
+def map_files(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
+    """Return what `act` returns for every name, called by several threads: it waits on storage, without the GIL."""
     with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
         return dict(zip(names, threads.map(act, names), strict=True))
 
 
 def replace(path: epath.Path, data: bytes) -> None:
-    """Writes a small file so that a reader sees the old one or the new one, never a part. Raises OSError.
-
-    An object store's put is that already.
-    """
+    """Write a small file so that a reader sees the old one or the new one, never a part. Raises OSError."""
     if is_remote(path):
         path.write_bytes(data)
-        return
-    atomic_file.write(Path(path), data)
+    else:
+        atomic_file.write(Path(path), data)
 
 
 def is_remote(path: epath.Path) -> bool:
-    """Whether `path` names an object store: no rename, a put is atomic."""
+    """Return whether `path` names an object store: no rename, a put is atomic."""
     return "://" in os.fspath(path)

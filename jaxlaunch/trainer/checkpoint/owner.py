@@ -1,4 +1,4 @@
-"""Which run owns a checkpoint folder: a file, `jaxlaunch.owner.json`, renewed while that run lives. Never imports jax.
+"""The owner of a checkpoint folder: the run in a file, `jaxlaunch.owner.json`, which is renewed while that run lives.
 
 Two runs that save into one folder ruin both. The file guards against that mistake; it is no lock: two that claim within
 the same moment both go on, and the one that wrote first finds out before its next manifest and stops. Times are the
@@ -26,9 +26,6 @@ NAME = "jaxlaunch.owner.json"
 RENEW_S = 10.0
 STALE_S = 60.0  # an owner that has missed five renewals has lost its storage too
 
-# What a file that is no claim raises when it is read.
-_OTHERS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFile)
-
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
@@ -48,21 +45,21 @@ class Identity:
 
     @classmethod
     def mine(cls, uid: str) -> Identity:
-        """The identity of this process, as part of run `uid`."""
+        """Return the identity of this process, as part of run `uid`."""
         pid = os.getpid()
-        return cls(uid, socket.gethostname(), _boot(), _pid_namespace(), pid, _started(pid) or 0)
+        return cls(uid, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0)
 
     def is_running(self) -> bool | None:
-        """Whether this process still runs; None when it is on another host or in another PID namespace."""
-        if (self.host, self.boot, self.pids) != (socket.gethostname(), _boot(), _pid_namespace()):
+        """Return whether this process still runs; None when it is on another host or in another PID namespace."""
+        if (self.host, self.boot, self.pids) != (socket.gethostname(), _boot_id(), _pid_namespace()):
             return None
-        started = _started(self.pid)
+        started = _start_ticks(self.pid)
         if started is None:
             return False
         return started == self.started if started and self.started else None
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -76,8 +73,8 @@ def _pid_namespace() -> str:
         return ""
 
 
-def _started(pid: int) -> int | None:
-    """Start of a running process in clock ticks since boot; 0 where that cannot be read, None when it has ended."""
+def _start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; 0 if that is unreadable, None when it has ended."""
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -97,19 +94,18 @@ class Claim:
     renewed: float
 
     def to_bytes(self) -> bytes:
-        """The claim as JSON, as `read` takes it."""
         return json.dumps({**dataclasses.asdict(self.owner), "renewed": self.renewed}, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
-        """The claim on file, None when there is none. Raises CheckpointError when the file is not one."""
+        """Return the claim on file, None when there is none. Raises CheckpointError when the file is not one."""
         try:
             fields = json.loads(read_small(path))
             renewed = float(fields.pop("renewed"))
             return cls(Identity(**fields), renewed)
         except FileNotFoundError:
             return None
-        except _OTHERS as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFile) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}), so the owner of these checkpoints is unknown; "
                 "remove that file if no other run uses the folder, or pass --take-over"
@@ -131,7 +127,7 @@ class Owner:
         self._thread = threading.Thread(target=self._renew, name="checkpoint-owner", daemon=True)
 
     def claim(self, take_over: bool = False) -> str:
-        """Takes the folder; a message about its last owner, or "". Raises CheckpointError when another run owns it."""
+        """Take the folder; return a message about its last owner. Raises CheckpointError when another run owns it."""
         message = self._check_claim(take_over)
         replace(self._path, Claim(self._me, time.time()).to_bytes())
         if self._thread.ident is None:  # else an earlier try got as far
@@ -166,7 +162,7 @@ class Owner:
         )
 
     def check(self) -> None:
-        """Raises CheckpointError when another process owns the folder now: writing there would harm its checkpoints."""
+        """Raise CheckpointError when another process owns the folder now: writing there would harm its checkpoints."""
         claim = Claim.read(self._path)
         if claim is not None and claim.owner != self._me:
             now = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
@@ -176,7 +172,7 @@ class Owner:
             )
 
     def release(self) -> None:
-        """Removes the claim, so that the next run need not wait. Does nothing when another process owns the folder."""
+        """Remove the claim, so that the next run need not wait. Do nothing when another process owns the folder."""
         self._released.set()
         if not self._thread.is_alive():
             return
@@ -193,7 +189,7 @@ class Owner:
             self._renewed()
 
     def _renew_once(self) -> bool:
-        """Renews the claim; False when the folder was taken over: `check` raises before the loop writes anything."""
+        """Renew the claim; return False when the folder was taken over: `check` raises before the loop writes."""
         try:
             self.check()
             replace(self._path, Claim(self._me, time.time()).to_bytes())

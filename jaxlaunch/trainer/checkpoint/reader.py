@@ -1,4 +1,4 @@
-"""Reads a committed step without owning the folder, one array at a time. Changes nothing in the folder."""
+"""Reads a committed step without owning the folder, one array at a time, and what it was trained as."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import pydantic
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.checkpoint import arrays, manifest
 from jaxlaunch.trainer.checkpoint.manifest import Damaged, is_remote
-from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
+from jaxlaunch.trainer.errors import CheckpointError, SpecError, StorageError, first_line
+from jaxlaunch.trainer.spec import Lora, Model
 
 BEST = "best"  # the name of the step that evaluated best
 
 
 def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
-    """Step `step` of the folder, the `best`, or its newest undamaged step; `note` gets a sentence about each damaged
-    newer one.
+    """Return step `step` of the folder, the `best`, or its newest undamaged step; note each damaged newer one.
 
     Raises CheckpointError when there is none that is whole, StorageError when storage fails.
     """
@@ -30,40 +31,41 @@ def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[s
     if not steps:
         raise CheckpointError(f"{path} holds no checkpoint: there is no folder here with finished steps in it")
     if step == BEST:
-        step = _best(folder, steps, path)
+        step = _best_step(folder, steps, path)
     if step is not None and step not in steps:
         raise CheckpointError(f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}")
     bad: dict[int, str] = {}
-    for each in reversed(steps) if step is None else [step]:
-        damage = _damage(folder / str(each), each)
+    for candidate in reversed(steps) if step is None else [step]:
+        damage = _find_damage(folder / str(candidate), candidate)
         if not damage:
             for worse, why in bad.items():
-                note(f"step {worse}: {why}; using step {each}")
-            with _reading(f"step {each} of {path}"):
-                return StoredStep(folder / str(each), each)
-        bad[each] = damage
+                note(f"step {worse}: {why}; using step {candidate}")
+            with _reading(f"step {candidate} of {path}"):
+                return StoredStep(folder / str(candidate), candidate)
+        bad[candidate] = damage
     raise CheckpointError(f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
 
 
-def _best(folder: epath.Path, steps: list[int], path: str) -> int:
-    """The step that evaluated best, as the newest step that can be read says; its training recorded it."""
-    for each in reversed(steps):
+def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
+    """Return the step that evaluated best, as the newest step that can be read records."""
+    for step in reversed(steps):
         try:
-            meta = arrays.meta(folder / str(each))
-        except Exception:  # Orbax has no type of its own for what it cannot read; `find` verifies the one that is named
+            meta = arrays.meta(folder / str(step))
+        except Exception:
+            # Orbax has no type of its own for what it cannot read; `find` verifies the step that is recorded.
             continue
-        named = [int(step) for step, _ in (meta.get(BEST) or {}).get("steps", [])]
-        if found := [step for step in named if step in steps]:
-            return found[0]
-        if named:
-            gone, there = ", ".join(map(str, named)), ", ".join(map(str, steps))
+        recorded = [int(best) for best, _ in (meta.get(BEST) or {}).get("steps", [])]
+        if present := [best for best in recorded if best in steps]:
+            return present[0]
+        if recorded:
+            gone, there = ", ".join(map(str, recorded)), ", ".join(map(str, steps))
             raise CheckpointError(f"{path} records {gone} as best, but holds no such step; name one: it holds {there}")
         break
     raise CheckpointError(f"{path} records no best step: its training had no train.checkpoint.best; name a step")
 
 
-def _damage(folder: epath.Path, step: int) -> str:
-    """How a step is damaged, as a sentence; "" where every file is as it was written."""
+def _find_damage(folder: epath.Path, step: int) -> str:
+    """Return how a step is damaged, as a sentence; "" where every file is as it was written."""
     try:
         with _reading(f"step {step} of {folder.parent}"):
             written = manifest.read(folder)
@@ -76,7 +78,7 @@ def _damage(folder: epath.Path, step: int) -> str:
 
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turns what a disk or a store raises into a StorageError."""
+    """Turn what a disk or a store raises into a StorageError."""
     try:
         yield
     except Exception as error:
@@ -95,19 +97,18 @@ class StoredStep:
         self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
     def part(self, name: str) -> Mapping[str, StoredArray]:
-        """The arrays of a part of the state, `params` or `ema`, read when they are sliced; empty without that part."""
-        found = self._shapes.get(name) or {}
-        return {
-            each: StoredArray(self, (name, each), tuple(at.shape), np.dtype(at.dtype)) for each, at in found.items()
-        }
+        """Return the arrays of a part of the state, `params` or `ema`, read when sliced; empty without that part."""
+        shapes = self._shapes.get(name) or {}
+        return {key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype)) for key, at in shapes.items()}
 
     def read(self, place: tuple[str, str]) -> np.ndarray[Any, Any]:
-        """An array by its part and name. Raises StorageError."""
+        """Return an array by its part and name. Raises StorageError."""
         if self._last is None or self._last[0] != place:
             self._last = None  # freed before the next one is read
             try:
-                self._last = place, arrays.one(self._folder, *place)
-            except Exception as error:  # tensorstore's failures come as ValueError, RuntimeError and bare Exception
+                self._last = place, arrays.load_array(self._folder, *place)
+            except Exception as error:
+                # tensorstore's failures come as ValueError, RuntimeError and bare Exception.
                 raise StorageError(f"reading {place[1]} of {self._folder} failed: {error}") from error
         return self._last[1]
 
@@ -122,5 +123,78 @@ class StoredArray:
     dtype: np.dtype[Any]
 
     def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = self.step.read(self.place)[where]
-        return found
+        return self.step.read(self.place)[where]
+
+
+# --- what a step was trained as ---------------------------------------------------------------------------------------
+
+
+def model(step: StoredStep) -> Any:
+    """Return the model that a step records. Raises CheckpointError where it records none."""
+    if "model" not in step.meta:
+        raise CheckpointError(f"step {step.step} does not record its model; steps that this version saves do")
+    return pydantic.TypeAdapter(Model).validate_python(step.meta["model"])
+
+
+def lora(step: StoredStep) -> Lora | None:
+    """Return the adapters that a step holds in place of a whole model; None of a whole one."""
+    recorded = step.meta.get("lora")
+    return None if recorded is None else Lora.model_validate(recorded)
+
+
+def parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | Averaged]:
+    """Return the parameters that the training evaluates, or their moving average. Raises SpecError without one."""
+    params = step.part("params")
+    if not ema:
+        return averaged(params, step.part("opt"))
+    if not (average := step.part("ema")):
+        raise SpecError(f"step {step.step} holds no moving average: the training had no train.optimizer.ema")
+    # It lacks what was frozen, and holds the model's statistics besides.
+    return {**params, **{name: array for name, array in average.items() if name in params}}
+
+
+def rest(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
+    """Return the model's other arrays, such as batch statistics; with `ema` the average of those that have one."""
+    other = step.part("rest")
+    return {**other, **{name: array for name, array in step.part("ema").items() if ema and name in other}}
+
+
+@dataclasses.dataclass
+class Averaged:
+    """An array x of the stored arrays y, z and b1. Slicing it reads them; the last x is `held`. Raises StorageError."""
+
+    y: StoredArray
+    z: StoredArray
+    b1: StoredArray
+    held: dict[tuple[str, str], np.ndarray[Any, Any]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.y.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.y.dtype
+
+    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
+        place = self.y.place
+        if place not in self.held:
+            # A parameter is read slice by slice, one layer after the other.
+            self.held.clear()
+            b1 = np.float32(self.b1[()])
+            whole = self.y[...].astype(np.float32)
+            whole -= (np.float32(1) - b1) * self.z[...]
+            whole /= b1
+            self.held[place] = whole.astype(self.dtype)
+        return self.held[place][where]
+
+
+def averaged(params: Mapping[str, StoredArray], opt: Mapping[str, StoredArray]) -> Mapping[str, StoredArray | Averaged]:
+    """Return `params` with those replaced that the optimizer's state averages; as they are without schedule-free."""
+    free = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
+    held: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+    parts = {name: prefix for prefix in free for name in params if f"{prefix}z.{name}" in opt}
+    return {
+        name: Averaged(y, opt[f"{parts[name]}z.{name}"], opt[f"{parts[name]}b1"], held) if name in parts else y
+        for name, y in params.items()
+    }

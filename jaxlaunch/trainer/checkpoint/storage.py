@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.buckets.again import again
-from jaxlaunch.trainer.checkpoint.arrays import TIMEOUT_S
-from jaxlaunch.trainer.errors import StorageError, TrainerError, first_line
+import jax
+from etils import epath
 
+from jaxlaunch.trainer.buckets import faults, remote
+from jaxlaunch.trainer.buckets.faults import again
+from jaxlaunch.trainer.checkpoint import manifest
+from jaxlaunch.trainer.errors import SpecError, StorageError, TrainerError, first_line
+
+TIMEOUT_S = 1200  # Orbax's default for the background part of a save
 SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
+WRONG_PATH = (*faults.REFUSED, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 T = TypeVar("T")
 
@@ -48,6 +54,17 @@ def storage_error(doing: str, error: Exception) -> StorageError:
     return StorageError(f"{message}: {doing} failed{hint}")
 
 
+def system_message(error: BaseException | None) -> str:
+    """Return `No space left on device` and the like, of an error or its causes; tensorstore puts it after all paths."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
+            return message
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 def retry(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -> T:
     """Return what `act` returns, tried again while it raises what storage does. Raises StorageError."""
 
@@ -69,12 +86,41 @@ def wait_for(read: Callable[[], T | None], what: str) -> T:
     return value
 
 
-def system_message(error: BaseException | None) -> str:
-    """Return `No space left on device` and the like, of an error or its causes; tensorstore puts it after all paths."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
-            return message
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return ""
+def check_writable(path: str) -> None:
+    """Have every process write a file in `path` and remove it, before hours of training depend on it.
+
+    Raises SpecError for a wrong path (no permission, read-only, not a folder), StorageError when storage fails: also
+    when it refuses a run that has trained, or a folder in which one has saved.
+    """
+    is_remote = remote.is_remote(path)
+    if is_remote:
+        remote.check("train.checkpoint.path", path)
+
+    def probe() -> None:
+        file = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("")
+            file.unlink()
+        except Exception as error:
+            # The clients of object stores have errors of their own.
+            # Nobody can write there, unless somebody changes the folder or the job.
+            if is_remote:
+                is_refused = faults.is_refusal(error)
+            elif isinstance(error, OSError):
+                is_refused = error.errno in WRONG_PATH
+            else:
+                raise
+            is_wrong = is_refused and not faults.has_trained() and not _has_steps(path)
+            message = next(iter(str(error).splitlines()), type(error).__name__)
+            kind = SpecError if is_wrong else StorageError
+            raise kind(f"train.checkpoint.path = {path} cannot be written: {message}") from None
+
+    again(probe)
+
+
+def _has_steps(path: str) -> bool:
+    try:
+        return bool(manifest.committed(epath.Path(path)))
+    except Exception:  # of the client of an object store
+        return False

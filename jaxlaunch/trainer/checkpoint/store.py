@@ -1,8 +1,12 @@
-"""Saves checkpoints, and deletes the oldest.
+"""Saves checkpoints, deletes the oldest, and restores the newest that is undamaged.
 
 A step is committed by its manifest, written last. Only committed steps are rotated, and the newest stays, as do those
 that a save names as kept for how good they are. What another program put into the folder is named and left, whatever
 its name.
+
+What fails verification is never trained on, never counted and never deleted: it is renamed once an older step was
+restored. A step that Orbax finished and that was killed before its manifest was written cannot be verified: it is used
+where no other can be, and else removed.
 """
 
 from __future__ import annotations
@@ -16,15 +20,19 @@ from typing import Any
 import jax
 from etils import epath
 
-from jaxlaunch.trainer.checkpoint import manifest, own_steps
+from jaxlaunch.trainer.checkpoint import arrays, manifest
 from jaxlaunch.trainer.checkpoint.arrays import STATE, Arrays
-from jaxlaunch.trainer.checkpoint.consensus import on_primary
-from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder, first_few
-from jaxlaunch.trainer.checkpoint.manifest import Entry, Manifest
+from jaxlaunch.trainer.checkpoint.consensus import gather, on_primary
+from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder, first_few, remove_step
+from jaxlaunch.trainer.checkpoint.manifest import Damaged, Entry, Manifest
 from jaxlaunch.trainer.checkpoint.owner import Owner
-from jaxlaunch.trainer.checkpoint.restore import Restore, Tree, merge_entries, plain_entries
-from jaxlaunch.trainer.checkpoint.storage import retry, storage_errors, wait_for
-from jaxlaunch.trainer.errors import StorageError
+from jaxlaunch.trainer.checkpoint.storage import retry, storage_error, storage_errors, system_message, wait_for
+from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
+
+UNVERIFIED = "no manifest (killed while saving?), so its files cannot be verified"
+
+Tree = dict[str, Any]
+Loaded = tuple[Tree, Tree]  # state and meta
 
 
 class Store:
@@ -37,8 +45,9 @@ class Store:
         self._keep = keep
         self._uid = uid
         self._take_over = take_over
-        self._note = note if jax.process_index() == 0 else _discard
-        self._owner = Owner(self._folder.path, uid, renewed=self._look)
+        # Process 0 writes the notes of the gang.
+        self._note = note if jax.process_index() == 0 else lambda text: None
+        self._owner = Owner(self._folder.path, uid, renewed=self._look_for_newest)
         self._nonce = ""
         self._arrays = Arrays(self._folder.path)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -49,22 +58,20 @@ class Store:
         self._seen_gone: int | None = None
 
     def claim(self) -> None:
-        """Take the folder and clear what a killed save left. Raises CheckpointError when another run owns it.
+        """Take the folder and clear what a killed save left. Raises CheckpointError when another run owns it."""
 
-        Notes what is named like a step and is another's: it is left.
-        """
-        self._nonce, message, left = on_primary(lambda: retry(f"claiming {self._folder}", self._claim, OSError))
+        def claim() -> tuple[str, str, list[str]]:
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            message = self._owner.claim(self._take_over)
+            return secrets.token_hex(4), message, self._folder.clear()
+
+        self._nonce, message, left = on_primary(lambda: retry(f"claiming {self._folder}", claim, OSError))
         if message:
             self._note(message)
         if left:
             self._note(
                 f"{self._folder} holds folders named like steps that no run saved; they are ignored: {first_few(left)}"
             )
-
-    def _claim(self) -> tuple[str, str, list[str]]:
-        self._folder.path.mkdir(parents=True, exist_ok=True)
-        message = self._owner.claim(self._take_over)
-        return secrets.token_hex(4), message, self._folder.clear()
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
         """Raise CheckpointError when what is another's has the name of a step that `is_due` to be saved."""
@@ -80,14 +87,14 @@ class Store:
         self, abstract: Mapping[str, Any], changes: Callable[[Tree], str] = lambda meta: ""
     ) -> tuple[int, Tree, Tree] | None:
         """Return the newest undamaged step, its state and its meta; None in a new folder. See `Restore`."""
-        found = Restore(self._folder, self._arrays, self._owner, self._uid, self._note, abstract, changes).newest()
-        if found is not None:
-            self._committed = found[0]
-        return found
+        restore = Restore(self._folder, self._arrays, self._owner, self._uid, self._note, abstract, changes)
+        if (restored := restore.newest()) is not None:
+            self._committed = restored[0]
+        return restored
 
     def steps(self) -> list[int]:
         """Return the committed steps, oldest first. They have a manifest; only `restore` verifies their files."""
-        return self._folder.committed()
+        return manifest.committed(self._folder.path)
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +111,7 @@ class Store:
         with storage_errors(f"saving step {step} in {self._folder}", OSError):
             if jax.process_index() == 0:
                 self._owner.check()
-                self._look()
+                self._look_for_newest()
                 if names := self._folder.in_the_way(step):
                     raise self._folder.in_the_way_error(names)
             self._arrays.save(self._folder.step(step), tree, meta)
@@ -117,10 +124,7 @@ class Store:
             pending.result()
 
     def committed(self) -> int | None:
-        """Return the newest step that is complete on storage, manifest included. Raises what failed in the background.
-
-        Notes that it is gone again, where that is so.
-        """
+        """Return the newest step whose manifest is on storage; note if it is gone. Raises what failed meanwhile."""
         if self._pending is not None and self._pending.done():
             self.wait()
         gone, self._gone = self._gone, None
@@ -150,7 +154,7 @@ class Store:
                 with storage_errors(f"giving {self._folder} up", OSError):
                     self._owner.release()
 
-    def _look(self) -> None:
+    def _look_for_newest(self) -> None:
         """Look whether the newest committed step is still there, before a save, and in a thread every few seconds."""
         step = self._committed
         if step is None or step == self._seen_gone or not self._folder.is_gone(step):
@@ -172,11 +176,14 @@ class Store:
                     self._owner.check()
                 raise
             if jax.process_index() == 0:
-                files = self._collect_digests(step)
+                entries = self._collect_digests(step)
                 self._owner.check()
-                manifest.write(self._folder.step(step), Manifest(step, self._uid, files))
+                manifest.write(self._folder.step(step), Manifest(step, self._uid, entries))
                 self._committed = step
-                self._rotate(besides)
+                for old in self.steps()[: -self._keep]:
+                    if old not in besides and (left := remove_step(self._folder.step(old))):
+                        files = first_few(left)
+                        self._note(f"step {old} was removed, except for files that no save wrote: {files}")
             else:
                 self._leave_digests(step)
                 wait_for(lambda: manifest.read(self._folder.step(step)), f"the manifest of step {step}")
@@ -190,13 +197,13 @@ class Store:
         entries = manifest.digests(folder, [f"{own}/{name}" for name in names])
         path = self._folder.digests(self._nonce, step, jax.process_index())
         path.parent.mkdir(parents=True, exist_ok=True)
-        manifest.replace(path, json.dumps(plain_entries(entries)).encode())
+        manifest.replace(path, json.dumps(_to_json(entries)).encode())
 
     def _collect_digests(self, step: int) -> dict[str, Entry]:
         """Return the digests of every file of the step: those that other processes left, and of all the rest."""
         folder = self._folder.step(step)
         posts = [self._folder.digests(self._nonce, step, process) for process in range(1, jax.process_count())]
-        files = merge_entries([wait_for(lambda: _read_json(post), f"{post}") for post in posts])  # noqa: B023 (at once)
+        files = _merge_entries([wait_for(lambda: _read_json(post), f"{post}") for post in posts])  # noqa: B023 (at once)
         names = manifest.listing(folder)
         lost = sorted(set(files) - set(names))
         if lost:
@@ -206,10 +213,156 @@ class Store:
             post.unlink()
         return files
 
-    def _rotate(self, besides: Collection[int]) -> None:
-        for step in self.steps()[: -self._keep]:
-            if step not in besides and (left := own_steps.remove(self._folder.step(step))):
-                self._note(f"step {step} was removed, except for files that no save wrote: {first_few(left)}")
+
+class Restore:
+    """One restore of a state like `abstract`, the newest undamaged step, by all processes together.
+
+    `changes` returns how the model of a step's meta differs, in words; "" where it cannot tell.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        arrays: Arrays,
+        owner: Owner,
+        uid: str,
+        note: Callable[[str], None],
+        abstract: Mapping[str, Any],
+        changes: Callable[[Tree], str],
+    ) -> None:
+        self._folder, self._arrays, self._owner, self._uid, self._note = folder, arrays, owner, uid, note
+        self._abstract, self._changes = abstract, changes
+
+    def newest(self) -> tuple[int, Tree, Tree] | None:
+        """Return the newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
+
+        Raises:
+            CheckpointError: There are steps and none is usable, or the state is that of another model.
+            StorageError: Storage fails.
+        """
+        steps, foreign = on_primary(lambda: self._folder.read(self._folder.survey))
+        if foreign:
+            self._note(f"{self._folder} holds files that are not checkpoints; they are ignored: {', '.join(foreign)}")
+        bad: dict[int, str] = {}
+        unverified: list[int] = []
+        attempts = [(step, self._load_verified) for step in sorted(steps, reverse=True)]
+        for step, attempt in attempts:
+            outcome = attempt(step)
+            if outcome is None:
+                unverified.append(step)
+                # It is adopted when all others have been tried.
+                attempts.append((step, self._adopt))
+            elif isinstance(outcome, str):
+                bad[step] = outcome
+            else:
+                unused = {**dict.fromkeys(unverified, UNVERIFIED), **bad}
+                newer = {number: fault for number, fault in unused.items() if number > step}
+                on_primary(lambda: self._set_aside(newer, step))  # noqa: B023 (called at once)
+                return step, *outcome
+        if bad:
+            listed = "; ".join(f"step {step}: {fault}" for step, fault in bad.items())
+            raise CheckpointError(
+                f"no valid checkpoint in {self._folder}: {listed}. Restore one of these folders from a backup, or set "
+                "checkpoint.path to a new folder to start from the first step; nothing was changed"
+            )
+        return None
+
+    def _load_verified(self, step: int) -> Loaded | str | None:
+        """Return state and meta of a step, or how it is damaged; None where it has no manifest to verify it."""
+        text, fault, extra = on_primary(lambda: self._folder.read(lambda: self._inspect(step), step))
+        if fault:
+            return str(fault)
+        if text is None:
+            return None
+        written = Manifest.from_bytes(text.encode())
+        share = jax.process_index(), jax.process_count()
+        faults = self._folder.read(lambda: manifest.find_damage(self._folder.step(step), written, *share), step)
+        if faults := sum(gather(faults), []):
+            return first_few(faults)
+        if extra:
+            files = first_few(extra)
+            self._note(f"step {step} holds files that its manifest does not list; they are ignored: {files}")
+        return self._folder.read(lambda: self._load(step), step)
+
+    def _inspect(self, step: int) -> tuple[str | None, str, list[str]]:
+        """Return the manifest's text if there is one, a fault found without reading arrays, and files not listed."""
+        folder = self._folder.step(step)
+        if not folder.is_dir():
+            return None, "is a file, not a folder", []
+        names = manifest.listing(folder)
+        try:
+            written = manifest.read(folder)
+        except Damaged as error:
+            return None, str(error), []
+        if written is None:
+            return None, "" if names else "the folder is empty", []
+        if written.step != step:
+            return None, f"its manifest is that of step {written.step}", []
+        return written.to_bytes().decode(), "", sorted(set(names) - set(written.files))
+
+    def _load(self, step: int) -> Loaded:
+        folder = self._folder.step(step)
+        if difference := self._arrays.difference(folder, self._abstract):
+            reason = self._changes(arrays.meta(folder)) or f"was saved by another model: {difference}"
+            raise CheckpointError(
+                f"step {step} of {self._folder} {reason}; change it back, or set checkpoint.path to a new folder"
+            )
+        return self._arrays.load(folder, self._abstract)
+
+    def _adopt(self, step: int) -> Loaded | str | None:
+        """Load a step without a manifest, and write one. Return how it is damaged where it cannot be restored."""
+        folder = self._folder.step(step)
+        error, loaded = "", None
+        try:
+            self._arrays.probe(folder, jax.process_index(), jax.process_count())
+            loaded = self._load(step)
+        except CheckpointError:
+            raise
+        except Exception as raised:
+            # Orbax has no type of its own for what it cannot read.
+            if system_message(raised):
+                raise storage_error(f"reading step {step} of {self._folder}", raised) from raised
+            error = f"no manifest, and it cannot be restored: {first_line(raised)}"
+        errors = [error for error in gather(error) if error]
+        if errors or loaded is None:
+            return errors[0]
+        with storage_errors(f"digesting step {step} of {self._folder}"):
+            names = on_primary(lambda: manifest.listing(folder))
+            entries = manifest.digests(folder, names[jax.process_index() :: jax.process_count()])
+        files = _merge_entries(gather(_to_json(entries)))
+
+        def write() -> None:
+            self._owner.check()
+            manifest.write(folder, Manifest(step, self._uid, files))
+
+        on_primary(write)
+        self._note(
+            f"step {step} has no manifest (killed while saving?), so its files could not be verified, and no step of "
+            f"{self._folder} can be; it can be restored and is used, and a manifest of it as it is was written"
+        )
+        return loaded
+
+    def _set_aside(self, bad: Mapping[int, str], good: int) -> None:
+        self._owner.check()
+        is_own = self._folder.step_owners()
+        for step, fault in bad.items():
+            if not is_own[step]:
+                self._note(f"step {step}: {fault}; using step {good} ({step} is left: no run saved it)")
+            elif fault == UNVERIFIED:
+                left = remove_step(self._folder.step(step))
+                rest = f", except for files that no save wrote: {first_few(left)}" if left else ""
+                self._note(f"step {step}: {fault}; using step {good} ({step} was removed{rest})")
+            else:
+                name = self._folder.set_aside(step)
+                self._note(f"step {step}: {fault}; using step {good} ({step} is kept as {name})")
+
+
+def _to_json(files: Mapping[str, Entry]) -> dict[str, list[Any]]:
+    return {name: [entry.size, entry.sha256] for name, entry in files.items()}
+
+
+def _merge_entries(parts: list[dict[str, list[Any]]]) -> dict[str, Entry]:
+    return {name: Entry(*entry) for part in parts for name, entry in part.items()}
 
 
 def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:
@@ -217,7 +370,3 @@ def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-
-
-def _discard(text: str) -> None:
-    """Discard a note: process 0 writes those of the gang."""

@@ -28,7 +28,7 @@ from etils import epath
 from jaxlaunch import atomic_file, contract, programs
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data import files as data_files
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.errors import DataError, SpecError
@@ -129,7 +129,7 @@ def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Calla
         return trained.load(folder, train, step=step, ema=options.ema, note=note)
     if not (epath.Path(folder) / "config.json").exists():
         stored = reader.find(folder, step, note)
-        spec = _built_in_spec(inputs, stored_model.model(stored), stored.meta.get("precision", "fp32"))
+        spec = _built_in_spec(inputs, reader.model(stored), stored.meta.get("precision", "fp32"))
         return trained.load(folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema)
     if step is not None or options.ema:
         raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")

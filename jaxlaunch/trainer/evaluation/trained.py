@@ -21,7 +21,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, said
 from jaxlaunch.trainer.huggingface import folder as folders
@@ -237,7 +237,7 @@ def load(
         task.use_inputs(inputs)
     if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
         # The step records the sizes of a whole model: the folder that it began with may be gone.
-        model: Any = stored_model.model(stored).model_copy(update={"init_from": None})
+        model: Any = reader.model(stored).model_copy(update={"init_from": None})
         spec = spec.model_copy(update={"model": model})
     else:
         spec = folders.resolve_spec(spec)
@@ -245,8 +245,8 @@ def load(
     compiled = Step(task, spec, mesh_for(spec, mesh), int(stored.meta.get("total_steps", 1)))
     if not ema and stored.part("ema"):
         note(f"step {stored.step} has a moving average, which its training evaluates: take it with ema")
-    rest = _read_arrays(stored_model.rest(stored, ema), compiled.abstract.rest)
-    saved: Mapping[str, Any] = stored_model.parameters(stored, ema)
+    rest = _read_arrays(reader.rest(stored, ema), compiled.abstract.rest)
+    saved: Mapping[str, Any] = reader.parameters(stored, ema)
     wanted = compiled.builder.to_tree(compiled.abstract)["params"]
     if odd := sorted(saved.keys() ^ wanted.keys()):
         raise SpecError(f"step {stored.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")

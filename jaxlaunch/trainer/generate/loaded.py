@@ -20,7 +20,7 @@ from jax import Array
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.adapters.base import MergingParameters, merge_stored
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_files, stored_model
+from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.decoding import Sampling, SamplingOptions
 from jaxlaunch.trainer.generate.generator import Generator, Ids, Sample, check_prompts
@@ -206,12 +206,12 @@ def load(
         data, files, ends_from = None, saved_files.read_tokenizer(path), folder
     else:
         stored = reader.find(folder, step, note)
-        config, recorded, loaded_step = stored_model.model(stored), stored.meta.get("train", {}), stored.step
+        config, recorded, loaded_step = reader.model(stored), stored.meta.get("train", {}), stored.step
         saved_as = stored.meta.get("precision", "fp32")
         dtypes: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(saved_as)
         network = Network(config, _choose_mesh(mesh, recorded.get("mesh")), dtypes)
-        arrays: Mapping[str, Any] = stored_model.parameters(stored, ema)
-        if (lora := stored_model.lora(stored)) is not None:
+        arrays: Mapping[str, Any] = reader.parameters(stored, ema)
+        if (lora := reader.lora(stored)) is not None:
             owner = f"step {stored.step} of {folder}"
             arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
         params = _StoredParameters(network, arrays)

@@ -32,8 +32,7 @@ from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
 from jaxlaunch.trainer.models.experts import Mixture, Routed
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.language_model import LanguageModel
-from jaxlaunch.trainer.models.layers import whole
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.layers import ModelOptions, whole
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding

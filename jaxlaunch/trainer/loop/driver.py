@@ -70,10 +70,7 @@ class Loop(Generic[S]):
         self._logged = 0  # the last step whose time is in the metrics
 
     def run(self) -> S:
-        """Train, and return the state after the last step.
-
-        Raises a TrainerError, such as Stopped or NotFiniteError, when the run ends early, and what the training raises.
-        """
+        """Return the state after the last step. Raises Stopped or another TrainerError when the run ends early."""
         start, state = self._restore()
         # Ranks agree to stop by the count of their polls, so each must poll equally often: before and after everything
         # that can take long, such as restoring and compiling.

@@ -16,21 +16,12 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-import pydantic
 
 from jaxlaunch import contract
 from jaxlaunch.trainer import spec, user_code
-from jaxlaunch.trainer.checkpoint import writable
+from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data.pipeline import Prefetcher
-from jaxlaunch.trainer.errors import (
-    CheckpointError,
-    DataError,
-    NotFiniteError,
-    SpecError,
-    Stopped,
-    TrainerError,
-    said,
-)
+from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place, Settings, Training
 from jaxlaunch.trainer.loop.user_program import (
@@ -55,10 +46,7 @@ TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's error w
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
-    """Return the state after the last step; see jaxlaunch.run.
-
-    Raises TrainerError, and what the program's functions raise; below an agent the process ends instead.
-    """
+    """Return the state after the last step; see jaxlaunch.run. Below an agent an error ends the process."""
     # A rank of a gang, and not a process that a rank's program has started.
     is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
     stop = Stop()
@@ -71,7 +59,12 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
         if is_rank:
             _join(report)
             stop.arm()
-        place = Place.from_environ() if is_rank else _script_place()
+            place = Place.from_environ()
+        else:
+            # Without an agent a run keeps its files in `runs/NAME`, after the script.
+            script = getattr(sys.modules.get("__main__"), "__file__", None)
+            name = "notebook" if script is None else Path(script).stem
+            place = Place(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
         training = UserTraining(step, state, data, checked, place, report)
         loop = Loop(training, place, stop, report)
         final = training.state.to_tree(loop.run())
@@ -89,13 +82,6 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     finally:
         stop.forget()
         gc.enable()
-
-
-def _script_place() -> Place:
-    """Return where a run without an agent keeps its files: `runs/NAME`, after the script."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    name = "notebook" if script is None else Path(script).stem
-    return Place(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
 
 
 def _join(report: Progress) -> None:
@@ -162,13 +148,7 @@ class Options:
     @property
     def axes(self) -> spec.Mesh:
         """The mesh that is asked for, by default all devices as dp."""
-        try:
-            return spec.Mesh(dp=-1) if self.mesh is None else spec.Mesh.model_validate(dict(self.mesh))
-        except (pydantic.ValidationError, TypeError, ValueError) as error:
-            why = said(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
-            raise SpecError(
-                f"jaxlaunch.run(mesh={self.mesh!r}): {why}; give devices per axis, such as {{'dp': 4, 'mp': 2}}"
-            ) from None
+        return spec.Mesh(dp=-1) if self.mesh is None else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
 
     def _check_count(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -199,7 +179,7 @@ class UserTraining(Training[Named]):
         self.step = LoopStep(step, self.state, None if self.batches is None else self.batches.abstract, mesh)
         if self.batches is not None:
             self.batches.check_repeats()
-        writable.check(self.folder)
+        storage.check_writable(self.folder)
         self.evaluates = options.evaluate is not None
         self.settings = Settings(
             steps=options.steps,

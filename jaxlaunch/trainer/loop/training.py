@@ -174,10 +174,7 @@ class Training(abc.ABC, Generic[S]):
         """Return the HLO texts of the compiled steps, for a profile."""
 
     def wrong_batch(self, step: int) -> str | None:
-        """Return what in the batch of `step`, counted from 1, is not finite; None: nothing, or it is unknown.
-
-        The batch is made again, because batches of good steps are not looked at.
-        """
+        """Return what in the batch of `step` (from 1), made again, is not finite; None: nothing, or unknown."""
         # The data may be unreadable by now: the error to report is the step's.
         with contextlib.suppress(Exception):
             return self._wrong_batch(step - 1)
@@ -190,10 +187,7 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
-        """Return the means over the held-out set, empty without one.
-
-        Calls `between` wherever a stop may be heeded, equally often on every process.
-        """
+        """Return the means over the held-out set; call `between` where a stop may be heeded, on all ranks alike."""
 
     def sample(self, state: S) -> Sequence[Mapping[str, Any]]:
         """Return how the model continues the prompts of the job; empty where it has none."""

@@ -238,7 +238,14 @@ class Batches:
         if batch is None:
             self._make, self.name, self._is_repeatable = _batch_function(data)
             self._first = self._global_batch(0)
-            self.size = self._count_rows(self._first)
+            rows = {name: leaf.shape[0] for name, leaf in name_leaves(self._first).items() if leaf.ndim}
+            if len(set(rows.values())) != 1 or 0 in rows.values():
+                listed = _list_first(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
+                raise SpecError(
+                    f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here "
+                    f"they have: {listed}"
+                )
+            self.size = next(iter(rows.values()))
         else:
             missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
             if missing or isinstance(data, Mapping):
@@ -249,7 +256,7 @@ class Batches:
             self.size, self.name = batch, type(data).__name__
         if self.size % (shards := meshes.shards(mesh)):
             raise SpecError(
-                f"{self.name}: a batch of {self.size} rows cannot be split evenly over {meshes.shards_said(mesh)} "
+                f"{self.name}: a batch of {self.size} rows cannot be split evenly over {meshes.describe_shards(mesh)} "
                 f"devices; use a multiple of {shards}"
             )
         self._rows = meshes.rows(mesh, self.size)
@@ -331,16 +338,6 @@ class Batches:
                 "same arrays, shapes and dtypes: pad the last one of an epoch, or take it from the next"
             )
         return batch
-
-    def _count_rows(self, batch: Tree) -> int:
-        rows = {name: leaf.shape[0] for name, leaf in name_leaves(batch).items() if leaf.ndim}
-        if len(counts := set(rows.values())) != 1 or 0 in counts:
-            listed = _list_first(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
-            raise SpecError(
-                f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here they "
-                f"have: {listed}"
-            )
-        return int(counts.pop())
 
 
 @runtime_checkable

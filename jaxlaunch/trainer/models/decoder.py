@@ -20,11 +20,23 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations, padding
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models import stack
 from jaxlaunch.trainer.models.experts import Experts, Mixture, Routed
 from jaxlaunch.trainer.models.language_model import Features, LanguageModel
-from jaxlaunch.trainer.models.layers import RMSNorm, bias, gated, gelu, product, rope, split, weight, whole
-from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
+from jaxlaunch.trainer.models.layers import (
+    DEFAULTS,
+    ModelOptions,
+    RMSNorm,
+    bias,
+    gated,
+    gelu,
+    product,
+    rope,
+    run_stack,
+    slice_stack,
+    split,
+    weight,
+    whole,
+)
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain
 
@@ -44,7 +56,7 @@ class Look(NamedTuple):
 
     @classmethod
     def of(cls, config: spec.Decoder, name: str, attention: str) -> Look:
-        """That of the layers with a window, or of the `full` ones."""
+        """Return that of the layers with a window, or of the `full` ones."""
         is_window = name == "window"
         window, scale = config.window if is_window else None, (config.query_scalar or config.size) ** -0.5
         theta, scaling = config.rope_theta, config.rope_scaling
@@ -86,7 +98,7 @@ class SelfAttention(nnx.Module):
 
 
 def _head_norm(config: spec.Decoder, heads: int, axis: str) -> RMSNorm | None:
-    """The norm of queries or keys: of each head with one scale for all, or of all heads as one row."""
+    """Return the norm of queries or keys: of each head with one scale for all, or of all heads as one row."""
     if config.qk_norm is None:
         return None
     shape: tuple[int, ...] = (config.size,)
@@ -121,10 +133,10 @@ class Block(nnx.Module):
     """One layer: attention, then the MLP, each on the stream and added to it; norms before, behind, or both."""
 
     def __init__(self, rngs: nnx.Rngs, config: spec.Decoder, *, is_sparse: bool = False) -> None:
-        def norm(where: str) -> RMSNorm | None:
-            """A norm where this model has one."""
-            is_there = config.norms in (where, "both")
-            return RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one) if is_there else None
+        def norm(place: str) -> RMSNorm | None:
+            if config.norms not in (place, "both"):
+                return None
+            return RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one)
 
         self.attention_norm, self.attention_out_norm = norm("before"), norm("after")
         self.attention = SelfAttention(config, rngs)
@@ -136,24 +148,24 @@ class Block(nnx.Module):
         return self.added(x_BLD, self.mlp(whole(_normed(self.mlp_norm, x_BLD))))
 
     def attended(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
-        """The stream after attention."""
+        """Return the stream after attention."""
         mixed_BLD = split(self.attention(whole(_normed(self.attention_norm, x_BLD)), keys, look))
         return x_BLD + _normed(self.attention_out_norm, mixed_BLD)
 
-    def added(self, x_BLD: Array, made_BLD: Array) -> Array:
-        """The stream after the MLP, which made `made_BLD` of it."""
-        return split(x_BLD + _normed(self.mlp_out_norm, split(made_BLD)))
+    def added(self, x_BLD: Array, mlp_BLD: Array) -> Array:
+        """Return the stream after the MLP, of which it made `mlp_BLD`."""
+        return split(x_BLD + _normed(self.mlp_out_norm, split(mlp_BLD)))
 
     def routed(
         self, carry: tuple[Array, Routed], keys: implementations.Keys, look: Look, real_BL: Array, place_M: Array
     ) -> tuple[Array, Routed]:
-        """The same in a decoder with experts, of whose layers `place_M` names this one where it has some."""
+        """Do the same in a decoder with experts, of whose layers `place_M` names this one where it has some."""
         x_BLD, routed = carry
         if not isinstance(self.mlp, Experts):
             return self(x_BLD, keys, look), routed
         x_BLD = self.attended(x_BLD, keys, look)
-        made_BLD, counts = self.mlp(whole(_normed(self.mlp_norm, x_BLD)), real_BL)
-        return self.added(x_BLD, made_BLD), routed.plus(counts, place_M)
+        mlp_BLD, counts = self.mlp(whole(_normed(self.mlp_norm, x_BLD)), real_BL)
+        return self.added(x_BLD, mlp_BLD), routed.plus(counts, place_M)
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -161,10 +173,7 @@ def _normed(norm: RMSNorm | None, x: Array) -> Array:
 
 
 class Decoder(LanguageModel):
-    """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...].
-
-    Layers between those with experts, which have one MLP, are a stack of their own.
-    """
+    """tokens_BL -> logits_BLV. Blocks with experts and those without are a stack each: [layers, ...]."""
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
         super().__init__(options)
@@ -184,10 +193,7 @@ class Decoder(LanguageModel):
         self.apply, self.apply_alone = (_by_layer(config, options, looped=looped) for looped in (True, False))
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
-        """The normalized stream x_BLD after the last layer, in the dtype of the weights.
-
-        Raises SpecError in training where routers add to the loss, which only `read` says.
-        """
+        """Return the normalized stream x_BLD. Raises SpecError in training where routers add to the loss."""
         if self.mixture is not None and self.mixture.is_penalized and not self.deterministic:
             raise SpecError(
                 "the task's loss calls the model, or its features, and so leaves out train.model.balance and router_z; "
@@ -196,36 +202,33 @@ class Decoder(LanguageModel):
         return self.read(tokens_BL, keys).x_BLD
 
     def read(self, tokens_BL: Array, keys: implementations.Keys = None, real_BL: Array | None = None) -> Features:
-        """The features, and what the routers add to the loss and say of where tokens went: of those that `real_BL` says
-        are text, by default those that `keys` does."""
+        """Return the features, and what the routers make of `real_BL`, by default what `keys` leaves visible."""
         x_BLD = self.stream(tokens_BL)
         if self.mixture is None:
-            x_BLD = stack.run(self._turns(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
+            x_BLD = run_stack(self._turns(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
             return Features(whole(self.norm(x_BLD)))
         if real_BL is None:
-            said = implementations.visible(keys).as_keys()
-            real_BL = padding.real_tokens({"tokens": tokens_BL, **said})
+            real_BL = padding.real_tokens({"tokens": tokens_BL, **implementations.visible(keys).as_keys()})
         real_BL = real_BL.astype(jnp.float32)
         carry: Any = x_BLD, Routed.none(self.mixture)
         for span in self.spans:
-            layers = stack.part(getattr(self, span.stack), span.start, span.stop)
+            layers = slice_stack(getattr(self, span.stack), span.start, span.stop)
             # A layer adds to the row of its place; those without experts read nothing of it.
             place_NM = jnp.eye(span.stop - span.start, self.mixture.layers, dtype=jnp.float32)
             place_NM = jnp.roll(place_NM, span.start, axis=1)
-            carry = stack.run(self._turns(span), layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
+            carry = run_stack(self._turns(span), layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
         x_BLD, routed = carry
         means = routed.means(real_BL.sum(), self.mixture)
         return Features(whole(self.norm(x_BLD)), self.mixture.penalty(means), means)
 
     def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
-        """The stream x_BLD before the first layer; the layers know the positions."""
         x_BLD = self.embedded(tokens_BL)
         if self.factor is not None:
             x_BLD = x_BLD * jnp.asarray(self.factor, x_BLD.dtype)
         return split(whole(x_BLD))
 
     def _turns(self, span: Span) -> tuple[Callable[..., Any], ...]:
-        """What applies the layers of a span, from its first one on."""
+        """Return what applies the layers of a span, from its first one on."""
         apply = self.apply if span.stop - span.start > 1 else self.apply_alone
         first = span.layer % len(apply)
         return apply[first:] + apply[:first]
@@ -253,19 +256,17 @@ def _spans(config: spec.Decoder) -> list[Span]:
 
 
 def _by_layer(config: spec.Decoder, options: ModelOptions, *, looped: bool) -> tuple[Callable[..., Any], ...]:
-    """What applies a layer, in a loop over several or alone, for each place in the pattern of windows."""
+    """Return what applies a layer, in a loop over several or alone, for each place in the pattern of windows."""
 
-    def applied(name: str) -> Callable[..., Any]:
-        """A layer's forward pass with that look, rematerialized as asked."""
+    def forward(name: str) -> Callable[..., Any]:
         look = Look.of(config, name, options.attention)
 
         def apply(block: Block, x: Any, keys: implementations.Keys, *of_experts: Array) -> Any:
-            """One layer."""
             return block(x, keys, look) if config.experts is None else block.routed(x, keys, look, *of_experts)
 
         # Layers of several looks stand side by side in a loop's body, or after it: the compiler could merge them.
         scanned = looped and config.scan and len(config.looks) == 1
         return remat.layer(apply, options.remat, NAMES, scanned=scanned)
 
-    made = {name: applied(name) for name in set(config.looks)}
-    return tuple(made[name] for name in config.looks)
+    by_look = {name: forward(name) for name in set(config.looks)}
+    return tuple(by_look[name] for name in config.looks)

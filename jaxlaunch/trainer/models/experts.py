@@ -2,8 +2,14 @@
 
 Shazeer et al. 2017; Fedus et al. 2022 (Switch); Zoph et al. 2022 (the z-loss); Jiang et al. 2024 (Mixtral).
 
+Tokens go to their experts and back on one device, or over the mesh axis `ep` by two all-to-alls. That runs on each
+device by itself (inside `shard_map`), so every size is fixed before: without a capacity the buffers hold whatever a
+router may ask for, so that no token is left out; with one they hold so many tokens of an example for each expert, and
+the others are left out. Which these are does not depend on the mesh.
+
 B batch, L length, D model, E experts, K experts of a token, F hidden units of an expert, M layers with experts,
-S parts of the batch, one on a device, T tokens of a part, P pairs of a token and an expert, R rows of a buffer.
+S parts of the batch, one on a device, T tokens of a device, P = T × K pairs, W devices along ep, R rows of a buffer, or
+that one device may send to another, C places of an example with an expert.
 """
 
 from __future__ import annotations
@@ -24,10 +30,14 @@ from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.layers import gated, platform, product, weight
 from jaxlaunch.trainer.numerics import flops, grouped
-from jaxlaunch.trainer.parallel import dispatch
+from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-LISTED = 32  # experts of which each has a metric of its own; of more, the extremes alone
+LISTED = 32  # experts of which each has a metric of its own; of more, only the extremes
+EXPERTS = "ep"  # the mesh axis
+
+Grouped = Callable[[Array, Array], Array]  # (rows [R, D], so many of each expert) -> [R, D]
+Stacked = Callable[[Array], Array]  # rows of each expert [E, R, D] -> [E, R, D]
 
 
 class Mixture(NamedTuple):
@@ -42,7 +52,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, config: spec.Decoder) -> Mixture:
-        """That of a decoder with experts."""
+        """Return that of a decoder with experts."""
         return cls(
             layers=len(config.sparse_layers),
             experts=config.experts or 0,
@@ -54,11 +64,11 @@ class Mixture(NamedTuple):
 
     @property
     def is_penalized(self) -> bool:
-        """Whether it adds anything."""
+        """Whether the loss has a penalty."""
         return bool(self.balance or self.router_z)
 
     def penalty(self, means: Mapping[str, Array]) -> Array:
-        """What the loss adds to the cross-entropy."""
+        """Return what the loss adds to the cross-entropy."""
         return self.balance * means["balance_loss"] + self.router_z * means["router_z_loss"]
 
 
@@ -81,21 +91,21 @@ class Routed(NamedTuple):
 
     @classmethod
     def none(cls, of: Mixture) -> Routed:
-        """Zeros, before the first layer."""
+        """Return zeros, before the first layer."""
         mesh = jax.sharding.get_abstract_mesh()
-        parts = 1 if mesh.empty else _parts(mesh)
+        parts = 1 if mesh.empty else meshes.shards(mesh)
         by_expert = constrain(jnp.zeros((parts, of.experts), jnp.float32), "batch", None)
         alone = constrain(jnp.zeros(parts, jnp.float32), "batch")
         chosen = constrain(jnp.zeros((of.layers, parts, of.experts), jnp.float32), None, "batch", None)
         return cls(chosen, by_expert, alone, alone)
 
     def plus(self, of: Counts, place_M: Array) -> Routed:
-        """With those of one more layer, the one where `place_M` is 1."""
+        """Return the sums with those of one more layer, the one where `place_M` is 1."""
         chosen_MSE = self.chosen_MSE + place_M[:, None, None] * of.chosen_SE[None]
         return Routed(chosen_MSE, *(have + more for have, more in zip(self[1:], of[1:], strict=True)))
 
     def means(self, tokens: Array, of: Mixture) -> dict[str, Array]:
-        """What is minimized and reported of it, by name; `tokens` are the real ones of the batch.
+        """Return what is minimized and reported of it, by name; `tokens` are the real ones of the batch.
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of the tokens that chose
         one times its probability, both as means over tokens and layers. `expert_load/3` is the share of all choices
@@ -107,16 +117,16 @@ class Routed(NamedTuple):
         chosen_ME = jax.lax.stop_gradient(self.chosen_MSE.sum(1))
         load_E = chosen_ME.sum(0) / (rows * each)
         even = rows * each / (layers * experts)
-        found = {
+        means = {
             "balance_loss": experts * (load_E * each * self.share_SE.sum(0) / rows).sum(),
             "router_z_loss": self.z_S.sum() / rows,
             "expert_load_max": chosen_ME.max() / even,
             "expert_load_min": chosen_ME.min() / even,
         }
         if of.has_capacity:
-            found["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * each)
+            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * each)
         listed = range(experts) if experts <= LISTED else ()
-        return found | {f"expert_load/{number}": load_E[number] for number in listed}
+        return means | {f"expert_load/{number}": load_E[number] for number in listed}
 
 
 class Experts(nnx.Module):
@@ -136,7 +146,7 @@ class Experts(nnx.Module):
         self.each, self.is_normal, self.capacity = config.experts_per_token, config.experts_normalized, config.capacity
 
     def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, Counts]:
-        """The stream's share of this layer, whole, and where its tokens went."""
+        """Return the stream's share of this layer, whole, and where its tokens went."""
         # As wide as the stream allows, also where a device multiplies float32 in fewer bits: a router that rounds sends
         # tokens elsewhere.
         with jax.default_matmul_precision("highest"):
@@ -153,8 +163,7 @@ class Experts(nnx.Module):
             in_specs=(rows, rows, rows, into, into, out),
             out_specs=(rows, rows),
         )
-        found: tuple[Array, Counts] = on_each(*arrays)
-        return found
+        return on_each(*arrays)
 
     def _of_part(
         self,
@@ -168,7 +177,7 @@ class Experts(nnx.Module):
         ways: int,
         over: str | None,
     ) -> tuple[Array, Counts]:
-        """The same for the examples of one device, with the experts and the hidden units that it holds."""
+        """Do the same for the examples of one device, with the experts and the hidden units that it holds."""
         shape, experts = x_BLD.shape, logits_BLE.shape[-1]
         shares_BLE = jax.nn.softmax(logits_BLE)
         share_BLK, expert_BLK = jax.lax.top_k(shares_BLE, self.each)
@@ -178,11 +187,11 @@ class Experts(nnx.Module):
         if self.capacity is None:
             x_TD, expert_TK = x_BLD.reshape(-1, shape[-1]), expert_BLK.reshape(-1, self.each)
             grouped = partial(self._grouped, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
-            made_TKD = dispatch.sorted_by_expert(x_TD, expert_TK, experts, ways, grouped)
+            made_TKD = dispatch_sorted(x_TD, expert_TK, experts, ways, grouped)
             made_BLKD = made_TKD.reshape(*expert_BLK.shape, shape[-1])
         else:
             stacked = partial(self._stacked, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
-            made_BLKD, has_place_BLK = dispatch.within_capacity(
+            made_BLKD, has_place_BLK = dispatch_within_capacity(
                 x_BLD, expert_BLK, real_BL, experts, ways, self.capacity, stacked
             )
         made_BLD = (share_BLK.astype(made_BLKD.dtype)[..., None] * made_BLKD).sum(2)
@@ -193,7 +202,7 @@ class Experts(nnx.Module):
     def _grouped(
         self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_RD: Array, counts_E: Array
     ) -> Array:
-        """The rows of each expert one after the other, so many of each; `pairs` of them count as work."""
+        """Apply the experts to their rows, one after the other, so many of each; `pairs` of them count as work."""
         is_loop = platform() == "gpu" and grouped.is_worth_it(pairs, len(x_RD), gate_EDF.shape)
         multiplied = partial(grouped.product, rows=pairs) if is_loop else jax.lax.ragged_dot
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
@@ -202,7 +211,7 @@ class Experts(nnx.Module):
             return multiplied(gated(self.activation, gate_RF, up_RF), down_EFD, counts_E)
 
     def _stacked(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
-        """As many rows of each expert."""
+        """Apply the experts to equally many rows of each."""
         room = x_ERD.shape[0] * x_ERD.shape[1]
         with jax.named_scope(flops.share_scope(min(pairs, room), room)):
             gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate_EDF), "gate")
@@ -213,7 +222,6 @@ class Experts(nnx.Module):
 def _counts(
     logits_BLE: Array, shares_BLE: Array, expert_BLK: Array, has_place_BLK: Array | None, real_BL: Array
 ) -> Counts:
-    """Of one part of the batch."""
     index_E = jnp.arange(logits_BLE.shape[-1], dtype=expert_BLK.dtype)
     is_chosen_BLE = (expert_BLK[..., None] == index_E[None, None, None, :]).any(2)
     real_BL1 = real_BL[..., None]
@@ -229,5 +237,105 @@ def _counts(
     )
 
 
-def _parts(mesh: jax.sharding.AbstractMesh) -> int:
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+# --- the way to the experts and back ----------------------------------------------------------------------------------
+
+
+def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: Grouped) -> Array:
+    """Return what each token's experts make of it, [T, K, D]; `apply` gets the rows of its experts one after the other.
+
+    Over `ways` devices each sends to any other as many rows as these may need at most.
+    """
+    (tokens, each), local = expert_TK.shape, experts // ways
+    pairs, rows = tokens * each, tokens * each if ways == 1 else tokens * min(each, local)
+    expert_P, index_P = expert_TK.reshape(pairs), jnp.arange(pairs, dtype=jnp.int32)
+    order_P = jnp.argsort(expert_P, stable=True)
+    counts_WE = _count(expert_P, experts).reshape(ways, local)
+    starts_W = _starts(counts_WE.sum(1))
+    way_P = expert_P[order_P] // local
+    sorted_P = way_P * rows + index_P - starts_W[way_P]
+    place_P = jnp.zeros_like(index_P).at[order_P].set(sorted_P, unique_indices=True)
+    sent_RD = jnp.zeros((ways * rows, x_TD.shape[1]), x_TD.dtype)
+    sent_RD = sent_RD.at[place_P].set(jnp.repeat(x_TD, each, axis=0), unique_indices=True)
+    made_RD = apply(sent_RD, counts_WE[0]) if ways == 1 else _apply_remotely(sent_RD, counts_WE, apply)
+    return made_RD.at[place_P].get(unique_indices=True).reshape(tokens, each, -1)
+
+
+def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: Grouped) -> Array:
+    """Return what the devices of the experts make of the rows, in place: each part of `sent_RD` is of one device."""
+    (ways, local), width = counts_WE.shape, sent_RD.shape[1]
+    rows = sent_RD.shape[0] // ways
+    # A few integers besides the two all-to-alls: which of the rows that come are of which expert.
+    all_WWE = jax.lax.all_gather(counts_WE, EXPERTS)
+    counts_WE = all_WWE[:, jax.lax.axis_index(EXPERTS)]
+    got_RD = _exchange(sent_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
+    ends_RE = jnp.repeat(jnp.cumsum(counts_WE, axis=1), rows, axis=0)
+    at_R = jnp.tile(jnp.arange(rows, dtype=ends_RE.dtype), ways)
+    expert_R = (at_R[:, None] >= ends_RE).sum(1)  # E of a place where no row came
+    order_R = jnp.argsort(expert_R, stable=True)
+    is_row_R1 = (expert_R < local)[order_R][:, None]
+    sorted_RD = jnp.where(is_row_R1, got_RD.at[order_R].get(unique_indices=True), 0)
+    made_RD = jnp.where(is_row_R1, apply(sorted_RD, counts_WE.sum(0)), 0)
+    back_RD = jnp.zeros_like(made_RD).at[order_R].set(made_RD, unique_indices=True)
+    return _exchange(back_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
+
+
+def _places(capacity: float, length: int, each: int, experts: int) -> int:
+    """Return how many tokens of an example an expert takes: `capacity` times an even share, at most all of them."""
+    return min(length, math.ceil(capacity * length * each / experts))
+
+
+def dispatch_within_capacity(
+    x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: Stacked
+) -> tuple[Array, Array]:
+    """Return what each token's experts make of it, [B, L, K, D], zeros without a place; and who had one, [B, L, K].
+
+    Earlier tokens come before later ones, and then first choices before second ones: what a token gets depends on no
+    later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard), but for the order.
+    """
+    batch, length, each = expert_BLK.shape
+    count, width = _places(capacity, length, each, experts), x_BLD.shape[-1]
+    rank_BLK = _ranks(jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1)
+    total, has_place_BLK = experts * batch * count, (rank_BLK < count) & (real_BL[..., None] > 0)
+    row_BLK = (expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]) * count + rank_BLK
+    outside_BLK = total + jnp.arange(expert_BLK.size, dtype=jnp.int32).reshape(expert_BLK.shape)
+    place_P = jnp.where(has_place_BLK, row_BLK, outside_BLK).reshape(-1)
+    rows_PD = jnp.repeat(x_BLD.reshape(-1, width), each, axis=0)
+    sent_RD = jnp.zeros((total, width), x_BLD.dtype).at[place_P].set(rows_PD, mode="drop", unique_indices=True)
+    made_RD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply).reshape(total, width)
+    made_PD = made_RD.at[place_P].get(mode="fill", fill_value=0, unique_indices=True)
+    return made_PD.reshape(batch, length, each, width), has_place_BLK
+
+
+def _apply_stacked(sent_ERD: Array, ways: int, apply: Stacked) -> Array:
+    if ways == 1:
+        return apply(sent_ERD)
+    experts, rows, width = sent_ERD.shape
+    got_WERD = _exchange(sent_ERD.reshape(ways, experts // ways, rows, width))
+    made_ERD = apply(got_WERD.swapaxes(0, 1).reshape(experts // ways, ways * rows, width))
+    made_WERD = made_ERD.reshape(experts // ways, ways, rows, width).swapaxes(0, 1)
+    return _exchange(made_WERD).reshape(experts, rows, width)
+
+
+def _ranks(expert_BLK: Array, experts: int) -> Array:
+    """Return how many pairs of the same example and expert come before each."""
+    batch, length, each = expert_BLK.shape
+    expert_BP = expert_BLK.reshape(batch, length * each)
+    order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
+    starts_BE = jax.vmap(lambda expert_P: _starts(_count(expert_P, experts)))(expert_BP)
+    starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
+    sorted_BP = jnp.arange(length * each, dtype=jnp.int32)[None, :] - starts_BP
+    rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)
+    return rank_BP.reshape(batch, length, each)
+
+
+def _count(expert_P: Array, experts: int) -> Array:
+    return (expert_P[:, None] == jnp.arange(experts, dtype=expert_P.dtype)[None, :]).sum(0, dtype=jnp.int32)
+
+
+def _starts(counts: Array) -> Array:
+    return jnp.cumsum(counts) - counts
+
+
+def _exchange(parts: Array) -> Array:
+    """Send part w of each device to device w, in the order of the devices they came from: [W, ...] -> [W, ...]."""
+    return jax.lax.all_to_all(parts, EXPERTS, split_axis=0, concat_axis=0)

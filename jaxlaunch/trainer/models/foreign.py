@@ -1,6 +1,6 @@
-"""Models of flax.linen and of Haiku as flax.nnx modules: parameters, state, random keys and sown values.
+"""Models of the user's, by module:Name: of flax.nnx, and of flax.linen and Haiku as flax.nnx modules.
 
-Both libraries keep a model apart from its arrays: one function makes them for a sample of the inputs, another applies
+Linen and Haiku keep a model apart from its arrays: one function makes them for a sample of the inputs, another applies
 them. Here the arrays are nnx variables under the library's own names (`params.Dense_0.kernel`,
 `batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others.
 """
@@ -15,14 +15,18 @@ import jax
 from flax import nnx
 from flax.core.meta import AxisMetadata, Partitioned
 from flax.core.scope import DenyList
+from jax import Array
 
+from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import CustomModel, Loss, TrainSpec
 from jaxlaunch.trainer.user_code import kind
 
+Sample = Callable[[], tuple[Array, ...]]  # inputs of a model like those of a batch, of one example
 SOWN = "intermediates"  # linen's default collection of what `sow` keeps
 
-# What a model may name the argument that tells whether it trains -> its value in training. Given to a model whose call
-# takes it and which is called without it.
+# The names that a model may give the argument that tells whether it trains -> its value in training. A model whose call
+# takes one, and which is called without it, gets it.
 MODES: Mapping[str, bool] = {
     "train": True,
     "training": True,
@@ -31,8 +35,62 @@ MODES: Mapping[str, bool] = {
     "use_running_average": False,
 }
 
-
 NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None) -> nnx.Module:
+    """Return the model `Name(**other keys, rngs=rngs)`; of linen and Haiku, without rngs and made for `sample`.
+
+    Raises SpecError for keys it does not take, and for remat and loss.
+    """
+    if spec.loss != Loss():
+        raise SpecError(
+            f"train.loss: {config.kind} is not a built-in model; add these terms in the loss of a task of your own"
+        )
+    if spec.remat != "none":
+        raise SpecError(
+            f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
+            "leave remat out"
+        )
+    make, keys = user_code.load(config.kind), config.model_extra or {}
+
+    def inputs() -> tuple[Array, ...]:
+        if sample is None:
+            raise SpecError(
+                f"train.model.kind = {config.kind} is made for a sample of its inputs, which custom.build was not given"
+            )
+        return sample()
+
+    with user_code.placed(make):
+        if user_code.is_haiku(make):
+            return Haiku(_transform(make, keys), *inputs(), rngs=rngs)
+        is_linen = user_code.is_linen(make)
+        if not isinstance(make, type) and (is_linen or isinstance(make, nnx.Module)):
+            what = f"train.model: {config.kind} is an object, {kind(make)}"
+            raise SpecError(f"{what}; name its class, or a function that returns one")
+        arguments = {**keys, "rngs": rngs} if not is_linen and _takes_rngs(make) else dict(keys)
+        try:
+            model = make(**arguments)
+        except TypeError as error:
+            raise SpecError(f"train.model: {config.kind}({', '.join(arguments)}) failed: {error}") from error
+        if user_code.is_linen(model):
+            return Linen(model, *inputs(), rngs=rngs)
+        if not isinstance(model, nnx.Module):
+            raise SpecError(
+                f"train.model: {config.kind} makes a {type(model).__name__}, not a flax.nnx.Module, a "
+                "flax.linen.Module or a function that Haiku transformed"
+            )
+        return model
+
+
+def _takes_rngs(make: Any) -> bool:
+    """Return whether `make` takes the random streams of nnx; a function that makes a linen module need not."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    is_plain_function = inspect.isfunction(make) or inspect.isbuiltin(make)
+    return not is_plain_function or any(item.name == "rngs" or item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 class Linen(nnx.Module):
@@ -73,18 +131,20 @@ class Linen(nnx.Module):
         self.modes = _modes(type(module).__call__)
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
-        made = _initialized(module, lambda: module.init(keys, *sample, **_flags(self.modes, False), **keywords), sample)
-        self.collections = tuple(name for name, tree in made.items() if not _is_sown(name, tree))
+        init = lambda: module.init(keys, *sample, **_flags(self.modes, False), **keywords)  # noqa: E731
+        collections = _initialize(module, init, sample)
+        self.collections = tuple(name for name, tree in collections.items() if not _is_sown(name, tree))
+        variables = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
         for name in self.collections:
-            setattr(self, name, nnx.data(_variables(made[name], _type(name))))
+            setattr(self, name, nnx.data(_to_variables(collections[name], variables.get(name, nnx.Variable))))
 
     def __call__(self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any) -> Any:
-        """What the module returns; `method`: what another of its methods does."""
+        """Return what the module returns, or another `method` of it."""
         stored = {name: _values(getattr(self, name)) for name in self.collections}
         kept = [] if self.deterministic else [name for name in self.collections if name != "params"]
         flags = {} if method is not None else _flags(self.modes, not self.deterministic)
         key = self.streams.dropout()  # a stream without a key of its own takes that of params
-        found, updates = self.module.apply(
+        outputs, updates = self.module.apply(
             stored,
             *args,
             rngs={"params": key, "dropout": key},
@@ -95,10 +155,10 @@ class Linen(nnx.Module):
         for name in kept:
             _store(f"{kind(self.module)}: {name}", getattr(self, name), updates[name])
         self.last_sown = nnx.Intermediate({name: tree for name, tree in updates.items() if name not in kept})
-        return found
+        return outputs
 
     def sown(self, collection: str = SOWN) -> Any:
-        """What the last call sowed into a collection, a tree of tuples of arrays; `{}` where it sowed nothing."""
+        """Return what the last call sowed into a collection, a tree of tuples of arrays; `{}` if it sowed nothing."""
         return {} if self.last_sown is None else self.last_sown.get_value().get(collection, {})
 
 
@@ -139,26 +199,28 @@ class Haiku(nnx.Module):
         self.modes = _modes(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         flags, key = _flags(self.modes, True), rngs.params()
-        made = _initialized(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
-        params, state = made if self.has_state else (made, {})
-        self.params = nnx.data(_variables(_dotted(params), nnx.Param))
-        self.state = nnx.data(_variables(_dotted(state), nnx.BatchStat))
+        arrays = _initialize(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
+        params, state = arrays if self.has_state else (arrays, {})
+        self.params = nnx.data(_to_variables(_dotted(params), nnx.Param))
+        self.state = nnx.data(_to_variables(_dotted(state), nnx.BatchStat))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """What the function returns."""
-        params, state = (_slashed(_values(tree)) for tree in (self.params, self.state))
+        params, state = (
+            {name.replace(".", "/"): value for name, value in _values(tree).items()}
+            for tree in (self.params, self.state)
+        )
         arguments = (self.streams.dropout(), *args)
         flags = _flags(self.modes, not self.deterministic) | keywords
         if not self.has_state:
             return self.transformed.apply(params, *arguments, **flags)
-        found, new = self.transformed.apply(params, state, *arguments, **flags)
+        outputs, new = self.transformed.apply(params, state, *arguments, **flags)
         if not self.deterministic:
             _store("the state of the Haiku model", self.state, _dotted(new))
-        return found
+        return outputs
 
 
-def of_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
-    """The transformed function of an hk.Module class called with `keys`; what is transformed already, as it is."""
+def _transform(make: Any, keys: Mapping[str, Any]) -> Any:
+    """Return the transformed function of an hk.Module class called with `keys`; a transformed one as it is."""
     import haiku  # of an extra: only for models that use it
 
     if not isinstance(make, type):
@@ -168,7 +230,6 @@ def of_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
     modes = _modes(make.__call__)
 
     def forward(*args: Any, **flags: Any) -> Any:
-        """A new module, called."""
         return make(**keys)(*args, **flags)
 
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -178,7 +239,7 @@ def of_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _modes(call: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of `call` that say whether it trains."""
+    """Return the parameters of `call` that say whether it trains."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # some callables have no signature
@@ -190,8 +251,8 @@ def _flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
     return {name: MODES[name] is is_training for name in modes}
 
 
-def _initialized(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
-    """What `init` makes. Raises SpecError where the model does not take the sample."""
+def _initialize(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
+    """Return what `init` makes. Raises SpecError where the model does not take the sample."""
     try:
         with jax.sharding.use_abstract_mesh(NO_MESH):  # linen would place what is annotated by the mesh's own names
             return init()
@@ -201,30 +262,22 @@ def _initialized(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -
 
 
 def _is_sown(name: str, tree: Any) -> bool:
-    """Whether a collection holds what `sow` kept, tuples, rather than state."""
-    return name == SOWN or any(isinstance(leaf, tuple) for leaf in jax.tree.leaves(tree, is_leaf=_is_tuple))
+    """Return whether a collection holds what `sow` kept, tuples, rather than state."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, tuple))
+    return name == SOWN or any(isinstance(leaf, tuple) for leaf in leaves)
 
 
-def _is_tuple(value: Any) -> bool:
-    return isinstance(value, tuple)
+def _to_variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
+    """Return the arrays of a tree as variables, those that linen annotates with the names of their axes."""
 
-
-def _type(collection: str) -> type[nnx.Variable[Any]]:
-    return {"params": nnx.Param, "batch_stats": nnx.BatchStat}.get(collection, nnx.Variable)
-
-
-def _variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
-    """The arrays of a tree as variables, those that linen annotates with the names of their axes."""
-    made: dict[str, Any] = {}
-    for name, value in tree.items():
+    def convert(value: Any) -> Any:
         if isinstance(value, Mapping):
-            made[name] = _variables(value, variable)
-        elif isinstance(value, AxisMetadata):
-            axes = tuple(value.names) if isinstance(value, Partitioned) else ()
-            made[name] = variable(_unboxed(value), axes=axes)
-        else:
-            made[name] = variable(value)
-    return made
+            return _to_variables(value, variable)
+        if isinstance(value, AxisMetadata):
+            return variable(_unboxed(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ())
+        return variable(value)
+
+    return {name: convert(value) for name, value in tree.items()}
 
 
 def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +287,7 @@ def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _store(what: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Puts the arrays `new` in place of those of `tree`. Raises SpecError where a call made others than init."""
+    """Put the arrays `new` in place of those of `tree`. Raises SpecError where a call made others than init."""
     if tree.keys() != new.keys():
         raise SpecError(
             f"{what}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make every variable in init"
@@ -252,9 +305,5 @@ def _unboxed(value: AxisMetadata[Any]) -> Any:
 
 
 def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Haiku's `mlp/~/linear_0` as `mlp.~.linear_0`: a slash would be a folder where names are paths."""
+    # Haiku's `mlp/~/linear_0` as `mlp.~.linear_0`: a slash would be a folder where names are paths.
     return {name.replace("/", "."): value for name, value in tree.items()}
-
-
-def _slashed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.replace(".", "/"): value for name, value in tree.items()}

@@ -1,25 +1,105 @@
-"""GPT-2: tokens -> logits; a stack of equal layers.
+"""GPT-2, and the block that it and ViT are stacks of: attention, then an MLP, each on the normalized stream.
 
-B batch, L length, D model, V vocabulary. Radford et al. 2019.
+B batch, L length, D model, H heads, K head size, F hidden, V vocabulary.
+Vaswani et al. 2017; Radford et al. 2019; Xiong et al. 2020 (norm first).
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.models import stack
+from jaxlaunch.trainer.attention.implementations import MIXED, Attention, Keys
 from jaxlaunch.trainer.models.language_model import LanguageModel
-from jaxlaunch.trainer.models.layers import Drop, LayerNorm, split, weight, whole
-from jaxlaunch.trainer.models.options import DEFAULTS, ModelOptions
-from jaxlaunch.trainer.models.prenorm import NAMES, STD, Block, paths
+from jaxlaunch.trainer.models.layers import (
+    DEFAULTS,
+    Drop,
+    LayerNorm,
+    ModelOptions,
+    again,
+    bias,
+    gelu,
+    product,
+    run_stack,
+    split,
+    weight,
+    whole,
+)
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
+
+NAMES = ("qkv", MIXED, "up")  # what remat may keep by name
+STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3
+
+
+class SelfAttention(nnx.Module):
+    """Self-attention; queries, keys and values come out of one product."""
+
+    def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
+        width, heads, size = config.width, config.heads, config.width // config.heads
+        self.qkv = weight(rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), STD)
+        self.qkv_bias = bias((3, heads, size), (None, "heads", "head"))
+        self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), STD * (2 * config.layers) ** -0.5)
+        self.out_bias = bias((width,), ("embed",))
+        self.attend = attend
+
+    def __call__(self, x_BLD: Array, keys: Keys) -> Array:
+        qkv_BL3HK = product(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
+        qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
+        query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2))
+        mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
+        mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
+        return product(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
+
+
+class MLP(nnx.Module):
+    """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or in their approximation by tanh."""
+
+    def __init__(self, config: spec.ViT | spec.GPT2, rngs: nnx.Rngs) -> None:
+        width, hidden = config.width, config.units
+        self.up = weight(rngs, (width, hidden), ("embed", "hidden"), STD)
+        self.up_bias = bias((hidden,), ("hidden",))
+        self.down = weight(rngs, (hidden, width), ("hidden", "embed"), STD * (2 * config.layers) ** -0.5)
+        self.down_bias = bias((width,), ("embed",))
+        self.gelu = partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
+
+    def __call__(self, x_BLD: Array) -> Array:
+        up_BLF = checkpoint_name(product(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
+        hidden_BLF = constrain(again(self.gelu)(up_BLF), "batch", "length", "hidden")
+        return product(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
+
+
+class Block(nnx.Module):
+    """One layer of the stack: x_BLD -> x_BLD."""
+
+    def __init__(self, rngs: nnx.Rngs, config: spec.ViT | spec.GPT2, attend: Attention) -> None:
+        self.attention_norm = LayerNorm(config.width, config.norm_eps)
+        self.attention = SelfAttention(config, attend, rngs)
+        self.mlp_norm = LayerNorm(config.width, config.norm_eps)
+        self.mlp = MLP(config, rngs)
+        self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
+
+    def __call__(self, x_BLD: Array, keys: Keys, path: Array | None) -> Array:
+        """Apply the layer; the share `path` of the examples skips a branch of it."""
+        mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), keys)
+        x_BLD = x_BLD + self.drop(split(mixed_BLD), path)
+        x_BLD = x_BLD + self.drop(split(self.mlp(whole(self.mlp_norm(x_BLD)))), path)
+        return split(x_BLD)
+
+
+def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
+    """Return the share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
+
+    Call it inside the trace: an array made before it would be an argument that a compiled step does not have.
+    """
+    return jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32) if config.drop_path else None
 
 
 class GPT2(LanguageModel):
@@ -34,19 +114,17 @@ class GPT2(LanguageModel):
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
-        self.paths = partial(paths, config)
+        self.paths = partial(path_rates, config)
         self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
         self.scanned = config.scan
 
-    def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
-        """The normalized stream x_BLD after the last layer, in the dtype of the weights."""
+    def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
         places_BL = implementations.visible(keys).places_BL  # each example of a packed row begins at 0
         x_BLD = self.stream(tokens_BL, places_BL)
-        x_BLD = stack.run(self.apply, self.blocks, x_BLD, keys, each=(self.paths(),), scanned=self.scanned)
+        x_BLD = run_stack(self.apply, self.blocks, x_BLD, keys, each=(self.paths(),), scanned=self.scanned)
         return whole(self.norm(x_BLD))
 
     def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
-        """The stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
         positions_ND = constrain(self.positions[...], None, "embed")
         all_1LD = positions_ND[None, : tokens_BL.shape[1]]
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)

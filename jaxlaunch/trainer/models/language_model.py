@@ -5,7 +5,6 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import Keys
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.parallel.sharding import constrain, gathered
 
 
@@ -42,30 +41,34 @@ class LanguageModel(nnx.Module):
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Logits_BLV in the output dtype; position l sees the positions 0..l that `keys` leaves visible."""
+        """Return logits_BLV in the output dtype; position l sees the positions 0..l that `keys` leaves visible."""
         return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """The normalized stream x_BLD, of which the logits are a product with the head."""
+        """Return the normalized stream x_BLD after the last layer, of which the logits are a product with the head."""
         raise NotImplementedError
 
     def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
-        """The features, and what the loss adds and reports beside the logits, of the tokens that `real_BL` says are
-        text."""
+        """Return the features, and what the loss adds and reports, of the tokens that `real_BL` marks as text."""
         return Features(self.features(tokens_BL, keys))
 
     def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
-        """The stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
+        """Return the stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
         raise NotImplementedError
 
     def embedded(self, tokens_BL: Array) -> Array:
-        """The tokens' rows of the embedding, x_BLD.
+        """Return the tokens' rows of the embedding, x_BLD.
 
-        Looked up in whole rows, of which each device sums the gradient. Where the table is larger than what a device
-        looks up, that costs more than to exchange the rows: the devices that share a table then look up each other's
-        tokens in their own columns of it. A table that is the head as well is whole in any case.
+        They are looked up in whole rows, of which each device sums the gradient. Where the table is larger than what a
+        device looks up, that costs more than to exchange the rows: the devices that share a table then look up each
+        other's tokens in their own columns of it. A table that is the head as well is whole in any case.
         """
-        if not _is_larger(self.embedding.shape, tokens_BL.shape):
+        vocab, width = self.embedding.shape
+        mesh = jax.sharding.get_abstract_mesh()
+        fsdp, ep, mp = (mesh.shape.get(axis, 1) for axis in ("fsdp", "ep", "mp"))
+        tokens = tokens_BL.size // max(1, mesh.size // mp)  # of a device
+        is_larger = fsdp > 1 and ep == 1 and width % fsdp == 0 and tokens < vocab // mp
+        if not is_larger:
             return jnp.take(constrain(self.embedding[...], "vocab", "embed"), tokens_BL, axis=0)
         if self.head is None:
             return jnp.take(self.table_VD, tokens_BL, axis=0)
@@ -79,32 +82,20 @@ class LanguageModel(nnx.Module):
 
     @property
     def head_DV(self) -> Array:
-        """The output matrix [D, V] with its columns whole.
-
-        A loss in chunks would otherwise gather a head split along D once for every chunk.
-        """
+        """The output matrix [D, V], its columns whole: a loss in chunks would gather a split one for every chunk."""
         return self.table_VD.T if self.head is None else gathered(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
-        """Features times the head, within the cap of the logits: logits_BLV in `output` or the model's own dtype."""
+        """Return features times the head, within the cap: logits_BLV in `output` or the model's own dtype."""
         logits_BLV = _logits(x_BLD, head_DV, output or self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")
 
 
-def _is_larger(table: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """Whether a table that fsdp splits along its columns has more rows than a device has tokens."""
-    mesh = jax.sharding.get_abstract_mesh()
-    fsdp, ep = mesh.shape.get("fsdp", 1), mesh.shape.get("ep", 1)
-    on_device = math.prod(tokens) // max(1, mesh.size // mesh.shape.get("mp", 1))
-    rows = table[0] // mesh.shape.get("mp", 1)
-    return bool(fsdp > 1 and ep == 1 and table[1] % fsdp == 0 and on_device < rows)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
-    """x [..., D] times the head. Its gradients are products of bfloat16 where x is, and not of float32."""
+    """Return x [..., D] times the head. Its gradients are products of bfloat16 where x is, and not of float32."""
     return jnp.matmul(x, head_DV, preferred_element_type=output)
 
 
@@ -113,8 +104,8 @@ def _logits_forward(x: Array, head_DV: Array, output: jnp.dtype) -> tuple[Array,
 
 
 def _logits_backward(output: jnp.dtype, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    """float16 has no room for the small ones among the gradients of logits."""
     x, head_DV = kept
+    # float16 has no room for the small ones among the gradients of logits.
     if x.dtype == jnp.bfloat16:
         gradient = gradient.astype(x.dtype)
     rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])

@@ -1,4 +1,6 @@
-"""Layers the models share. Parameters name their axes; activations take the dtype of the weights they meet.
+"""What the models share: options, layers, and stacks of equal layers.
+
+Parameters name their axes; activations take the dtype of the weights they meet.
 
 B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,27 +18,47 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain
-from jaxlaunch.trainer.spec import RopeScaling
+from jaxlaunch.trainer.spec import Loss, Remat, RopeScaling, TrainSpec
+
+PyTree = Any
+
+
+class ModelOptions(NamedTuple):
+    """How a model computes, and what its loss adds; the sizes are in its own block."""
+
+    attention: str = "auto"
+    remat: Remat = "none"
+    output: jnp.dtype = jnp.dtype("float32")  # of the logits
+    loss: Loss = Loss()
+
+    @classmethod
+    def of(cls, spec: TrainSpec) -> ModelOptions:
+        """Return the options that a train block asks for."""
+        return cls(spec.attention, spec.remat, precision.policy(spec.precision).output, spec.loss)
+
+
+DEFAULTS = ModelOptions()
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
-    """A float32 parameter drawn from a normal distribution of deviation `std`, its axes named for sharding."""
+    """Return a float32 parameter drawn from a normal distribution of deviation `std`, its axes named for sharding."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
 def bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
-    """A float32 parameter of zeros, its axes named for sharding."""
+    """Return a float32 parameter of zeros, its axes named for sharding."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
 def whole(x_BLD: Array) -> Array:
-    """The stream with all positions of an example on one device, as products over mp read it."""
+    """Put all positions of an example of the stream on one device, as products over mp read it."""
     return constrain(x_BLD, "batch", "length", "embed")
 
 
 def split(x_BLD: Array) -> Array:
-    """The stream with an example's positions split over mp: of what products sum up to, each device keeps its part.
+    """Split an example's positions over mp: of what products sum up to, each device keeps its part.
 
     Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence parallelism".
     """
@@ -47,11 +69,11 @@ class Kernel(Protocol):
     """What stands in an array's place in `product`: a kernel that has an adapter."""
 
     def product(self, x: Array, axes: int, /) -> Array:
-        """As the function of this name, without a bias."""
+        """Return what the function of this name does, without a bias."""
 
 
 def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
-    """x [B, L, ..., I] times kernel [I, ..., O], and a bias [..., O]: the last `axes` of x with the kernel's first.
+    """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
 
     On CPU devices B and L are one axis meanwhile: left apart, the kernel's gradient sums over two, for which XLA's CPU
     compiler first transposes its operand in memory. On others they are left apart: of a sum over mp whose rows are one
@@ -59,29 +81,28 @@ def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Arr
     """
     if isinstance(kernel, Array):
         rows = x.reshape(-1, *x.shape[2:]) if platform() == "cpu" else x
-        made = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
+        outputs = jnp.tensordot(rows, kernel, axes).reshape(*x.shape[:-axes], *kernel.shape[axes:])
     else:
-        made = kernel.product(x, axes)
-    return made if bias is None else made + bias[...][None, None]
+        outputs = kernel.product(x, axes)
+    return outputs if bias is None else outputs + bias[...][None, None]
 
 
 def platform() -> str:
-    """JAX's name of the devices that what is traced is compiled for: cpu, gpu or tpu; without a mesh it is cpu."""
+    """Return JAX's name of the devices that a trace is compiled for: cpu, gpu or tpu; cpu without a mesh."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return "cpu" if device is None else str(device.platform)
 
 
 def again(function: Callable[..., Array]) -> Callable[..., Array]:
-    """`function` of arrays, number by number or a norm, which the backward pass computes again from its arguments.
+    """Return `function`, elementwise or a norm, which the backward pass computes again from its arguments.
 
-    They are in memory in any case, and what it makes of them meanwhile, some of it in float32, need not be.
+    They are in memory in any case; its intermediates, some of them in float32, need not be.
     """
-    computed: Callable[..., Array] = jax.checkpoint(function, prevent_cse=False)
-    return computed
+    return jax.checkpoint(function, prevent_cse=False)
 
 
 def gated(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
-    """What the last product of a gated MLP reads: activation(gate) * up."""
+    """Return what the last product of a gated MLP reads: activation(gate) * up."""
     return again(lambda gate, up: activation(gate) * up)(gate, up)
 
 
@@ -144,7 +165,7 @@ def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution's share below it; float32 inside. Hendrycks and Gimpel 2016, the exact form.
+    """Return x times the normal distribution's share below it; float32 inside. Hendrycks and Gimpel 2016, exact.
 
     By erf, not by erfc as in jax.nn: a polynomial without cases, at a small share of erfc's cost on a CPU.
     """
@@ -153,10 +174,7 @@ def gelu(x: Array) -> Array:
 
 
 def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places_BL: Array | None = None) -> Array:
-    """Rotates the channel pairs (k, k + K/2) by position, by default 0 to L - 1; float32 inside.
-
-    Su et al. 2021 (RoFormer), section 3.4.2.
-    """
+    """Rotate the channel pairs (k, k + K/2) by position, in float32. Su et al. 2021 (RoFormer), section 3.4.2."""
     length, size = x_BLHK.shape[1], x_BLHK.shape[3]
     frequency_K = jnp.asarray(_frequencies(size, theta, scaling), jnp.float32)
     places_BL = jnp.arange(length)[None, :] if places_BL is None else places_BL
@@ -177,12 +195,11 @@ def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Freque
     if scaling is None:
         return frequency_K
     kept_K = _kept_share(scaling, frequency_K, size, theta)
-    stretched_K: Frequencies = frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
-    return stretched_K
+    return frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
 
 
 def _kept_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float) -> Frequencies:
-    """Of each frequency, the share that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
+    """Return the share of each frequency that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
 
     Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has them.
     """
@@ -192,16 +209,14 @@ def _kept_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta
     if scaling.kind == "llama3":
         turns_K = scaling.original_length * frequency_K / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        kept_K: Frequencies = np.clip((turns_K - low) / (high - low), 0.0, 1.0)
-        return kept_K
+        return np.clip((turns_K - low) / (high - low), 0.0, 1.0)
     circle = scaling.original_length / (2 * math.pi)
-    ends = (size * math.log(circle / turns) / (2 * math.log(theta)) for turns in (scaling.beta_fast, scaling.beta_slow))
-    first, last = ends
+    turns = scaling.beta_fast, scaling.beta_slow
+    first, last = (size * math.log(circle / turn) / (2 * math.log(theta)) for turn in turns)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
-    kept_K = 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
-    return kept_K
+    return 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
 
 
 class Drop(nnx.Module):
@@ -214,7 +229,7 @@ class Drop(nnx.Module):
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, x: Array, path: Array | None = None) -> Array:
-        """`path` is the share of examples that skip the branch; None: none does."""
+        """Drop numbers of the branch, and all of the branch for the share `path` of the examples."""
         if self.draw is None or self.deterministic:
             return x
         if self.rate:
@@ -227,3 +242,75 @@ class Drop(nnx.Module):
 def _kept(x: Array, share: float | Array, shape: tuple[int, ...], key: Array) -> Array:
     is_kept = jax.random.bernoulli(key, share, shape)
     return jnp.where(is_kept, x / jnp.asarray(share, x.dtype), jnp.zeros((), x.dtype))
+
+
+# --- stacks of equal layers -------------------------------------------------------------------------------------------
+
+
+def run_stack(
+    apply: Callable[..., Array] | tuple[Callable[..., Array], ...],
+    layers: Any,
+    x: Array,
+    *shared: PyTree,
+    each: tuple[PyTree, ...] = (),
+    scanned: bool,
+) -> Array:
+    """Apply `x = apply(layer, x, *shared, *own)` for every layer, `own` being its slice of the arrays of `each`.
+
+    The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps what its backward pass
+    reads in arrays over all layers. Written out, the compiler sees every layer: slower to compile, faster to run.
+
+    Several functions take turns over the layers. A scan then has as many layers in its body, and those that are left
+    over come after it.
+    """
+    turns = apply if isinstance(apply, tuple) else (apply,)
+    if scanned and len(turns) == 1:
+        axes = (0, nnx.Carry, *[None] * len(shared), *[0] * len(each))
+        return nnx.scan(turns[0], in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *each)
+    graph, state = nnx.split(layers)
+
+    def write_out(x: Array, stacked: PyTree) -> tuple[Array, PyTree]:
+        """Return x after some layers, and the state of their random streams, stacked."""
+        drawn = []
+        leaves, structure = jax.tree.flatten(stacked)
+        for index, slices in enumerate(zip(*map(jnp.unstack, leaves), strict=True)):
+            own_state, own = jax.tree.unflatten(structure, slices)
+            layer = nnx.merge(graph, own_state)
+            x = turns[index % len(turns)](layer, x, *shared, *own)
+            drawn.append(nnx.state(layer, nnx.RngState))
+        return x, jax.tree.map(lambda *counts: jnp.stack(counts), *drawn)
+
+    rounds = _depth(state) // len(turns) if scanned else 0
+    if not rounds:
+        x, drawn = write_out(x, (state, each))
+    else:
+        x, drawn = _scan_rounds(write_out, x, (state, each), rounds, len(turns))
+    nnx.update(layers, drawn)  # as a scan leaves them
+    return x
+
+
+def _scan_rounds(
+    write_out: Callable[[Array, PyTree], tuple[Array, PyTree]], x: Array, stacked: PyTree, rounds: int, turns: int
+) -> tuple[Array, PyTree]:
+    """Scan over rounds of `turns` layers, then run those that are left over; return what they drew, stacked."""
+    count = rounds * turns
+    by_round = jax.tree.map(lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked)
+    x, drawn = jax.lax.scan(write_out, x, by_round)
+    drawn = jax.tree.map(lambda counts: counts.reshape(count, *counts.shape[2:]), drawn)
+    rest = jax.tree.map(lambda leaf: leaf[count:], stacked)
+    if _depth(rest):
+        x, last = write_out(x, rest)
+        drawn = jax.tree.map(lambda *parts: jnp.concatenate(parts), drawn, last)
+    return x, drawn
+
+
+def slice_stack(layers: Any, start: int, stop: int) -> Any:
+    """Return the layers from `start` to `stop` of a stack."""
+    graph, state = nnx.split(layers)
+    if stop - start == _depth(state):
+        return layers
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[start:stop], state))
+
+
+def _depth(stacked: PyTree) -> int:
+    return int(jax.tree.leaves(stacked)[0].shape[0])

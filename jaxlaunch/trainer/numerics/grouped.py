@@ -21,7 +21,7 @@ from jax import Array
 from jaxlaunch.trainer.numerics import flops
 
 # By fewer rows an H100 multiplies a matrix in less time than it reads it in: it has 295 FLOPs for each byte.
-_LEAST = 256
+_MIN_BLOCK = 256
 # What a turn of the loop costs, in FLOPs: an H100's of 20 µs, in which a few kernels are launched and the host learns
 # whether there is another turn.
 _TURN = 2e10
@@ -31,8 +31,7 @@ TURNS = re.compile(r'/(\d+\.\d+)_turns/while"')
 
 
 def is_worth_it(rows: int, room: int, shape: tuple[int, ...]) -> bool:
-    """Whether the loop takes less time than a product of all `room` rows with all matrices [E, I, O], where `rows` come
-    in the mean."""
+    """Return whether the loop takes less time, where `rows` come in the mean, than a product of all `room` rows."""
     groups, inputs, outputs = shape
     block = _block(rows / groups, room, inputs * outputs)
     turns = groups * _expected(rows / groups, block)
@@ -40,31 +39,29 @@ def is_worth_it(rows: int, room: int, shape: tuple[int, ...]) -> bool:
 
 
 def product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
-    """As jax.lax.ragged_dot(x_RI, w_EIO, counts_E): [R, O], zeros where no row is. `rows` come in the mean."""
+    """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E): [R, O], zeros where no row is. `rows` come in the mean."""
     x_RI, w_EIO = _as_varying(x_RI, w_EIO), _as_varying(w_EIO, x_RI)
-    made_RO: Array = _named(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
-    return made_RO
+    return _jitted(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
 
 
 def _as_varying(array: Array, other: Array) -> Array:
-    """`array`, inside a shard_map as one that differs along the axes of the mesh along which `other` does: its gradient
-    is summed over them. The compiler drops the zero."""
+    """Let `array` vary where `other` does inside a shard_map, so that its gradient is summed over these axes."""
     return array + jnp.zeros_like(other, array.dtype, shape=())
 
 
-def _one(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
-    """The product as one call, by whose name FLOPs are counted."""
+def _call(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
     return _product(x_RI, w_EIO, counts_E, share)
 
 
-_one.__name__ = flops.GROUPED
-_named = jax.jit(_one, static_argnames="share")
+# The product is one call, by whose name FLOPs are counted.
+_call.__name__ = flops.GROUPED
+_jitted = jax.jit(_call, static_argnames="share")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _product(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> Array:
-    """As `product`, of so many rows of a group in the mean."""
-    return _multiplied(x_RI, w_EIO, counts_E, 1, share)
+    """Return what `product` does, where a group has `share` rows in the mean."""
+    return _multiply(x_RI, w_EIO, counts_E, 1, share)
 
 
 def _forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[Array, Any]:
@@ -73,18 +70,18 @@ def _forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[
 
 def _backward(share: float, kept: tuple[Array, Array, Array], gradient_RO: Array) -> tuple[Array, Array, None]:
     x_RI, w_EIO, counts_E = kept
-    of_w_EIO = _summed(x_RI, gradient_RO, counts_E, share)
+    w_gradient_EIO = _sum_groups(x_RI, gradient_RO, counts_E, share)
     # The gradient of the rows comes second, since the rows may be dropped when that of the matrices is there.
-    of_w_EIO, gradient_RO = jax.lax.optimization_barrier((of_w_EIO, gradient_RO))
-    of_x_RI = _multiplied(gradient_RO, w_EIO, counts_E, 2, share)
-    return of_x_RI.astype(x_RI.dtype), of_w_EIO.astype(w_EIO.dtype), None
+    w_gradient_EIO, gradient_RO = jax.lax.optimization_barrier((w_gradient_EIO, gradient_RO))
+    x_gradient_RI = _multiply(gradient_RO, w_EIO, counts_E, 2, share)
+    return x_gradient_RI.astype(x_RI.dtype), w_gradient_EIO.astype(w_EIO.dtype), None
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _multiplied(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
-    """The rows of each group with its matrix, summed over the matrices' axis `over`; zeros where no row is."""
+def _multiply(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
+    """Multiply the rows of each group with its matrix, summed over the matrices' axis `over`; zeros where no row is."""
     room, groups = len(x_RI), len(counts_E)
     block, ends_E = _block(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
 
@@ -99,19 +96,17 @@ def _multiplied(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: fl
             return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.place(turn), 0)
 
         with _turns(_expected(share, block)):
-            after_RO: Array = jax.lax.fori_loop(0, rows.turns, of_block, made_RO)
-        return after_RO
+            return jax.lax.fori_loop(0, rows.turns, of_block, made_RO)
 
     # Zeros of its own, since no count is below 0: those that two products share the compiler would keep, and copy for
     # each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
     nothing_RO = jnp.broadcast_to(zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over]))
-    made_RO: Array = jax.lax.fori_loop(0, groups, of_group, nothing_RO)
-    return made_RO
+    return jax.lax.fori_loop(0, groups, of_group, nothing_RO)
 
 
-def _summed(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
-    """The gradient of the matrices, [E, I, O]: of each group the sum over its rows, in float32 until it is whole.
+def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
+    """Return the gradient of the matrices, [E, I, O]: the sum over each group's rows, in float32 until it is whole.
 
     The blocks have twice as many rows, since the sum is read and written for each but the first.
     """
@@ -126,18 +121,16 @@ def _summed(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> A
         def of_block(turn: int | Array) -> Array:
             is_own_M1, over_rows = rows.is_own_M1(turn), (((0,), (0,)), ((), ()))
             x_MI, gradient_MO = (
-                jnp.where(is_own_M1, rows.of(each, turn), jnp.zeros((), each.dtype)) for each in (x_RI, gradient_RO)
+                jnp.where(is_own_M1, rows.of(array, turn), jnp.zeros((), array.dtype)) for array in (x_RI, gradient_RO)
             )
-            made_IO: Array = jax.lax.dot_general(x_MI, gradient_MO, over_rows, preferred_element_type=wide)
-            return made_IO
+            return jax.lax.dot_general(x_MI, gradient_MO, over_rows, preferred_element_type=wide)
 
         first_IO = of_block(0)
         with _turns(_expected(share, block) - 1.0):
             sum_IO: Array = jax.lax.fori_loop(1, rows.turns, lambda turn, sum_IO: sum_IO + of_block(turn), first_IO)
         return sum_IO.astype(dtype)
 
-    summed_EIO: Array = jax.lax.map(of_group, (ends_E - counts_E, ends_E))
-    return summed_EIO
+    return jax.lax.map(of_group, (ends_E - counts_E, ends_E))
 
 
 class _Rows:
@@ -157,27 +150,26 @@ class _Rows:
         return jax.lax.dynamic_slice_in_dim(rows_RX, self.place(turn), self._block)
 
     def is_own_M1(self, turn: int | Array) -> Array:
-        """Which rows of it are the group's, and of no earlier block."""
+        """Return which rows of it are the group's, and of no earlier block."""
         at_M1 = self.place(turn) + jnp.arange(self._block)[:, None]
         return (at_M1 >= self._begin + turn * self._block) & (at_M1 < self._end)
 
 
 def _block(share: float, room: int, products: int) -> int:
-    """The rows of a block, where a group has `share` rows in the mean and each has so many products of numbers: a power
-    of two, unless there is less room.
+    """Return the rows of a block: a power of two, unless there is less room.
 
-    So many that the turns of a group cost as much as the half block that it fills in vain, and not more than twice its
-    rows.
+    A group has `share` rows in the mean, and each row `products` of numbers. So many that the turns of a group cost as
+    much as the half block that it fills in vain, and not more than twice its rows.
     """
     wanted = min(math.sqrt(share * _TURN / products), 2.0 * share)
-    return min(room, max(_LEAST, 1 << math.floor(math.log2(max(wanted, 1.0)))))
+    return min(room, max(_MIN_BLOCK, 1 << math.floor(math.log2(max(wanted, 1.0)))))
 
 
 def _expected(share: float, block: int) -> float:
-    """How many blocks a group of so many rows in the mean is expected to have: the last is half empty in the mean."""
+    """Return how many blocks a group of so many rows is expected to have: the last is half empty in the mean."""
     return max(1.0, share / block + 0.5)
 
 
 def _turns(expected: float) -> Any:
-    """The scope of a loop that says in the compiled program how often it is expected to run."""
+    """Return the scope that tells in the compiled program how often a loop is expected to run."""
     return jax.named_scope(f"{expected:.3f}_turns")

@@ -8,7 +8,7 @@ mp splits only the compiler knows, so the result is a range.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,17 +26,18 @@ class Range(NamedTuple):
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """Bytes of the arrays of `tree` on one device; ShapeDtypeStructs with shardings."""
+    """Return the bytes of the arrays of `tree` on one device; ShapeDtypeStructs with shardings."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def total_bytes(tree: PyTree) -> int:
-    """Bytes of the arrays of `tree`, each counted once."""
-    return _bytes(jax.tree.leaves(tree))
+    """Return the bytes of the arrays of `tree`, each counted once; random keys count nothing."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
+    return sum(math.prod(array.shape) * int(array.dtype.itemsize) for array in arrays)
 
 
 def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
-    """Bytes that the gradient of `loss(params, *args)` reads of its forward pass, without the arguments themselves.
+    """Return the bytes that the gradient of `loss(params, *args)` reads of its forward pass, without the arguments.
 
     `loss` returns (value, aux); the arguments are arrays or ShapeDtypeStructs. On all devices together.
     """
@@ -45,13 +46,13 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
         return jax.vjp(lambda params: loss(params, *args), params, has_aux=True)[1]
 
     jaxpr = jax.make_jaxpr(backward)(params, *args).jaxpr
-    given = {id(variable) for variable in jaxpr.invars}
+    inputs = {id(variable) for variable in jaxpr.invars}
     outputs = {id(variable): variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
-    return _bytes(variable.aval for key, variable in outputs.items() if key not in given)
+    return total_bytes([variable.aval for key, variable in outputs.items() if key not in inputs])
 
 
 def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, mp: int) -> Range:
-    """Residuals of one device, from those of all devices for a batch (`of_batch`) and for one of twice the rows.
+    """Return the residuals of one device, from those of all devices for a batch and for one of twice the rows.
 
     Those that grow with the rows are split over the `shards` of the batch. The others are copies of weights, split as
     the weights are.
@@ -59,11 +60,3 @@ def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, m
     rows = of_twice - of_batch
     others = max(0, of_batch - rows) / (fsdp * mp)
     return Range(int(rows / shards / mp + others), int(rows / shards + others))
-
-
-def _bytes(arrays: Iterable[Any]) -> int:
-    return sum(math.prod(array.shape) * _item_bytes(array.dtype) for array in arrays)
-
-
-def _item_bytes(dtype: Any) -> int:
-    return 0 if jnp.issubdtype(dtype, jax.dtypes.extended) else int(dtype.itemsize)

@@ -33,7 +33,7 @@ class Precision(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the loss is scaled: in float16 gradients underflow otherwise."""
+        """Whether the loss is scaled: in float16 gradients would underflow otherwise."""
         return bool(self.compute == jnp.float16)
 
 
@@ -46,7 +46,7 @@ NAMED = {
 
 
 def policy(precision: spec.Precision) -> Precision:
-    """The dtypes of a precision given by name, or in full."""
+    """Return the dtypes of a precision given by name, or in full."""
     full = precision if isinstance(precision, spec.Policy) else NAMED[precision]
     return Precision(
         params=jnp.dtype(full.params),

@@ -1,4 +1,4 @@
-"""What the backward pass recomputes, by name: it saves memory at the cost of arithmetic.
+"""Rematerialization by name: what the backward pass recomputes, which saves memory at the cost of arithmetic.
 
 | name | kept from the forward pass |
 |---|---|
@@ -25,7 +25,7 @@ Policy = Any  # of jax.checkpoint_policies
 
 
 def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
-    """`body`, a layer's forward pass (module first), rematerialized as `remat` says.
+    """Return `body`, a layer's forward pass (module first), rematerialized as `remat` says.
 
     `names` are the tensors that `body` marks with `jax.ad_checkpoint.checkpoint_name`. Raises SpecError for a name
     that is not one of them, and for offload where the devices cannot reach the host's memory.
@@ -39,9 +39,9 @@ def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scann
 def _policy(remat: Remat, names: Sequence[str]) -> Policy:
     policies = jax.checkpoint_policies
     if isinstance(remat, list):
-        unknown = [name for name in remat if name not in names]
-        if unknown:
-            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {_listed(names)}")
+        if unknown := [name for name in remat if name not in names]:
+            known = ", ".join(names) or "none"
+            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {known}")
         return policies.save_only_these_names(*remat)
     match remat:
         case "full":
@@ -51,22 +51,18 @@ def _policy(remat: Remat, names: Sequence[str]) -> Policy:
         case "dots_no_batch":
             return policies.dots_with_no_batch_dims_saveable
         case "offload":
-            return _offload(names)
+            if not names:
+                raise SpecError(
+                    "train.remat = offload: this model names no tensors to keep on the host; use full or dots"
+                )
+            if "pinned_host" not in {memory.kind for memory in jax.local_devices()[0].addressable_memories()}:
+                raise SpecError(
+                    f"train.remat = offload: {jax.devices()[0].platform} devices have no pinned_host memory"
+                )
+            return policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[],
+                names_which_can_be_offloaded=list(names),
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
     raise SpecError(f"train.remat = {remat!r} is not supported")
-
-
-def _offload(names: Sequence[str]) -> Policy:
-    if not names:
-        raise SpecError("train.remat = offload: this model names no tensors to keep on the host; use full or dots")
-    if "pinned_host" not in {memory.kind for memory in jax.local_devices()[0].addressable_memories()}:
-        raise SpecError(f"train.remat = offload: {jax.devices()[0].platform} devices have no pinned_host memory")
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=list(names),
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"

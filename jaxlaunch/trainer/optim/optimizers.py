@@ -1,11 +1,15 @@
-"""Optimizers by name, out of optax: clip by global norm, the optimizer, weight decay, the schedule.
+"""Optimizers by name, out of optax: clip by global norm, the optimizer, weight decay, the schedule; and their groups.
 
-By default every parameter decays, biases and norms too, as with torch's `optimizer(model.parameters())` and in MaxText;
-the decay is multiplied by the learning rate. docs/optimizers.md holds the formulas.
+Parameters are known by their dotted paths, as a checkpoint and `launcher plan --sharding` name them. By default every
+parameter decays, biases and norms too, as with torch's `optimizer(model.parameters())` and in MaxText; the decay is
+multiplied by the learning rate. docs/optimizers.md holds the formulas.
 """
 
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,17 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import groups, muon, schedule_free, schedules, user_optimizers
-from jaxlaunch.trainer.optim.groups import Axes, Named
-from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Link, is_own
+from jaxlaunch.trainer.optim import schedules, transforms
+from jaxlaunch.trainer.optim.transforms import Axes, Mask, Named, PyTree
+from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, is_own
 
-PyTree = Any
-Mask = Callable[[Named], dict[str, bool]] | None
 Options = dict[str, Any]
+REST = "rest"  # the parameters of no group
+MAX_LISTED = 8  # names in a message
 
 
 def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None) -> optax.GradientTransformation:
-    """The optax transformation gradients -> updates of the parameters that are trained, in flat dicts by name.
+    """Return the optax transformation gradients -> updates of the parameters that are trained, in flat dicts by name.
 
     `init` and `update` both need the parameters; `axes` are the named axes of each, which tell a matrix from a stack of
     vectors. State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would
@@ -34,108 +38,166 @@ def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None)
 
     Raises SpecError where the schedule or a transformation of the user's is none.
     """
-    rate = schedules.build(optimizer, total_steps)
+    rate = schedules.build_schedule(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
     whole = _chain(optimizer, rate, None, axes or {})
     parts = {}
-    for at, group in enumerate(optimizer.groups):
-        if not group.freeze and (group.lr != 1.0 or _decay(optimizer, at) != _decay(optimizer, None)):
-            parts[at] = _chain(optimizer, _scaled(rate, group.lr), at, axes or {})
-    return _in_float32(optax.chain(clip, groups.split(optimizer.groups, parts, whole) if parts else whole))
+    for number, group in enumerate(optimizer.groups):
+        if not group.freeze and (group.lr != 1.0 or _decay(optimizer, number) != _decay(optimizer, None)):
+            scaled = rate if group.lr == 1.0 else partial(lambda step, factor: factor * rate(step), factor=group.lr)
+            parts[number] = _chain(optimizer, scaled, number, axes or {})
+    return _in_float32(optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole))
 
 
 def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
-    """Raises SpecError where a transformation of the user's does not update `params`, ShapeDtypeStructs by name."""
+    """Raise SpecError where a transformation of the user's does not update `params`, ShapeDtypeStructs by name."""
     if any(is_own(link.name) for link in optimizer.links()):
-        user_optimizers.check(built, params)
+        schedules.check(built, params)
 
 
 def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
-    """What a run says of its optimizer: its groups, what decays, and keys that reach nothing."""
-    found, links = groups.notes(optimizer, params), optimizer.links()
-    trained = {name: leaf for name, leaf in params.items() if name not in groups.frozen(optimizer, params)}
+    """Return what a run reports of its optimizer: its groups, what decays, and keys without an effect."""
+    notes, links = [], optimizer.links()
+    for number, group in enumerate(optimizer.groups):
+        names = [name for name in params if find_group(name, optimizer.groups) == number]
+        terms = ["frozen"] if group.freeze else [f"lr × {group.lr:g}"]
+        terms += [] if group.weight_decay is None else [f"weight decay {group.weight_decay:g}"]
+        numbers = sum(params[name].size for name in names)
+        notes.append(
+            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} numbers, "
+            f"{', '.join(terms)}"
+        )
+    trained = {name: leaf for name, leaf in params.items() if name not in frozen(optimizer, params)}
     decayed = [name for name, leaf in trained.items() if _decays(optimizer, name, leaf, axes)]
     if optimizer.decay_on == "matrices" and decayed:
-        found.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
-    if all(is_own(link.name) and not user_optimizers.takes(link).intersection(user_optimizers.RATES) for link in links):
-        names = ", ".join(link.name for link in links)
-        found.append(f"train.optimizer.lr and schedule have no effect: {names} takes no learning_rate")
-    return found
+        notes.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
+    if all(is_own(link.name) and not schedules.parameters_of(link).intersection(schedules.RATES) for link in links):
+        factory_names = ", ".join(link.name for link in links)
+        notes.append(f"train.optimizer.lr and schedule have no effect: {factory_names} takes no learning_rate")
+    return notes
 
 
-def _decay(optimizer: spec.Optimizer, at: int | None) -> float | None:
-    """The weight decay of group `at`, or of what is in none; None: a factory's own, where the job says nothing."""
-    if at is not None and optimizer.groups[at].weight_decay is not None:
-        return optimizer.groups[at].weight_decay
+def find_group(name: str, groups: Sequence[Group]) -> int | None:
+    """Return the number of the first group whose pattern matches the whole path of a parameter; None without one."""
+    return next((number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None)
+
+
+def frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
+    """Return the parameters that are not trained. Raises SpecError for an empty group, or where all are frozen."""
+    names, groups = sorted(names), optimizer.groups
+    owners = {name: find_group(name, groups) for name in names}
+    for number, group in enumerate(groups):
+        if number in owners.values():
+            continue
+        key = f"train.optimizer.groups.{number}.match = {group.match}"
+        if any(re.fullmatch(group.match, name) for name in names):
+            raise SpecError(
+                f"{key} matches only parameters of the groups before it, and the first group that matches has a "
+                "parameter; move this group up, or remove it"
+            )
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        raise SpecError(f"{key} matches no parameter. There are: {', '.join(names[:MAX_LISTED])}{more}")
+    frozen = frozenset(name for name, owner in owners.items() if owner is not None and groups[owner].freeze)
+    if frozen and len(frozen) == len(names):
+        raise SpecError("train.optimizer.groups freeze every parameter; leave some to be trained")
+    return frozen
+
+
+def split_groups(
+    groups: Sequence[Group], parts: Mapping[int, optax.GradientTransformation], rest: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Return the transformation that treats the parameters of the groups `parts` by them, all others by `rest`.
+
+    The state is a dict by label, `group0` or `rest`, of states over the parameters of that label alone.
+    """
+    transformations = {f"group{number}": part for number, part in parts.items()} | {REST: rest}
+
+    def by_label(tree: Named) -> dict[str, Named]:
+        labelled: dict[str, Named] = {}
+        for name, leaf in tree.items():
+            label = f"group{find_group(name, groups)}"
+            labelled.setdefault(label if label in transformations else REST, {})[name] = leaf
+        return labelled
+
+    def init(params: Named) -> Named:
+        return {label: transformations[label].init(part) for label, part in by_label(params).items()}
+
+    def update(grads: Named, state: Named, params: Named | None = None) -> tuple[Named, Named]:
+        updates: Named = {}
+        after: Named = {}
+        labelled_params = by_label(params or {})
+        for label, part in by_label(grads).items():
+            new, after[label] = transformations[label].update(part, state[label], labelled_params.get(label))
+            updates |= new
+        return {name: updates[name] for name in grads}, after
+
+    return optax.GradientTransformation(init, update)
+
+
+def _decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
+    """Return the weight decay of a group, or of what is in none; None: a factory's own, which the job does not set."""
+    if group is not None and optimizer.groups[group].weight_decay is not None:
+        return optimizer.groups[group].weight_decay
     has_own = any(is_own(link.name) for link in optimizer.links())
     return None if has_own and "weight_decay" not in optimizer.model_fields_set else optimizer.weight_decay
 
 
 def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
-    """Whether a parameter decays under decay_on: matrices."""
-    decay, links = _decay(optimizer, groups.of(name, optimizer.groups)), optimizer.links()
-    if not (decay or any(is_own(link.name) and user_optimizers.decays(link, decay) for link in links)):
+    """Return whether a parameter decays under decay_on: matrices."""
+    decay, links = _decay(optimizer, find_group(name, optimizer.groups)), optimizer.links()
+    if not (decay or any(is_own(link.name) and schedules.decays(link, decay) for link in links)):
         return False
-    of_muon = any(link.name == "muon" for link in links)
-    return muon.muon_axes(name, leaf, axes) is not None if of_muon else groups.is_matrix(name, leaf, axes)
+    if any(link.name == "muon" for link in links):
+        return transforms.muon_axes(name, leaf, axes) is not None
+    return transforms.is_matrix(name, leaf, axes)
 
 
-def _scaled(rate: optax.Schedule, factor: float) -> optax.Schedule:
-    return rate if factor == 1.0 else lambda step: factor * rate(step)
-
-
-def _chain(optimizer: spec.Optimizer, rate: optax.Schedule, at: int | None, axes: Axes) -> optax.GradientTransformation:
-    """The optimizer of group `at`, or of what is in none."""
-    links, decay = optimizer.links(), _decay(optimizer, at)
+def _chain(
+    optimizer: spec.Optimizer, rate: optax.Schedule, number: int | None, axes: Axes
+) -> optax.GradientTransformation:
+    """Return the optimizer of a group, or of what is in none."""
+    links, decay = optimizer.links(), _decay(optimizer, number)
     mask: Mask = None
     if optimizer.decay_on == "matrices":
-        mask = lambda params: {name: groups.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
-    if decay and all(is_own(link.name) and "weight_decay" not in user_optimizers.takes(link) for link in links):
+        mask = lambda params: {name: transforms.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
+    if decay and all(is_own(link.name) and "weight_decay" not in schedules.parameters_of(link) for link in links):
         names = ", ".join(link.name for link in links)
-        group = "" if at is None or optimizer.groups[at].weight_decay is None else f".groups.{at}"
+        group = "" if number is None or optimizer.groups[number].weight_decay is None else f".groups.{number}"
         raise SpecError(
             f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
             "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
         )
-    built = [_link(link, rate, decay, mask, axes) for link in links]
+    built = []
+    for link in links:
+        if is_own(link.name):
+            built.append(schedules.build_transformation(link, rate, decay, mask))
+        elif link.name == "muon":
+            built.append(transforms.muon(rate, decay or 0.0, mask, axes, link.options()))
+        else:
+            built.append(MAKERS[link.name](rate, decay or 0.0, mask, link.options()))
     return built[0] if len(built) == 1 else optax.chain(*built)
 
 
-def _link(
-    link: Link, rate: optax.Schedule, decay: float | None, mask: Mask, axes: Axes
-) -> optax.GradientTransformation:
-    if is_own(link.name):
-        return user_optimizers.transformation(link, rate, decay, mask)
-    if link.name == "muon":
-        return muon.muon(rate, decay or 0.0, mask, axes, link.options())
-    return MAKERS[link.name](rate, decay or 0.0, mask, link.options())
+Make = Callable[..., optax.GradientTransformation]
 
 
 def _coupled(
-    make: Callable[..., optax.GradientTransformation],
-    rate: optax.Schedule,
-    decay: float,
-    mask: Mask,
-    options: Options,
+    make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    """torch's: the decay joins the gradient and passes through the moments."""
+    """Return an optimizer with weight decay as torch's: the decay joins the gradient and passes through the moments."""
     if "momentum" in options:  # at 0 optax would still hold a buffer as large as the parameters
         options = options | {"momentum": options["momentum"] or None}
     return optax.chain(optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options))
 
 
 def _decoupled(
-    make: Callable[..., optax.GradientTransformation],
-    rate: optax.Schedule,
-    decay: float,
-    mask: Mask,
-    options: Options,
+    make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
     return make(rate, weight_decay=decay, mask=mask, **options)
 
 
 def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
-    """Shazeer and Stern 2018, algorithm 4; optax's decay is not multiplied by the rate, ours is."""
+    """Return Adafactor: Shazeer and Stern 2018, algorithm 4; optax's decay is not multiplied by the rate, ours is."""
     return optax.adafactor(
         rate,
         momentum=options["b1"],
@@ -147,33 +209,33 @@ def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options)
 
 # Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb).
 # torch's sgd and adam are the same.
-MAKERS: Mapping[str, Callable[[optax.Schedule, float, Mask, Options], optax.GradientTransformation]] = {
+MAKERS: Mapping[str, Make] = {
     "sgd": partial(_coupled, optax.sgd),
     "adam": partial(_coupled, optax.adam),
     "adamw": partial(_decoupled, optax.adamw),
     "lion": partial(_decoupled, optax.lion),
     "lamb": partial(_decoupled, optax.lamb),
     "adafactor": _adafactor,
-    SCHEDULE_FREE: schedule_free.schedule_free,
+    SCHEDULE_FREE: transforms.schedule_free,
 }
 
 
 def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        with _as_jax_is():
+        with _jax_rules():
             updates, state = inner.update(_float32(grads), state, _float32(params))
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
     def init(params: PyTree) -> PyTree:
-        with _as_jax_is():
+        with _jax_rules():
             return inner.init(_float32(params))
 
     return optax.GradientTransformation(init, update)
 
 
 @contextlib.contextmanager
-def _as_jax_is() -> Iterator[None]:
-    """JAX's own rules of types and ranks: optax raises floats to integer counts, and users do as they like."""
+def _jax_rules() -> Iterator[None]:
+    """Set JAX's own rules of types and ranks: optax raises floats to integer counts, and users do as they like."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -183,7 +245,7 @@ def _float32(tree: PyTree) -> PyTree:
 
 
 def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """`opt` with the step counts of its schedules taken from `after` if `when`: a skipped step changes only these."""
+    """Return `opt` with the counts of its schedules taken from `after` if `when`: a skipped step changes only these."""
 
     def is_schedule(state: Any) -> bool:
         # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users' own schedules.
@@ -196,17 +258,17 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
 
 
 def ema_init(params: PyTree) -> PyTree:
-    """The moving average before the first step: the parameters themselves, in float32, in buffers of their own."""
+    """Return the moving average before the first step: the parameters in float32, in buffers of their own."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)
 
 
 def ema_update(ema: PyTree, params: PyTree, decay: float) -> PyTree:
-    """decay × ema + (1 - decay) × params, float32: in bfloat16 a decay above 0.996 would never change it."""
+    """Return decay × ema + (1 - decay) × params in float32: in bfloat16 a decay above 0.996 would never change it."""
     return optax.incremental_update(_float32(params), ema, 1.0 - decay)
 
 
 def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
-    """The sharding of each leaf of `transformation.init(params)`, given those of the parameters.
+    """Return the sharding of each leaf of `transformation.init(params)`, given those of the parameters.
 
     `params` are arrays or ShapeDtypeStructs by name, `shardings` a NamedSharding for each of them; the result has the
     tree of the optimizer's state, for jit's `out_shardings`. A leaf of its parameter's shape (moments, momentum) is
@@ -216,7 +278,6 @@ def state_shardings(transformation: optax.GradientTransformation, params: PyTree
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        """Where a leaf of the state lies: with the parameter that its path names."""
         # By its path, not by optax's tree_map_params: that sees no parameter behind a mask, and no state but optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)

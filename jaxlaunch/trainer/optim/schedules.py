@@ -1,27 +1,39 @@
-"""The learning rate as a function of the step, by name, out of optax's schedules.
+"""The learning rate as a function of the step, by name; and optimizers and schedules of the user's.
 
-The first update uses the rate of step 0, as in torch and Hugging Face: with a warm-up from 0 it changes no parameter.
-Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays there.
+Those of the user's, or of optax besides those that have a name, are factories `module:Name`. What a factory takes
+decides what it gets: `learning_rate` (or `lr`), the schedule; `weight_decay`; `mask`, which parameters decay. All else
+is its `args`. What it returns is tried on shapes before anything is compiled.
 """
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import user_optimizers
-from jaxlaunch.trainer.spec import Optimizer
-from jaxlaunch.trainer.spec.optimizer import is_own
+from jaxlaunch.trainer import user_code
+from jaxlaunch.trainer.errors import SpecError, first_line
+from jaxlaunch.trainer.optim.transforms import Mask
+from jaxlaunch.trainer.spec.optimizer import Link, Optimizer, is_own
+
+RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")
 
 
-def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """The schedule step (int32, from 0) -> learning rate (float32): warm-up, then constant lr, then the decay.
+def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
+    """Return the schedule step (int32, from 0) -> learning rate (float32): warm-up, constant lr, then the decay.
 
-    Or the one that a function of the user's makes. Raises SpecError when warm-up and decay do not fit in `total_steps`,
-    or where that function makes none.
+    The first update uses the rate of step 0, as in torch and Hugging Face: with a warm-up from 0 it changes no
+    parameter. Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays there. A function of the
+    user's may make the schedule instead. Raises SpecError when warm-up and decay do not fit in `total_steps`, or where
+    that function makes none.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
     if is_own(schedule.name):
-        return user_optimizers.schedule(optimizer, total_steps)
+        return _user_schedule(optimizer, total_steps)
     try:
         decay = schedule.decay_steps(total_steps)
     except ValueError as error:
@@ -35,7 +47,7 @@ def build(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 
 
 def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
-    """From lr to `final` × lr in `steps`; cosine is Loshchilov and Hutter 2017 (SGDR), equation 5, one half wave."""
+    """Return the decay from lr to `final` × lr; cosine is Loshchilov and Hutter 2017, equation 5, one half wave."""
     lr, final = optimizer.lr, optimizer.schedule.final or 0.0
     if steps == 0:
         return optax.constant_schedule(lr)
@@ -46,3 +58,90 @@ def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
     }
     name = optimizer.schedule.name
     return shapes[(optimizer.schedule.shape or "cosine") if name == "wsd" else name]
+
+
+def build_transformation(
+    link: Link, rate: optax.Schedule, decay: float | None, mask: Mask
+) -> optax.GradientTransformation:
+    """Return what the factory of `link` makes; without a decay it has its own. Raises SpecError where it makes none."""
+    path = f"train.optimizer: {link.name}"
+    make, names = _load_factory(path, link.name)
+    offered: dict[str, Any] = {next((key for key in RATES if key in names), ""): rate}
+    offered |= {"weight_decay": decay} if "weight_decay" in names and decay is not None else {}
+    offered |= {next((key for key in MASKS if key in names), ""): mask} if mask is not None else {}
+    offered.pop("", None)
+    if twice := [key for key in RATES if key in link.args and key in offered]:
+        raise SpecError(f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args")
+    made = _call(path, make, {**offered, **link.args})
+    if isinstance(made, optax.GradientTransformation):
+        return made
+    raise SpecError(f"{path} makes {user_code.kind(made)}, not an optax.GradientTransformation (a pair init, update)")
+
+
+def parameters_of(link: Link) -> set[str]:
+    """Return the names of the parameters of the factory of `link`. Raises SpecError."""
+    return set(_load_factory(f"train.optimizer: {link.name}", link.name)[1])
+
+
+def decays(link: Link, decay: float | None) -> bool:
+    """Return whether what the factory of `link` makes may decay, where it is offered `decay`."""
+    return "weight_decay" in parameters_of(link) and link.args.get("weight_decay", decay) != 0
+
+
+def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
+    """Return the schedule of the user's factory, called with lr and total_steps where it takes them."""
+    chosen = optimizer.schedule
+    path = f"train.optimizer.schedule: {chosen.name}"
+    make, names = _load_factory(path, chosen.name)
+    offered = {"lr": optimizer.lr, "total_steps": total_steps}
+    schedule = _call(path, make, {key: value for key, value in offered.items() if key in names} | chosen.args)
+    if not callable(schedule):
+        raise SpecError(f"{path} makes {user_code.kind(schedule)}, not a schedule: a function step -> learning rate")
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:  # whatever a user's function raises
+        raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
+    is_array = isinstance(shape, jax.ShapeDtypeStruct)
+    if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
+        what = f"an array of shape {list(shape.shape)}" if is_array else user_code.kind(shape)
+        raise SpecError(f"{path}: the schedule gives {what} for a step, not a number")
+
+    def rate(step: Any) -> jax.Array:
+        with jax.numpy_dtype_promotion("standard"):
+            return jnp.asarray(schedule(jnp.asarray(step, jnp.int32)), jnp.float32)
+
+    return rate
+
+
+def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
+    """Raise SpecError where a transformation does not update these ShapeDtypeStructs by name; compute nothing."""
+    try:
+        state = jax.eval_shape(whole.init, params)
+        updates, after = jax.eval_shape(whole.update, params, state, params)
+    except SpecError:
+        raise
+    except Exception as error:  # whatever a user's function raises
+        raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
+    if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
+        raise SpecError("train.optimizer: the update gives arrays of other shapes than the parameters")
+    kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after)]
+    if kinds[0] != kinds[1]:
+        raise SpecError("train.optimizer: the update gives a state of other shapes or dtypes than init's")
+
+
+def _load_factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
+    make = user_code.load(name)
+    if not callable(make):
+        raise SpecError(f"{path} is {user_code.kind(make)}, not a function that makes one")
+    try:
+        return make, inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a builtin without one
+        return make, {}
+
+
+def _call(path: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return make(**arguments)
+    except Exception as error:  # whatever a user's function raises
+        raise SpecError(f"{path}({', '.join(arguments)}) failed: {first_line(error)}") from error

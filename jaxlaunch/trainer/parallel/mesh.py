@@ -1,4 +1,4 @@
-"""The global mesh: axes dp, fsdp, ep, mp over all devices of all processes; and the batch rows that a process reads."""
+"""The global mesh: axes dp, fsdp, ep, mp over all devices of all processes; and the rows that a process reads."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Across = tuple[int, ...]  # how often each axis spans slices
 def build(
     mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None, note: Callable[[str], None] = lambda text: None
 ) -> jax.sharding.Mesh:
-    """The mesh of the spec; across slices, the dcn part of an axis is outermost.
+    """Return the mesh of the spec; across slices, the dcn part of an axis is outermost.
 
     On TPU the axes follow the torus, mp first. Elsewhere each process's devices are adjacent. Without dcn, axes are
     divided over the slices, the outermost as far as they go; `note` gets a sentence about that, and where a torus could
     not be followed. Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported model does not
     trace. Raises SpecError when the axes do not multiply to the devices.
     """
-    given = list(jax.devices() if devices is None else devices)
+    devices = list(jax.devices() if devices is None else devices)
     try:
-        sizes = mesh.resolve(len(given))
+        sizes = mesh.resolve(len(devices))
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
     across: Across = tuple(mesh.dcn.get(axis, 1) for axis in MESH_AXES)  # type: ignore[call-overload]
@@ -41,9 +41,9 @@ def build(
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
     # What JAX calls a slice of GPUs is a host, along which processes lie anyway.
-    slices = len({slice_index(device) for device in given}) if given[0].platform == "tpu" else 1
+    slices = len(set(map(slice_index, devices))) if devices[0].platform == "tpu" else 1
     ways = [across] if mesh.dcn or slices == 1 else list(_divided(sizes, slices))
-    across, grid = _laid_out(given, sizes, ways, note)
+    across, grid = _lay_out(devices, sizes, ways, note)
     if not mesh.dcn and slices > 1:
         parts = ", ".join(f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1)
         note(f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says")
@@ -51,7 +51,7 @@ def build(
 
 
 def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
-    """The ways to divide axes over slices, those first that divide the outermost axes most: they exchange the least."""
+    """Yield the ways to divide axes over slices, those first that divide the outermost axes most and exchange least."""
     if not sizes:
         if slices == 1:
             yield ()
@@ -61,11 +61,10 @@ def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
             yield from ((count, *rest) for rest in _divided(sizes[1:], slices // count))
 
 
-def _laid_out(
+def _lay_out(
     devices: list[jax.Device], sizes: Sequence[int], ways: Sequence[Across], note: Callable[[str], None]
 ) -> tuple[Across, Grid]:
-    """The first way to divide axes over slices whose parts follow the torus, and the devices by it; else the first way,
-    with the devices in the order of their slices and processes."""
+    """Return the first way to divide axes over slices that follows the torus, else the first, and the devices by it."""
     if devices[0].platform == "tpu":
         reasons: list[str] = []
         for across in ways:
@@ -74,7 +73,7 @@ def _laid_out(
                 return across, grid
         note(reasons[0])
     across = ways[0]
-    near = np.array(sorted(devices, key=_place))
+    near = np.array(sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id)))
     pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
     order = itertools.chain.from_iterable(pairs)
     return across, near.reshape(*across, *_inside(sizes, across)).transpose(*order).reshape(sizes)
@@ -85,21 +84,22 @@ def _inside(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
 
 
 def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """The mesh that a program gives: one of JAX's as it is, devices per axis built. Raises SpecError."""
+    """Return the mesh that a program gives: one of JAX's as it is, devices per axis built. Raises SpecError."""
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
     if isinstance(mesh, spec.Mesh):
         return build(mesh)
+    return build(parse_axes(mesh, "load", {"fsdp": 4, "mp": 2}))
+
+
+def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int]) -> spec.Mesh:
+    """Return the `mesh` that a program gives to a function of ours, devices per axis. Raises SpecError."""
     try:
-        return build(spec.Mesh.model_validate(dict(mesh)))
+        return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
         why = said(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
-        hint = "give devices per axis, such as {'fsdp': 4, 'mp': 2}"
-        raise SpecError(f"jaxlaunch.load(mesh={mesh!r}): {why}; {hint}") from None
-
-
-def _place(device: jax.Device) -> tuple[int, int, int]:
-    return (slice_index(device), device.process_index, device.id)
+        hint = f"give devices per axis, such as {example}"
+        raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {why}; {hint}") from None
 
 
 def slice_index(device: jax.Device) -> int:
@@ -111,11 +111,8 @@ def slice_index(device: jax.Device) -> int:
 def _on_torus(
     devices: list[jax.Device], inside: Sequence[int], across: Sequence[int], note: Callable[[str], None]
 ) -> Grid | None:
-    """The devices of TPU slices, each axis along neighbours of the torus; None where JAX finds no such assignment.
-
-    Physical axes are split only where no other assignment exists.
-    """
-    slices = len({slice_index(device) for device in devices})
+    """Return the devices of TPU slices along the torus, physical axes split only at need; None if JAX finds no way."""
+    slices = len(set(map(slice_index, devices)))
     granules = math.prod(across)
     of_processes = granules != slices and granules == len({device.process_index for device in devices})
     reason = ""
@@ -133,22 +130,22 @@ def _on_torus(
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """How the first dimension of a batch is split: over dp, fsdp and ep, copied along mp."""
+    """Return how the first dimension of a batch is split: over dp, fsdp and ep, copied along mp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def shards(mesh: jax.sharding.Mesh) -> int:
-    """Parts of a batch: dp × fsdp × ep."""
+def shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
+    """Return the number of parts of a batch: dp × fsdp × ep."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def shards_said(mesh: jax.sharding.Mesh) -> str:
-    """`dp × fsdp = 8`, and ep where it is more than 1."""
+def describe_shards(mesh: jax.sharding.Mesh) -> str:
+    """Return `dp × fsdp = 8`, with ep where it is more than 1."""
     return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {shards(mesh)}"
 
 
 def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
-    """The rows of a global batch that a process, by default this one, reads; those that share an mp group share rows.
+    """Return the rows of a global batch that a process, by default this one, reads; an mp group shares rows.
 
     Where a torus gives processes parts of the batch that are not contiguous, each reads as many rows as it holds, in
     the order of the processes' first parts: every row is read, and lies elsewhere in the batch. Raises SpecError when
@@ -157,10 +154,10 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
     process = jax.process_index() if process is None else process
     parts = shards(mesh)
     if batch % parts:
-        raise SpecError(f"train.batch = {batch} cannot be split evenly over {shards_said(mesh)} devices")
-    held, each = _parts(mesh), batch // parts
-    if all(parts[-1] - parts[0] + 1 == len(parts) for parts in held.values()):
-        return range(held[process][0] * each, (held[process][-1] + 1) * each)
+        raise SpecError(f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices")
+    held, size = _parts_by_process(mesh), batch // parts
+    if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in held.values()):
+        return range(held[process][0] * size, (held[process][-1] + 1) * size)
     groups = sorted(set(held.values()))
     if sum(map(len, groups)) != parts:
         mine = ", ".join(map(str, held[process]))
@@ -168,11 +165,11 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
             f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap with others'"
         )
     start = sum(len(group) for group in groups[: groups.index(held[process])])
-    return range(start * each, (start + len(held[process])) * each)
+    return range(start * size, (start + len(held[process])) * size)
 
 
-def _parts(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
-    """Which of the parts of a batch each process's devices hold."""
+def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
+    """Return which of the parts of a batch each process's devices hold."""
     processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(-1, mesh.shape["mp"])
     return {
         int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist()) for process in np.unique(processes)

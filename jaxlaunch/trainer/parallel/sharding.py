@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -23,6 +22,7 @@ from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer.errors import SpecError
 
 Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
 
 # Weights and activations share the table: change a strategy by changing one line.
@@ -50,18 +50,23 @@ _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
 
 
 def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh) -> NamedSharding:
-    """The sharding of one array of the state: its named axes, then fsdp.
-
-    Raises SpecError when a name is unknown, two dimensions land on one mesh axis, or a size does not divide.
-    """
-    named = _pad(name, shape, axes or ())
-    entries = _divided(shape, named, [_entry(name, axis, mesh) for axis in named], mesh)
-    _check(name, shape, named, entries, mesh)
+    """Return the sharding of an array by its named axes, then fsdp. Raises SpecError for axes that do not fit."""
+    axes = axes or ()
+    if len(axes) > len(shape):
+        raise SpecError(f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}")
+    named = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
+    entries = _keep_whole(shape, named, [_entry(name, axis, mesh) for axis in named], mesh)
+    used = [mesh_axis for entry in entries for mesh_axis in entry]
+    if twice := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
+        raise SpecError(f"{name}: axes {named} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}")
+    for size, axis, entry in zip(shape, named, entries, strict=True):
+        if size % (ways := _ways(entry, mesh)):
+            raise SpecError(f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = {ways} devices")
     return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, named, entries, mesh)))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """`x` constrained to the sharding of its named axes on the current mesh; `x` itself without a mesh.
+    """Constrain `x` to the sharding of its named axes on the current mesh; return `x` itself without a mesh.
 
     Without it the compiler may split activations like the weights they meet, and gather the batch instead.
     """
@@ -69,68 +74,58 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.empty:
         return x
     mesh_axes = [RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else () for axis in axes]
-    entries = _divided(x.shape, axes, mesh_axes, mesh)
-    held: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
-    return held
+    entries = _keep_whole(x.shape, axes, mesh_axes, mesh)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
 
 
 def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
-    """A weight with its named axes split and whole over fsdp; its gradient is split over fsdp too, as the state is.
+    """Return a weight with its named axes split, whole over fsdp; its gradient is split over fsdp, as the state is.
 
     `constrain` would hold the gradient as it holds the weight: each device would get the sum of all of it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or _is_by_device.get():
         return constrain(weight, *axes)
-    entries = _divided(weight.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
+    entries = _keep_whole(weight.shape, axes, [RULES[axis] if axis else () for axis in axes], mesh)
     split = _split_fsdp(weight.shape, axes, entries, mesh)
-    held: jax.Array = _held(weight, PartitionSpec(*entries), PartitionSpec(*split))
-    return held
+    return _constrain_both(weight, PartitionSpec(*entries), PartitionSpec(*split))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _held(weight: jax.Array, where: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
-    """`weight` held to one sharding, and its gradient to another."""
-    held: jax.Array = jax.lax.with_sharding_constraint(weight, where)
-    return held
-
-
-def _held_forward(weight: jax.Array, where: PartitionSpec, gradient: PartitionSpec) -> tuple[jax.Array, None]:
-    return _held(weight, where, gradient), None
-
-
-def _held_backward(where: PartitionSpec, gradient: PartitionSpec, _: None, found: jax.Array) -> tuple[jax.Array]:
-    return (jax.lax.with_sharding_constraint(found, gradient),)
-
-
-_held.defvjp(_held_forward, _held_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def held_alone(weight: jax.Array, where: NamedSharding) -> jax.Array:
-    """`weight` held to a sharding, and its gradient to none.
+def constrain_value(weight: jax.Array, where: NamedSharding) -> jax.Array:
+    """Constrain `weight` to a sharding, and its gradient to none.
 
     For what a cast makes of a weight that the state splits: XLA moves a whole copy's sharding through the cast to its
     operand, and its compiler for GPUs would gather in float32 what is read in bfloat16.
     """
-    held: jax.Array = jax.lax.with_sharding_constraint(weight, where)
-    return held
+    return _constrain_both(weight, where, None)
 
 
-def _held_alone_forward(weight: jax.Array, where: NamedSharding) -> tuple[jax.Array, None]:
-    return held_alone(weight, where), None
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _constrain_both(
+    weight: jax.Array, where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None
+) -> jax.Array:
+    """Constrain `weight` to one sharding, and its gradient to another."""
+    return jax.lax.with_sharding_constraint(weight, where)
 
 
-def _held_alone_backward(where: NamedSharding, _: None, found: jax.Array) -> tuple[jax.Array]:
-    return (found,)
+def _constrain_forward(
+    weight: jax.Array, where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None
+) -> tuple[jax.Array, None]:
+    return jax.lax.with_sharding_constraint(weight, where), None
 
 
-held_alone.defvjp(_held_alone_forward, _held_alone_backward)
+def _constrain_backward(
+    where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None, _: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (gradient if gradient_where is None else jax.lax.with_sharding_constraint(gradient, gradient_where),)
+
+
+_constrain_both.defvjp(_constrain_forward, _constrain_backward)
 
 
 @contextlib.contextmanager
 def by_device() -> Iterator[None]:
-    """Within it a batch is one device's rows, mapped over the devices: `constrain` names no mesh axis of it."""
+    """Take a batch as one device's rows, mapped over the devices: `constrain` names no mesh axis of it."""
     token = _is_by_device.set(True)
     try:
         yield
@@ -139,7 +134,7 @@ def by_device() -> Iterator[None]:
 
 
 def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:
-    """The axes of every parameter: those of the first rule whose pattern matches the whole name, else the model's own.
+    """Return the axes of every parameter: those of the first rule that matches the whole name, else the model's own.
 
     Raises SpecError for what is no rule, and for one that matches no parameter: a typing error would silently copy what
     should be split.
@@ -149,29 +144,18 @@ def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes 
             f"sharding is a {type(rules).__name__}, not a dict of patterns: {{r'.*kernel': ('embed', 'hidden')}}"
         )
     for pattern, axes in rules.items():
-        _check_rule(pattern, axes)
+        if not isinstance(axes, list | tuple) or not all(axis is None or isinstance(axis, str) for axis in axes):
+            raise SpecError(f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as ('embed', None)")
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
         if not any(re.fullmatch(pattern, name) for name in named):
             raise SpecError(f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(named))}")
     return {
         name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), own)
         for name, own in named.items()
     }
-
-
-def _check_rule(pattern: Any, axes: Any) -> None:
-    if not isinstance(axes, list | tuple) or not all(axis is None or isinstance(axis, str) for axis in axes):
-        raise SpecError(f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as ('embed', None)")
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
-
-
-def _pad(name: str, shape: tuple[int, ...], axes: Axes) -> Axes:
-    if len(axes) > len(shape):
-        raise SpecError(f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}")
-    front = "layers" if axes else None
-    return (front,) * (len(shape) - len(axes)) + axes
 
 
 def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
@@ -184,33 +168,16 @@ def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
     raise SpecError(f"{name}: unknown axis {axis!r}; name one of {', '.join((*RULES, *mesh.axis_names))}")
 
 
-def _divided(
-    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> list[Entry]:
-    """`entries` without those that may stay whole and do not divide."""
+def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
+    """Return `entries` without those that may stay whole and do not divide."""
     return [
         () if axis in WHOLE and size % _ways(entry, mesh) else entry
         for size, axis, entry in zip(shape, axes, entries, strict=True)
     ]
 
 
-def _check(name: str, shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh) -> None:
-    used = [mesh_axis for entry in entries for mesh_axis in entry]
-    twice = sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1})
-    if twice:
-        raise SpecError(f"{name}: axes {axes} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}")
-    for size, axis, entry in zip(shape, axes, entries, strict=True):
-        if size % _ways(entry, mesh):
-            raise SpecError(
-                f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = {_ways(entry, mesh)} "
-                "devices"
-            )
-
-
-def _split_fsdp(
-    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> list[Entry]:
-    """`entries` with fsdp added to one dimension that divides, if there is one: `embed`, else the largest share.
+def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
+    """Return `entries` with fsdp added to one dimension that divides, if any: `embed`, else the largest share.
 
     Never `layers`: a scan would then gather every layer's weights from one device at a time.
     """
@@ -225,5 +192,5 @@ def _split_fsdp(
     return [(*entry, "fsdp") if i == best else entry for i, entry in enumerate(entries)]
 
 
-def _ways(entry: Entry, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
+def _ways(entry: Entry, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in entry)

@@ -99,6 +99,6 @@ def _learning_rate(recorded: Mapping[str, Any], step: int) -> float | None:
     """Return the learning rate of a recorded training after `step` steps; None where this version cannot tell."""
     try:
         optimizer = Optimizer.model_validate(recorded["train"]["optimizer"])
-        return float(schedules.build(optimizer, recorded["total_steps"])(step))
+        return float(schedules.build_schedule(optimizer, recorded["total_steps"])(step))
     except (KeyError, SpecError, TypeError, pydantic.ValidationError):
         return None

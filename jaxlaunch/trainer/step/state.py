@@ -25,7 +25,7 @@ from jaxlaunch.trainer.adapters.lora import OWN, REFERENCE_PREFIX, Adapters, att
 from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
-from jaxlaunch.trainer.optim import groups, loss_scale, optimizers, schedule_free
+from jaxlaunch.trainer.optim import loss_scale, optimizers, transforms
 from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
@@ -55,7 +55,7 @@ class TrainState(NamedTuple):
         """Return the parameters that evaluation uses: an average of them where there is one."""
         if self.ema is not None:
             return {name: self.ema.get(name, param) for name, param in self.params.items()}
-        averaged = schedule_free.averaged(self.opt, self.params)
+        averaged = transforms.averaged(self.opt, self.params)
         return self.params if averaged is None else averaged
 
     def evaluated_rest(self) -> Named:
@@ -232,7 +232,7 @@ class StateBuilder:
             self.arrays = ModelArrays(nnx.eval_shape(self._model))
         self.axes = sharding.by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_of_base, self.arrays.params))
-        self.frozen = self._base_names | groups.frozen(spec.optimizer, self.saved(self.arrays.params))
+        self.frozen = self._base_names | optimizers.frozen(spec.optimizer, self.saved(self.arrays.params))
         self.optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
         with self.context():
             shapes = jax.eval_shape(self._fresh, {})
@@ -291,11 +291,7 @@ class StateBuilder:
     # --- a new state ----------------------------------------------------------------------------------------------
 
     def init(self) -> TrainState:
-        """Return a new state, each device computing or reading its own part: equal numbers on every mesh.
-
-        Raises:
-            SpecError: The folder to start from does not hold this model.
-        """
+        """Return a new state, equal on every mesh. Raises SpecError if the folder to start from has another model."""
         model, read = self._spec.model, self._read_base()
         if self.adapters is not None:
             read |= self.adapters.read_start(self.saved(self.abstract.params))

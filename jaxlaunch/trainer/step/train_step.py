@@ -97,10 +97,7 @@ class Step:
             jax.eval_shape(self._sums, self.abstract, abstract_batch)
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:
-        """Compile `train` of `steps` steps for global batches like this one.
-
-        Raises TypeError for a second kind of batch.
-        """
+        """Compile `train` of `steps` steps for batches like this one. Raises TypeError for a second kind of batch."""
         abstract_batch = self._placement.abstract_batch(batch)
         if steps in self._train:
             return self._train[steps].check(self.abstract, abstract_batch)
@@ -116,10 +113,7 @@ class Step:
             )
 
     def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
-        """Compile `evaluate` for global batches like this one. Raises TypeError for a second kind of batch.
-
-        `also` is that of `evaluator`.
-        """
+        """Compile `evaluate`, with `also` as in `evaluator`. Raises TypeError for a second kind of batch."""
         abstract_batch = self._placement.abstract_batch(batch)
         if self._evaluate is not None:
             return self._evaluate.check(self.abstract, abstract_batch)
@@ -177,15 +171,12 @@ class Step:
         new, metrics = self._train[steps](state, batch)
         return new, metrics
 
-    def evaluate(self, state: TrainState, batch: Batch) -> Sums:
+    def evaluate(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
         """Return sums and weights, float32 scalars, of the loss and the task's metrics, and the sum of row weights.
 
-        Uses the average of the parameters where there is one: the moving one, or schedule-free's.
+        With them comes what `also` of `compile_eval` makes, with the rows' weights; None without it. They are computed
+        with the average of the parameters where there is one: the moving one, or schedule-free's.
         """
-        return self.evaluate_and(state, batch)[0]
-
-    def evaluate_and(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
-        """Return what `evaluate` does, and what `also` of `compile_eval` makes, with the rows' weights; else None."""
         assert self._evaluate is not None, "compile_eval comes before evaluate"
         return self._evaluate(state, batch)
 
@@ -242,7 +233,7 @@ def _check_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
     if spec.batch % (shards * spec.accumulate):
         raise SpecError(
             f"train.batch = {spec.batch} cannot be split evenly over accumulate = {spec.accumulate} "
-            f"micro-batches × {meshes.shards_said(mesh)} devices; use a multiple of {shards * spec.accumulate}"
+            f"micro-batches × {meshes.describe_shards(mesh)} devices; use a multiple of {shards * spec.accumulate}"
         )
     has_experts = isinstance(spec.model, Decoder) and spec.model.experts is not None
     if ep > 1 and not has_experts and not isinstance(spec.model, CustomModel):
@@ -353,7 +344,7 @@ class StepLoss:
             narrow = param if name in late else cast_floats(param, self._builder.precision.compute)
             if narrow.dtype == param.dtype:
                 return narrow
-            return sharding.held_alone(narrow, self._builder.abstract.params[name].sharding)
+            return sharding.constrain_value(narrow, self._builder.abstract.params[name].sharding)
 
         return {name: cast(name, param) for name, param in params.items()}
 
@@ -414,7 +405,7 @@ class Update:
         self, spec: TrainSpec, placement: Placement, builder: StateBuilder, loss: StepLoss, total_steps: int
     ) -> None:
         self._spec, self._placement, self._builder, self._step_loss = spec, placement, builder, loss
-        self._rate = schedules.build(spec.optimizer, total_steps)
+        self._rate = schedules.build_schedule(spec.optimizer, total_steps)
 
     def function(self, steps: int) -> Callable[..., tuple[TrainState, Metrics]]:
         """Return the function of a dispatch of this many steps."""

@@ -1,12 +1,15 @@
 """Images and rows of tables: examples with an `image` (bytes of any range and shape) or `features`, and a `label`.
 
-B batch, V classes.
+In training images of a batch may be blended with each other, on the device: mixup and CutMix. Each is blended with the
+one in its place in the reversed batch, in one share for the whole batch.
+
+B batch, Y and X places of an image, V classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +21,9 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
 from jaxlaunch.trainer.data.source import Source, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.models import custom
-from jaxlaunch.trainer.models.convolutional.convnext import ConvNeXt
-from jaxlaunch.trainer.models.convolutional.resnet import ResNet
-from jaxlaunch.trainer.models.mlp import MLP
-from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResNet, ViT
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.images.source import Pictures
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.mixed import Tables
@@ -31,10 +31,15 @@ from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
-from jaxlaunch.trainer.tasks import blends, losses, ranges
+from jaxlaunch.trainer.tasks import losses, ranges
 from jaxlaunch.trainer.tasks.classification import Classification, Seen, seen
 
-BUILT_IN = MLP | ViT | ResNet | ConvNeXt
+
+@runtime_checkable
+class HasPixels(Protocol):
+    """A model, built-in or the user's, that says how the channels of its images are normalized."""
+
+    pixels: tuple[Sequence[float], Sequence[float]] | None  # mean and deviation of each channel
 
 
 class Classify(Task):
@@ -55,37 +60,38 @@ class Classify(Task):
     ```
     """
 
-    _classes: int | None = None  # of the logits, known from when the loss was traced
-    _target: str = "class"  # what a label is, known from when the source was opened,
+    _classes: int | None = None  # of the logits, set when the loss is traced
+    _target: str = "class"  # what a label is, set when the source is opened,
     _scale: Scale | None = None  # and what numbers of a table are measured in
     _described: Mapping[str, Any] | None = None  # the inputs of a model that was trained, in place of its data
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """An MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
+        """Return an MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
         images [B, ...] -> logits_BV.
 
         A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize images by.
         """
-        options = ModelOptions.of(spec)
-        match spec.model:
-            case specs.MLP() as config:
-                return MLP(config, self._image_shape(spec), rngs, options)
-            case specs.ViT() as config:
-                self._check_image(spec, config)
+        config, options = spec.model, ModelOptions.of(spec)
+        if isinstance(config, specs.MLP):
+            return MLP(config, self._image_shape(spec), rngs, options)
+        if isinstance(config, specs.CustomModel):
+            # An image as `loss` gives it to a model, alone in its batch.
+            return foreign.build(spec, config, rngs, lambda: (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),))
+        if not isinstance(config, specs.OfImages):
+            kinds = "mlp, vit, resnet, convnext or module:Name"
+            raise SpecError(f"train.model.kind = {config.kind} does not classify images; use {kinds}")
+        self._check_image(spec, config)
+        match config:
+            case specs.ViT():
                 return ViT(config, rngs, options)
-            case specs.ResNet() as config:
-                self._check_image(spec, config)
+            case specs.ResNet():
                 return ResNet(config, rngs, options)
-            case specs.ConvNeXt() as config:
-                self._check_image(spec, config)
+            case specs.ConvNeXt():
                 return ConvNeXt(config, rngs, options)
-            case specs.CustomModel() as config:
-                return custom.build(spec, config, rngs, lambda: (self._image(spec),))
-        kinds = "mlp, vit, resnet, convnext or module:Name"
-        raise SpecError(f"train.model.kind = {spec.model.kind} does not classify images; use {kinds}")
+        raise AssertionError(config.kind)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Cross-entropy of `label` [B] on the normalized `image` [B, ...], times `weight` [B]; and `accuracy`.
+        """Return the cross-entropy of `label` [B] by the normalized `image` [B, ...], times `weight` [B]; `accuracy`.
 
         With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label [B] or [B, K].
         Training adds to it what the loss block of a built-in model says.
@@ -94,21 +100,21 @@ class Classify(Task):
         label_B, weight_B = batch["label"], batch["weight"]
         if self._scale is not None:
             label_B = self._scale.within(label_B)
-        is_ours = isinstance(model, BUILT_IN)
+        is_ours = isinstance(model, Classifier)
         block = model.loss if is_ours else specs.Loss()
         is_training = is_ours and not model.deterministic
         extras = block if is_training else specs.Loss(target=block.target)
         if extras.mixup or extras.cutmix:
-            images, share, other_B = blends.blended(images, label_B, rng, extras)
+            images, share, other_B = blend_images(images, label_B, rng, extras)
             logits_BV = model(images)
-            one = losses.of_target(logits_BV, label_B, weight_B * share, extras)
-            other = losses.of_target(logits_BV, other_B, weight_B * (1.0 - share), extras)
-            loss = Loss(*jax.tree.map(jnp.add, tuple(one), tuple(other)))
+            own = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
+            other = losses.target_loss(logits_BV, other_B, weight_B * (1.0 - share), extras)
+            loss = Loss(*jax.tree.map(jnp.add, tuple(own), tuple(other)))
         else:
             logits_BV = model(images)
             if not is_ours:
                 logits_BV = checked_logits(model, logits_BV, label_B)
-            loss = losses.of_target(logits_BV, label_B, weight_B, extras)
+            loss = losses.target_loss(logits_BV, label_B, weight_B, extras)
         self._classes = logits_BV.shape[-1]
         if self._scale is not None and (unit := self._scale.unit) is not None:
             total, weight = loss.metrics["mae"]
@@ -116,30 +122,22 @@ class Classify(Task):
         return loss
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Logits_BV of `image` [B, ...], normalized as in training, or of `features` [B, F].
-
-        Where a table's label is a number, the numbers, in the label's unit.
-        """
-        logits_BV: Array = model(self._inputs(model, batch))
+        """Return logits_BV, or the numbers in the unit of a table's label, of `image` [B, ...] or `features` [B, F]."""
+        logits_BV = model(self._inputs(model, batch))
         return logits_BV if self._scale is None else self._scale.outside(logits_BV)
 
     def tells_classes(self, spec: TrainSpec) -> bool:
-        """Whether an evaluation tells of classes: labels are classes, and the loss is of the logits."""
+        """Return whether an evaluation reports on classes: labels are classes, and the loss is of the logits."""
         return type(self).loss is Classify.loss and spec.loss.target == "class"
 
     def seen(self, model: Any, batch: dict[str, Array]) -> Seen:
-        """What an evaluation tells of each example of a batch."""
+        """Return what an evaluation reports of each example of a batch."""
         return seen(model(self._inputs(model, batch)), batch["label"])
 
     def classification(self) -> Classification:
-        """What adds up `seen` of the batches of an evaluation."""
-        return Classification(self.classes)
-
-    @property
-    def classes(self) -> int:
-        """Those of the model, known from when the loss was traced."""
+        """Return what adds up `seen` of the batches of an evaluation."""
         assert self._classes is not None, "the loss is traced first"
-        return self._classes
+        return Classification(self._classes)
 
     @property
     def names(self) -> list[str]:
@@ -147,78 +145,69 @@ class Classify(Task):
         return list((self._described or {}).get("classes", ()))
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
-        """The source that `train.data` describes. Raises DataError, SpecError."""
+        """Return the source that `train.data` describes. Raises DataError, SpecError."""
         self._target = spec.loss.target
-        found = open_source(spec, split)
-        self._scale = None if found is None else _scale_of(found, self._target)
-        return found
+        source = open_source(spec, split)
+        self._scale = None if source is None else _read_scale(source, self._target)
+        return source
 
     def _examples(self, raw: Batch) -> Batch:
-        key = self._key(raw)
-        return {key: ranges.of(raw, key), "label": ranges.many(ranges.of(raw, "label"), self._target)}
+        key, label_B = self._key(raw), ranges.get_value(raw, "label")
+        return {key: ranges.get_value(raw, key), "label": ranges.read_labels(label_B, self._target)}
 
     @many_by(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """`image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
+        """Return `image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 
         Raises Unusable where one is missing, and for a label that is not one whole number; its shape may be [], [1]
-        or [1, 1]. Of other targets than a class `label` is a float32: 0 or 1 for each class, or any numbers.
+        or [1, 1]. For other targets than a class `label` is a float32: 0 or 1 for each class, or any numbers.
         """
-        label = ranges.of(raw, "label")
-        read = (
-            ranges.label
-            if self._target == "class"
-            else ranges.flags
-            if self._target == "multi_label"
-            else ranges.numbers
-        )
-        key = self._key(raw)
-        return {key: np.asarray(ranges.of(raw, key)), "label": read(label)}
+        label, key = ranges.get_value(raw, "label"), self._key(raw)
+        readers = {"class": ranges.read_class, "multi_label": ranges.read_flags}
+        read = readers.get(self._target, ranges.read_numbers)
+        return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """The first row whose label is no class of the model, and a sentence on it; None where there is none.
-
-        Nothing is judged for a task that computes another loss: its labels may mean something else.
-        """
-        if type(self).loss is not Classify.loss or spec.loss.target != "class":
+        """Return the first row whose label is no class of the model, and a sentence; None for a user's loss."""
+        if not self.tells_classes(spec):
             return None
         classes = self._classes
         if isinstance(spec.model, specs.MLP | specs.OfImages) and type(self).model is Classify.model:
             classes = spec.model.classes
-        return None if classes is None else ranges.outside("label", batch["label"], classes, "the model's classes")
+        return None if classes is None else ranges.find_outside("label", batch["label"], classes, "the model's classes")
 
     def describe_inputs(self, spec: TrainSpec) -> dict[str, Any] | None:
-        """How a file becomes an example, as JSON that checkpoints carry; None where the examples are a user's own."""
+        """Return how a file becomes an example, as JSON for checkpoints; None where the examples are a user's own."""
         if (type(self).source, type(self).example) != (Classify.source, Classify.example):
             return None
-        found = self.source(spec, "train")
-        if found is None:
+        source = self.source(spec, "train")
+        if source is None:
             return None
-        forms = Examples(found, self.example).forms
+        forms = Examples(source, self.example).forms
         form = forms[self._key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
-        packed: Mapping[str, Any] = as_data_source(found).about
-        if isinstance(found, Rows | Tables):
-            return {"kind": "table", **about, **found.described}
+        packed: Mapping[str, Any] = as_data_source(source).about
+        if isinstance(source, Rows | Tables):
+            return {"kind": "table", **about, **source.described}
         if packed.get("kind") == "table":
             return {"kind": "table", **about, **{key: packed[key] for key in DESCRIBED}}
         if not isinstance(spec.data, OfImages) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
             return None
-        classes = list(found.index.classes) if isinstance(found, Pictures) else packed.get("classes", [])
+        classes = list(source.index.classes) if isinstance(source, Pictures) else packed.get("classes", [])
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 
     def use_inputs(self, described: Mapping[str, Any]) -> None:
-        """Takes shape and scale from what `describe_inputs` said: no data are opened for the model."""
+        """Take shape and scale from what `describe_inputs` returned: no data are opened for the model."""
         self._described, self._target = described, described["target"]
         self._scale = Scale.of(described["scale"]) if described.get("scale") else None
 
     def _inputs(self, model: Any, batch: dict[str, Array]) -> Array:
-        """What the model reads: features as they are, their scale is the table's; images normalized."""
+        """Return what the model reads: images normalized; features as they are, since the table scales them."""
         if self._key(batch) == "features":
             return batch["features"]
         image = batch["image"]
-        pixels = getattr(model, "pixels", None)
+        pixels = model.pixels if isinstance(model, HasPixels) else None
         return standardized(image) if pixels is None else scaled(image, *pixels)
 
     @staticmethod
@@ -240,10 +229,6 @@ class Classify(Task):
                 f"but train.data holds images of shape {list(shape)} (height, width, channels)"
             )
 
-    def _image(self, spec: TrainSpec) -> Array:
-        """An image as `loss` gives it to a model, alone in its batch."""
-        return jnp.zeros((1, *self._image_shape(spec)), jnp.float32)
-
     def _image_shape(self, spec: TrainSpec) -> tuple[int, ...]:
         if self._described is not None:
             return tuple(self._described["shape"])
@@ -254,11 +239,11 @@ class Classify(Task):
         return forms[self._key(forms)].shape
 
 
-def _scale_of(found: Source, target: str) -> Scale | None:
-    """What the numbers of a table are measured in; of a packed one as it was when it was packed. Raises SpecError."""
-    if isinstance(found, Rows | Tables):
-        return found.scale
-    packed: Mapping[str, Any] = as_data_source(found).about
+def _read_scale(source: Source, target: str) -> Scale | None:
+    """Return what the numbers of a table are measured in, for a packed one as of its packing. Raises SpecError."""
+    if isinstance(source, Rows | Tables):
+        return source.scale
+    packed: Mapping[str, Any] = as_data_source(source).about
     if (was := packed.get("target", target)) != target:
         raise SpecError(
             f"train.loss.target = {target}, and the records of train.data.path were packed with {was}; pack them "
@@ -268,7 +253,7 @@ def _scale_of(found: Source, target: str) -> Scale | None:
 
 
 def standardized(image: Array) -> Array:
-    """Each image [B, ...] in float32 with mean 0 and variance 1: the range of its bytes does not matter."""
+    """Return each image [B, ...] in float32 with mean 0 and variance 1: the range of its bytes does not matter."""
     pixels = image.astype(jnp.float32)
     axes = tuple(range(1, image.ndim))
     centred = pixels - pixels.mean(axes, keepdims=True)
@@ -276,8 +261,52 @@ def standardized(image: Array) -> Array:
 
 
 def scaled(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
-    """(image - mean) / std in float32, by channel, the last axis."""
+    """Return (image - mean) / std in float32, by channel, the last axis."""
     pixels = image.astype(jnp.float32)
     shape = (1,) * (image.ndim - 1) + (-1,)
     mean_C, std_C = (jnp.asarray(values, jnp.float32).reshape(shape) for values in (mean, std))
     return (pixels - mean_C) / std_C
+
+
+def blend_images(images: Array, label: Array, rng: Array, block: specs.Loss) -> tuple[Array, Array, Array]:
+    """Return the blended images, the share of their own label that they keep, and the labels [B, ...] blended in.
+
+    With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and width.
+    """
+    other = label[::-1]
+    if not block.cutmix:
+        return *mix_up(images, jax.random.beta(rng, block.mixup, block.mixup)), other
+    if images.ndim < 3:
+        raise SpecError(f"train.loss.cutmix pastes a part of an image, and the examples have shape {images.shape[1:]}")
+    share_rng, place_rng, kind_rng = jax.random.split(rng, 3)
+    place = jax.random.uniform(place_rng, (2,))
+    cut = cut_mix(images, jax.random.beta(share_rng, block.cutmix, block.cutmix), place)
+    if not block.mixup:
+        return *cut, other
+    mixed = mix_up(images, jax.random.beta(share_rng, block.mixup, block.mixup))
+    is_cut = jax.random.bernoulli(kind_rng)
+    return jnp.where(is_cut, cut[0], mixed[0]), jnp.where(is_cut, cut[1], mixed[1]), other
+
+
+def mix_up(images: Array, share: Array) -> tuple[Array, Array]:
+    """Return share × image + (1 - share) × its partner, and the share. Zhang et al. 2018, "mixup"."""
+    return share * images + (1.0 - share) * images[::-1], share
+
+
+def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array]:
+    """Return images with a rectangle of their partner, of 1 - share of the area, and the share left of their own.
+
+    `place` is the middle of the rectangle, as shares of height and width; what lies outside is cut off.
+    Yun et al. 2019, "CutMix".
+    """
+    side = jnp.sqrt(1.0 - share)
+    inside = []
+    for axis, at in ((1, place[0]), (2, place[1])):
+        size = images_BYX.shape[axis]
+        middle, half = jnp.floor(at * size), jnp.floor(0.5 * side * size)
+        first, last = jnp.maximum(middle - half, 0.0), jnp.minimum(middle + half, size)
+        places = jnp.arange(size, dtype=jnp.float32)
+        inside.append((places >= first) & (places < last))
+    is_pasted_YX = inside[0][:, None] & inside[1][None, :]
+    shape = (1, *is_pasted_YX.shape, *[1] * (images_BYX.ndim - 3))
+    return jnp.where(is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX), 1.0 - is_pasted_YX.mean()

@@ -1,4 +1,4 @@
-"""Preferences: of two texts the likelier is to be the one that was chosen, compared with the model before training.
+"""Preferences: of two texts the chosen one is to become likelier, compared with the model before training.
 
 An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2, L] that is 1 where
 a token of what was chosen or rejected is predicted, and the `length` [2] of each, behind which it is filled up.
@@ -41,24 +41,24 @@ class Preference(Task):
 
     needs_reference = True
 
-    _of = specs.Dpo()  # what `train.loss.dpo` says, known from when the model was made
+    _config = specs.Dpo()  # of `train.loss.dpo`, set when the model is made
 
     def model(self, spec: TrainSpec, rngs: Any) -> Any:
-        """The model of next-token prediction. Raises SpecError for adapters that begin as others' do."""
+        """Return the model of next-token prediction. Raises SpecError for adapters that begin as others' do."""
         if spec.lora is not None and spec.lora.init_from is not None:
             raise SpecError(
                 f"train.lora.init_from = {spec.lora.init_from}: the reference would be the model without these "
                 "adapters; export them with --merged and name that folder as train.model.init_from"
             )
-        self._of = spec.loss.dpo
+        self._config = spec.loss.dpo
         return lm.NextToken().model(spec, rngs)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """The mean over pairs of the batch, each times its `weight` [B]; rewards are beta times the log-ratios."""
+        """Return the mean over pairs, each times its `weight` [B]; rewards are beta times the log-ratios."""
         pairs = padding.rows(batch)
         ours_B2, penalty = _log_probabilities(model, pairs)
         theirs_B2, _ = _log_probabilities(reference_of(model), pairs)
-        rewards_B2 = self._of.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
+        rewards_B2 = self._config.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
         chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
         margin_B, weight_B = chosen_B - rejected_B, batch["weight"]
         weight = weight_B.sum()
@@ -68,44 +68,42 @@ class Preference(Task):
             "accuracy": (margin_B > 0).astype(jnp.float32),
             "margin": margin_B,
         }
-        total = (_losses(margin_B, self._of) * weight_B).sum()
+        total = (_pair_losses(margin_B, self._config) * weight_B).sum()
         if penalty is not None and not model.deterministic:
             total = total + penalty * weight
-        return Loss(total, weight, {name: ((each * weight_B).sum(), weight) for name, each in metrics.items()})
+        return Loss(total, weight, {name: ((value_B * weight_B).sum(), weight) for name, value_B in metrics.items()})
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
-        """The pairs that `train.data` describes. Raises DataError, SpecError."""
-        found = open_source(spec, split)
-        return _Twos(found) if found is not None and isinstance(spec.data, specs.Synthetic) else found
+        """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
+        source = open_source(spec, split)
+        return _Pairs(source) if source is not None and isinstance(spec.data, specs.Synthetic) else source
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for other shapes."""
-        tokens_2T = ranges.whole("tokens", ranges.of(raw, "tokens"))
+        """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for others."""
+        tokens_2T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
             raise Unusable(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
         width = tokens_2T.shape[1]
-        found = {"tokens": tokens_2T, "length": ranges.whole("length", raw.get("length", [width, width]))}
-        found["mask"] = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
-        for key, wanted in (("mask", (2, width - 1)), ("length", (2,))):
-            if found[key].shape != wanted:
-                raise Unusable(
-                    f"{key} of shape {list(found[key].shape)}, but a pair of {width} tokens has {list(wanted)}"
-                )
-        return found
+        length = ranges.read_integers("length", raw.get("length", [width, width]))
+        mask = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
+        for key, array, wanted in (("mask", mask, (2, width - 1)), ("length", length, (2,))):
+            if array.shape != wanted:
+                raise Unusable(f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has {list(wanted)}")
+        return {"tokens": tokens_2T, "length": length, "mask": mask}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """The first pair that is longer than the model's rows, or whose tokens it does not have, and a sentence."""
+        """Return the first pair longer than the model's rows, or with tokens it does not have, and a sentence."""
         config, tokens_B2T = spec.model, batch["tokens"]
         if not isinstance(config, specs.Decoder | specs.GPT2):
             return None
         length = tokens_B2T.shape[-1] - 1
         if length > config.length:
             return 0, f"{length + 1} tokens, and train.model.length = {config.length} is of {config.length + 1}"
-        return ranges.outside("token", tokens_B2T, config.vocab, "the vocabulary")
+        return ranges.find_outside("token", tokens_B2T, config.vocab, "the vocabulary")
 
 
-class _Twos(DataSource):
-    """Each two examples of a source as one: for smoke tests and the plan of a job."""
+class _Pairs(DataSource):
+    """Each two examples of a source as one, for smoke tests and the plan of a job."""
 
     def __init__(self, rows: Source) -> None:
         self._rows = rows
@@ -121,20 +119,21 @@ class _Twos(DataSource):
 
 
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Log-probability [B, 2] of what was chosen and rejected, and a mean over the tokens that training adds."""
+    """Return log-probabilities [B, 2] of what was chosen and rejected, and a mean over tokens that training adds."""
     tokens_RT = pairs["tokens"]  # R rows: 2 B
     weight_RL = pairs["mask"] * padding.targets(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
-    if not isinstance(model, LanguageModel):  # what fills a row up comes behind all that is predicted
+    if not isinstance(model, LanguageModel):
+        # Padding comes behind everything that is predicted.
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
-    found = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.read(pairs))
-    sums_R = lm.scored(model, found.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
-    return sums_R.reshape(-1, 2), found.penalty
+    features = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.read(pairs))
+    sums_R = lm.score_logits(model, features.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
+    return sums_R.reshape(-1, 2), features.penalty
 
 
-def _losses(margin_B: Array, of: specs.Dpo) -> Array:
-    """The loss of each pair, [B], by the difference of its rewards."""
-    if of.kind == "ipo":
-        return jnp.square((margin_B - 0.5) / of.beta)  # of the log-ratios: (h - 1 / (2 beta))²
-    wrong = of.label_smoothing
+def _pair_losses(margin_B: Array, config: specs.Dpo) -> Array:
+    """Return the loss of each pair, [B], by the difference of its rewards."""
+    if config.kind == "ipo":
+        return jnp.square((margin_B - 0.5) / config.beta)  # of the log-ratios: (h - 1 / (2 beta))²
+    wrong = config.label_smoothing
     return -(1 - wrong) * jax.nn.log_sigmoid(margin_B) - wrong * jax.nn.log_sigmoid(-margin_B)

@@ -5,8 +5,7 @@ An example may have more about its tokens, [L + 1] but for the last:
 | key | meaning |
 |---|---|
 | `attention_mask` | a token where it is 0 is neither seen nor predicted |
-| `segments` | which of several examples in the row a token is of, from 1, 0 of padding: no position sees or predicts
-those of another |
+| `segments` | which example of the row a token is of, from 1, 0 of padding: no position sees or predicts another |
 | `length` | how many tokens there are: the rest is padding, neither seen nor predicted |
 
 A mask can express the others, and costs a fused kernel most of its gain.
@@ -33,11 +32,11 @@ from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.models import custom
+from jaxlaunch.trainer.models import foreign
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.models.language_model import Features, LanguageModel
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.language_model import LanguageModel
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
@@ -57,14 +56,10 @@ class NextToken(Task):
     """
 
     are_bytes = False  # whether a token is a byte, as far as is known
-
-    _vocab: int | None = None  # of the logits of a model, known from when the loss was traced
+    _vocab: int | None = None  # of the logits of a model, set when the loss is traced
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """A decoder, GPT-2, or a model of the user's: tokens_BL -> logits_BLV.
-
-        A custom model gets the attention mask as its second argument where the examples have one.
-        """
+        """Return a decoder, GPT-2, or a model of the user's: (tokens_BL, attention mask if any) -> logits_BLV."""
         options = ModelOptions.of(spec)
         match spec.model:
             case specs.Decoder() as config:
@@ -72,26 +67,29 @@ class NextToken(Task):
             case specs.GPT2() as config:
                 return GPT2(config, rngs, options)
             case specs.CustomModel() as config:
-                return custom.build(spec, config, rngs, lambda: (self._tokens(spec),))
+                return foreign.build(spec, config, rngs, lambda: (self._tokens(spec),))
         raise SpecError(
             f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or module:Name"
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Cross-entropy of tokens[:, 1:] given those before, each target times its `mask` and its row's `weight`.
+        """Return the cross-entropy of tokens[:, 1:] given those before, times `mask` and the row's `weight`.
 
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
         """
         tokens_BT = batch["tokens"]
-        inputs_BL, seen = tokens_BT[:, :-1], keys(model, batch)
-        labels_BL, weight_BL = tokens_BT[:, 1:], weights(batch)
+        inputs_BL, keys, labels_BL = tokens_BT[:, :-1], _visible_keys(model, batch), tokens_BT[:, 1:]
+        weight_BL = batch["mask"] * batch["weight"][:, None]
+        # The first token of an example is not predicted from another one, and padding is not predicted.
+        weight_BL = weight_BL * padding.targets(batch).astype(weight_BL.dtype)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
-            found = model.read(inputs_BL, seen[0] if seen else None, padding.read(batch))
-            sums = _sums(model, found, labels_BL, weight_BL)
-            means = found.means
+            features = model.read(inputs_BL, keys[0] if keys else None, padding.read(batch))
+            sums, means = _cross_entropy(model, features.x_BLD, labels_BL, weight_BL), features.means
+            if features.penalty is not None and not model.deterministic:
+                sums = sums._replace(total=sums.total + sums.weight * features.penalty)
         else:
-            logits_BLV = checked_logits(model, model(inputs_BL, *seen), labels_BL)
+            logits_BLV = checked_logits(model, model(inputs_BL, *keys), labels_BL)
             self._vocab = logits_BLV.shape[-1]
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
@@ -103,22 +101,22 @@ class NextToken(Task):
         return Loss(sums.total, sums.weight, metrics)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
-        """The source that `train.data` describes. Raises DataError, SpecError."""
+        """Return the source that `train.data` describes. Raises DataError, SpecError."""
         self.are_bytes = isinstance(spec.data, specs.Text) and not spec.data.is_prepared
         return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """`tokens` int32 [L + 1], `mask` float32 [L] (by default 1 for all text), those of TOKEN_KEYS as int32, BYTES.
+        """Return `tokens` int32 [L + 1], `mask` float32 [L], by default 1 for all text, TOKEN_KEYS as int32, and BYTES.
 
         Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key of another shape.
         """
-        tokens_T = ranges.whole("tokens", ranges.of(raw, "tokens"))
+        tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
             raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
         example = {"tokens": tokens_T}
         if "mask" in raw:
             example["mask"] = np.asarray(raw["mask"], np.float32)
-        example |= {key: ranges.whole(key, raw[key]) for key in TOKEN_KEYS if key in raw}
+        example |= {key: ranges.read_integers(key, raw[key]) for key in TOKEN_KEYS if key in raw}
         if BYTES in raw:
             example[BYTES] = np.asarray(raw[BYTES], np.float32)
         for key, value in example.items():
@@ -128,35 +126,32 @@ class NextToken(Task):
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
                 )
         if "mask" not in example:
-            (example["mask"],) = padding.targets({key: value[None] for key, value in example.items()}).astype(
-                np.float32
-            )
+            is_target_1L = padding.targets({key: value[None] for key, value in example.items()})
+            example["mask"] = is_target_1L[0].astype(np.float32)
         return example
 
     def _tokens(self, spec: TrainSpec) -> Array:
-        """Tokens as `loss` gives them to a model, of the length of the first example, alone in their batch."""
+        """Return tokens as `loss` gives them to a model, of the length of the first example, alone in their batch."""
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
         return jnp.zeros((1, Examples(source, self.example).forms["tokens"].shape[0] - 1), jnp.int32)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What follows from the means of an evaluation: the perplexity, e to the loss of a target."""
+        """Return what follows from the means of an evaluation: the perplexity, e to the loss of a target."""
         return {"perplexity": math.exp(min(means["loss"], LARGEST))} if "loss" in means else {}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """The first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
+        """Return the first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
 
         A token that is neither seen nor predicted may be any number, such as the -100 that others ignore; it becomes 0.
-        Nothing is judged for a task that computes another loss. Of a custom model only the targets are.
+        A task that computes another loss is not checked, and of a custom model only the targets are.
         """
         if type(self).loss is not NextToken.loss:
             return None
-        config, tokens_BT, vocab = spec.model, batch["tokens"], self._vocab
-        is_ours = isinstance(config, specs.Decoder | specs.GPT2) and type(self).model is NextToken.model
-        if is_ours:
-            assert isinstance(config, specs.Decoder | specs.GPT2)
-            length, vocab = tokens_BT.shape[1] - 1, config.vocab
+        config, tokens_BT, vocab, is_ours = spec.model, batch["tokens"], self._vocab, False
+        if isinstance(config, specs.Decoder | specs.GPT2) and type(self).model is NextToken.model:
+            is_ours, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
             if length > config.length:
                 return 0, (
                     f"{length + 1} tokens, and train.model.length = {config.length} is of {config.length + 1}: "
@@ -165,58 +160,45 @@ class NextToken(Task):
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
             return None
         wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
-        counts_BT = ranges.counting(batch, np.flatnonzero(wrong_BT.any(1)), seen=is_ours)
-        found = ranges.first("token", tokens_BT, wrong_BT & counts_BT, f"outside 0 to {vocab - 1}, the vocabulary")
-        if found is None and is_ours:
+        counts_BT = ranges.counting_tokens(batch, np.flatnonzero(wrong_BT.any(1)), seen=is_ours)
+        why = f"outside 0 to {vocab - 1}, the vocabulary"
+        fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, why)
+        if fault is None and is_ours:
             tokens_BT[wrong_BT] = 0
-        return found
+        return fault
 
 
-def weights(batch: dict[str, Array]) -> Array:
-    """Weight of each target, [B, L]: 0 for a token of another example than the token before it, and for padding."""
-    weight_BL, is_target_BL = batch["mask"] * batch["weight"][:, None], padding.targets(batch)
-    weighed_BL: Array = weight_BL * is_target_BL.astype(weight_BL.dtype)
-    return weighed_BL
-
-
-def keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
-    """The arguments of a model after the tokens: which keys its queries may see."""
-    given = {key: batch[key] for key in TOKEN_KEYS if key in batch}
-    if not given:
+def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
+    """Return the arguments of a model after the tokens: which keys its queries may see."""
+    arrays = {key: batch[key] for key in TOKEN_KEYS if key in batch}
+    if not arrays:
         return ()
     if isinstance(model, LanguageModel):
-        mask, segments = (given[key][:, :-1] if key in given else None for key in TOKEN_KEYS[:2])
-        return (Visible(mask, segments, given.get("length")),)
-    if set(given) != {"attention_mask"}:
+        mask, segments = (arrays[key][:, :-1] if key in arrays else None for key in TOKEN_KEYS[:2])
+        return (Visible(mask, segments, arrays.get("length")),)
+    if set(arrays) != {"attention_mask"}:
         raise SpecError(
             "the examples have segments or a length, which a custom model does not get; use an attention_mask instead"
         )
-    return (given["attention_mask"][:, :-1],)
-
-
-def _sums(model: LanguageModel, found: Features, labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    """The cross-entropy of a built-in model, in chunks where its logits would fill a device, and its penalty."""
-    sums = _cross_entropy(model, found.x_BLD, labels_BL, weight_BL)
-    if model.deterministic or found.penalty is None:
-        return sums
-    return sums._replace(total=sums.total + sums.weight * found.penalty)
+    return (arrays["attention_mask"][:, :-1],)
 
 
 def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    """Training in bfloat16 keeps its logits in bfloat16: in float32 they would be the largest array of a step.
+    """Return the cross-entropy of a built-in model, in chunks where its logits would fill a device.
 
-    The loss is of their float32 values all the same. A cap bends them, which wants the digits that bfloat16 lacks.
+    Training in bfloat16 keeps its logits in bfloat16: in float32 they would be the largest array of a step. The loss is
+    of their float32 values all the same. A cap bends them, which needs the digits that bfloat16 lacks.
     """
     if model.deterministic:
-        return scored(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
-    score = partial(losses.cross_entropy, options=losses.Options(model.loss.z, model.loss.smoothing))
+        return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
+    score = partial(losses.cross_entropy, terms=specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing))
     is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
     kept = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
     # float16 has no room for the gradients of a loss that is not scaled yet.
-    return scored(model, x_BLD, labels_BL, weight_BL, score, kept, at_once=x_BLD.dtype != jnp.float16)
+    return score_logits(model, x_BLD, labels_BL, weight_BL, score, kept, at_once=x_BLD.dtype != jnp.float16)
 
 
-def scored(
+def score_logits(
     model: LanguageModel,
     x_BLD: Array,
     labels_BL: Array,
@@ -225,7 +207,7 @@ def scored(
     kept: jnp.dtype | None = None,
     at_once: bool = False,
 ) -> losses.Summed:
-    """`score` of the model's logits, labels and weights, a sum over positions; in chunks as losses.in_chunks.
+    """Return `score` of the model's logits, labels and weights, a sum over positions; see losses.sum_in_chunks.
 
     The backward pass keeps the logits alone, in `kept`, by default the model's output dtype, and computes again what
     `score` makes of them, arrays of the same size.
@@ -233,14 +215,16 @@ def scored(
     project, size = partial(model.project, output=kept), jnp.dtype(kept or model.output).itemsize
     count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
     if count == 1:
-        sums: losses.Summed = jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
-        return sums
-    return losses.in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
+        return jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
+    return losses.sum_in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
 
 
 def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
-    """How many chunks, of logits of `size` bytes each: 1 where they are not far larger than the head's gradient, which
-    chunks hold once more. That gradient is summed over the devices once a chunk, so a large head has larger chunks."""
+    """Return how many chunks to take, of logits of `size` bytes each.
+
+    One, where they are not far larger than the head's gradient, which chunks hold once more. That gradient is summed
+    over the devices once a chunk, so a large head has larger chunks.
+    """
     if isinstance(chunks, int):
         return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
@@ -248,4 +232,4 @@ def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int
     rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V
     half = width * vocab / mesh.shape.get("mp", 1)  # bytes of half the head's gradient, in bfloat16
     most = max(losses.LOGITS_BYTES, half)
-    return 1 if rows < 2 * width else losses.chunks(length, size * batch * length * vocab / devices, most)
+    return 1 if rows < 2 * width else losses.count_chunks(length, size * batch * length * vocab / devices, most)

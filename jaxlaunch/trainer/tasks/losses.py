@@ -19,20 +19,16 @@ from jaxlaunch.trainer.parallel.sharding import gathered
 from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
-MANY = 100  # classes from which on the share of labels among the first five is told
-LOGITS_BYTES = 2**28  # of a device's logits at a time, where the job sets no number of chunks
+MANY = 100  # classes from which on the share of labels among the first five is reported
+LOGITS_BYTES = 2**28  # of a device's logits at a time, if the job sets no number of chunks
 
 
-class Options(NamedTuple):
-    """Terms that training adds to the loss."""
-
-    z: float = 0.0  # times the squared log of the softmax's denominator: keeps logits near 0. Chowdhery et al. 2022
-    smoothing: float = 0.0  # of the label's weight, spread over all classes. Szegedy et al. 2016
-    focal: float = 0.0  # power of the share that the model does not give the label. Lin et al. 2017
-    class_weights: tuple[float, ...] | None = None  # in the mean, as PyTorch weighs; of sigmoids, the positive terms
-
-
-PLAIN = Options()
+# Terms that training adds to the loss:
+# z, times the squared log of the softmax's denominator: keeps logits near 0. Chowdhery et al. 2022
+# smoothing of the label's weight, spread over all classes. Szegedy et al. 2016
+# focal, power of the share that the model does not give the label. Lin et al. 2017
+# class_weights in the mean, as PyTorch weighs; of sigmoids, the positive terms
+PLAIN = specs.Loss()
 
 
 class Sums(NamedTuple):
@@ -44,29 +40,29 @@ class Sums(NamedTuple):
     weight: Array
 
 
-def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options = PLAIN) -> Sums:
-    """Cross-entropy and hits of `logits` [..., V] against `labels` [...] (integers), each position times `weight`.
+def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN) -> Sums:
+    """Return the cross-entropy and hits of `logits` [..., V] against integers `labels` [...], each times `weight`.
 
     Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other position's label outside the
     vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
     labels [B, 1] would broadcast to all pairs of examples.
     """
-    each, counts = _each(logits, labels, weight), weight != 0.0
-    if options.class_weights is None:
+    each, counts = _softmax(logits, labels, weight), weight != 0.0
+    if terms.class_weights is None:
         total, weighed = each.nats, weight
-        if options.smoothing:
-            total = total + options.smoothing * (each.chosen - each.logits.mean(-1))
+        if terms.smoothing:
+            total = total + terms.smoothing * (each.chosen - each.logits.mean(-1))
     else:
-        by_class_V = jnp.asarray(options.class_weights, jnp.float32)
+        by_class_V = jnp.asarray(terms.class_weights, jnp.float32)
         of_label = jnp.take(by_class_V, labels, mode="clip")
         total, weighed = of_label * each.nats, weight * of_label
-        if options.smoothing:
+        if terms.smoothing:
             spread = jnp.matmul(each.log_sum[..., None] - each.logits, by_class_V) / by_class_V.shape[0]
-            total = (1.0 - options.smoothing) * total + options.smoothing * spread
-    if options.focal:
-        total = total * _unsure(each.nats, options.focal)
-    if options.z:
-        total = total + options.z * jnp.square(each.log_sum + each.largest)
+            total = (1.0 - terms.smoothing) * total + terms.smoothing * spread
+    if terms.focal:
+        total = total * _focal_factor(each.nats, terms.focal)
+    if terms.z:
+        total = total + terms.z * jnp.square(each.log_sum + each.largest)
     return Sums(
         total=jnp.where(counts, total * weight, 0.0).sum(),
         nats=jnp.where(counts, each.nats * weight, 0.0).sum(),
@@ -75,28 +71,19 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, options: Options 
     )
 
 
-def in_top(logits_BV: Array, label_B: Array, weight_B: Array, count: int) -> Array:
-    """The weight of the rows whose label is among the `count` largest logits; of equal ones the first are larger."""
+def count_before(logits_BV: Array, label_B: Array) -> Array:
+    """Return how many classes come before the label: by a larger logit, or by an equal one and a smaller number."""
     places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
     chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
     before_BV = (logits_BV > chosen_B1) | ((logits_BV == chosen_B1) & (places_BV < label_B[:, None]))
-    return jnp.where(before_BV.sum(-1) < count, weight_B, 0.0).sum()
+    return before_BV.sum(-1)
 
 
-class Labels(NamedTuple):
-    """Weighted sums over rows of yes and no for each class: float32 scalars."""
+def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN) -> Loss:
+    """Return the binary cross-entropy of each class, a row's mean over its classes, with `accuracy` and `f1`.
 
-    total: Array  # what is minimized: a row's mean over its classes
-    right: Array  # the same of the share of classes that are said right
-    both: Array  # twice the classes that are rightly said to be there,
-    either: Array  # and those that are there and those said to be there: their quotient is F1
-    weight: Array
-
-
-def sigmoids(logits_BV: Array, label_BV: Array, weight_B: Array, options: Options = PLAIN) -> Labels:
-    """Binary cross-entropy of each class; a class is said to be there where its logit is above 0.
-
-    Rows of weight 0 add exactly 0. Raises SpecError for labels of another shape than the logits.
+    A class is predicted where its logit is above 0. Rows of weight 0 add exactly 0.
+    Raises SpecError for labels of another shape than the logits.
     """
     if label_BV.shape != logits_BV.shape:
         raise SpecError(
@@ -105,67 +92,66 @@ def sigmoids(logits_BV: Array, label_BV: Array, weight_B: Array, options: Option
         )
     counts_B = weight_B != 0.0
     logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
-    is_there_BV, said_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
-    wanted_BV = is_there_BV * (1.0 - options.smoothing) + 0.5 * options.smoothing
-    positive = 1.0 if options.class_weights is None else jnp.asarray(options.class_weights, jnp.float32)[None, :]
+    is_there_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
+    wanted_BV = is_there_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
+    positive = 1.0 if terms.class_weights is None else jnp.asarray(terms.class_weights, jnp.float32)[None, :]
     yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
     nats_BV = positive * wanted_BV * yes_BV + (1.0 - wanted_BV) * no_BV
-    if options.focal:
-        nats_BV = nats_BV * _unsure(jnp.where(is_there_BV > 0.5, yes_BV, no_BV), options.focal)
-    is_right_BV = (said_BV == is_there_BV).astype(jnp.float32)
-    both_B, either_B = 2.0 * (said_BV * is_there_BV).sum(-1), said_BV.sum(-1) + is_there_BV.sum(-1)
+    if terms.focal:
+        nats_BV = nats_BV * _focal_factor(jnp.where(is_there_BV > 0.5, yes_BV, no_BV), terms.focal)
+    is_right_BV = (predicted_BV == is_there_BV).astype(jnp.float32)
+    # F1 is twice the classes that are rightly predicted, over those that are there and those that are predicted.
+    both_B, either_B = 2.0 * (predicted_BV * is_there_BV).sum(-1), predicted_BV.sum(-1) + is_there_BV.sum(-1)
     is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
     nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
-    return Labels(nats_B @ weight_B, is_right_B @ weight_B, both_B @ weight_B, either_B @ weight_B, weight_B.sum())
+    total, right, both, either = nats_B @ weight_B, is_right_B @ weight_B, both_B @ weight_B, either_B @ weight_B
+    count = weight_B.sum()
+    return Loss(total, count, {"accuracy": (right, count), "f1": (both, either)})
 
 
-def squares(found_BK: Array, number_BK: Array, weight_B: Array) -> tuple[Array, Array]:
-    """The sums of the mean squared and of the mean absolute error of each row's numbers, times its weight.
-
-    Rows of weight 0 add exactly 0. Raises SpecError where the shapes differ.
-    """
+def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[Array, Array]:
+    """Return the weighted sums of each row's mean squared and absolute error. Raises SpecError for other shapes."""
     number_BK = number_BK[:, None] if number_BK.ndim == 1 else number_BK
-    if found_BK.shape != number_BK.shape:
+    if output_BK.shape != number_BK.shape:
         raise SpecError(
-            f"the model makes numbers of shape {list(found_BK.shape)}, and the labels are {list(number_BK.shape)}: set "
-            "model.classes to how many numbers a label is"
+            f"the model makes numbers of shape {list(output_BK.shape)}, and the labels are {list(number_BK.shape)}: "
+            "set model.classes to how many numbers a label is"
         )
-    error_BK = found_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
+    error_BK = output_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
     error_BK = jnp.where(weight_B[:, None] != 0.0, error_BK, 0.0)
     return jnp.square(error_BK).mean(-1) @ weight_B, jnp.abs(error_BK).mean(-1) @ weight_B
 
 
-def of_target(logits_BV: Array, label: Array, weight_B: Array, block: specs.Loss) -> Loss:
-    """The loss and metrics of labels that are what the loss block says, with its terms but for blending."""
-    weights = None if block.class_weights is None else tuple(block.class_weights)
-    options = Options(block.z, block.smoothing, block.focal, weights)
+def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Loss) -> Loss:
+    """Return the loss and metrics for labels of the kind that the loss block says, with its terms except blending."""
     count = weight_B.sum()
     if block.target == "regression":
-        squared, absolute = squares(logits_BV, label, weight_B)
+        squared, absolute = squared_error(logits_BV, label, weight_B)
         return Loss(squared, count, {"mae": (absolute, count)})
     if block.target == "multi_label":
-        said = sigmoids(logits_BV, label, weight_B, options)
-        return Loss(said.total, count, {"accuracy": (said.right, count), "f1": (said.both, said.either)})
-    sums = cross_entropy(logits_BV, label, weight_B, options)
-    top = {"top5": (in_top(logits_BV, label, weight_B, 5), count)} if logits_BV.shape[-1] >= MANY else {}
-    return Loss(sums.total, sums.weight, {"accuracy": (sums.correct, count), **top})
+        return multi_label_loss(logits_BV, label, weight_B, block)
+    sums = cross_entropy(logits_BV, label, weight_B, block)
+    metrics = {"accuracy": (sums.correct, count)}
+    if logits_BV.shape[-1] >= MANY:
+        metrics["top5"] = jnp.where(count_before(logits_BV, label) < 5, weight_B, 0.0).sum(), count
+    return Loss(sums.total, sums.weight, metrics)
 
 
-def _unsure(nats: Array, focal: float) -> Array:
-    """The share that is not given to the label, to the power of `focal`."""
+def _focal_factor(nats: Array, focal: float) -> Array:
+    """Return the share that is not given to the label, to the power of `focal`."""
     return jnp.power(-jnp.expm1(-jnp.maximum(nats, 1e-7)), focal)  # the power has no derivative at 0
 
 
 def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
-    """Log-probability of each row's `labels`, the sum over its positions, each times `weight`: [B] of [B, L, V].
+    """Return the log-probability of each row's `labels`, summed over positions times `weight`: [B] of [B, L, V].
 
     As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape does not fit.
     """
-    return -jnp.where(weight != 0.0, _each(logits, labels, weight).nats * weight, 0.0).sum(-1)
+    return -jnp.where(weight != 0.0, _softmax(logits, labels, weight).nats * weight, 0.0).sum(-1)
 
 
-class _Each(NamedTuple):
-    """The softmax at each position, [...], of logits whose largest is taken off."""
+class _Softmax(NamedTuple):
+    """The softmax at each position, [...], of logits less their largest."""
 
     logits: Array  # [..., V]
     largest: Array
@@ -175,7 +161,7 @@ class _Each(NamedTuple):
     is_first: Array  # the label is what argmax gives, the first of the largest
 
 
-def _each(logits: Array, labels: Array, weight: Array) -> _Each:
+def _softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
     for name, array in (("labels", labels), ("weights", weight)):
         if array.shape != logits.shape[:-1]:
             raise SpecError(
@@ -185,7 +171,7 @@ def _each(logits: Array, labels: Array, weight: Array) -> _Each:
     counts, labels = weight != 0.0, labels.astype(jnp.int32)
     logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
     largest = jax.lax.stop_gradient(logits.max(-1))
-    logits -= largest[..., None]  # first of all: a loss near 0 keeps its digits
+    logits -= largest[..., None]  # first of all, so that a loss near 0 keeps its digits
     # A sum over a mask, not a gather: a gather along a vocabulary split over mp would fetch all the logits.
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.where(places == labels[..., None], logits, 0.0).sum(-1)
@@ -194,17 +180,11 @@ def _each(logits: Array, labels: Array, weight: Array) -> _Each:
     is_beaten = ((logits == 0.0) & (places < labels[..., None])).astype(jnp.float32).sum(-1) > 0.0
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
-    return _Each(
-        logits,
-        largest,
-        chosen,
-        log_sum,
-        jnp.where(legal, log_sum - chosen, jnp.nan),
-        (chosen == 0.0) & ~is_beaten & legal,
-    )
+    nats = jnp.where(legal, log_sum - chosen, jnp.nan)
+    return _Softmax(logits, largest, chosen, log_sum, nats, (chosen == 0.0) & ~is_beaten & legal)
 
 
-def in_chunks(
+def sum_in_chunks(
     project: Callable[[Array, Array], Array],
     head_DV: Array,
     x_BLD: Array,
@@ -214,75 +194,71 @@ def in_chunks(
     score: Callable[[Array, Array, Array], Summed],
     at_once: bool = False,
 ) -> Summed:
-    """`score` of the logits `project(x, head)`, labels and weights, a sum over positions such as `cross_entropy`, in
-    `count` parts along L: the logits of one are in memory at a time.
+    """Return `score` of the logits `project(x, head)`, labels and weights, a sum over positions, in `count` parts of L.
 
-    The backward pass computes each part's logits again, or, `at_once`, the forward pass takes the gradients too: of a
-    score that is `Sums`, of which the total alone is differentiated. The head's gradient is summed over the parts in
-    float32, each device's share of it alone.
+    The logits of one part are in memory at a time. The backward pass computes each part's logits again, or, `at_once`,
+    the forward pass takes the gradients too: of a score that is `Sums`, of which only the total is differentiated. The
+    head's gradient is summed over the parts in float32, on each device for its share.
     """
-    parts = tuple(_split(array, count) for array in (x_BLD, labels_BL, weight_BL))
 
-    def of(wide_DV: Array, part: tuple[Array, Array, Array]) -> Summed:
+    def split(array: Array) -> Array:
+        # [B, L, ...] -> [count, B, L / count, ...]: no row leaves its device.
+        batch, length, *rest = array.shape
+        return array.reshape(batch, count, length // count, *rest).swapaxes(0, 1)
+
+    def part_sums(wide_DV: Array, part: tuple[Array, Array, Array]) -> Summed:
         x, labels, weight = part
         narrow_DV = gathered(wide_DV.astype(head_DV.dtype), "embed", "vocab")
         return score(project(x, narrow_DV), labels, weight)
 
-    summed: Any = _summed_at_once if at_once else _summed
-    sums: Summed = summed(of, head_DV.astype(jnp.float32), parts)
-    return sums
+    parts = tuple(map(split, (x_BLD, labels_BL, weight_BL)))
+    sum_parts: Any = _sum_parts_at_once if at_once else _sum_parts
+    return sum_parts(part_sums, head_DV.astype(jnp.float32), parts)
 
 
-def _summed(of: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+def _sum_parts(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
     def add(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
-        return jax.tree.map(jnp.add, sums, of(wide_DV, part)), None
+        return jax.tree.map(jnp.add, sums, part_sums(wide_DV, part)), None
 
-    sums: Summed = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), _zeros(of, wide_DV, parts), parts)[0]
-    return sums
+    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), _zeros(part_sums, wide_DV, parts), parts)[0]
 
 
-def _zeros(of: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
-    like = jax.eval_shape(of, wide_DV, tuple(jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in parts))
-    zeros: Summed = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    return zeros
+def _zeros(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+    part = tuple(jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in parts)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed_at_once(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> Sums:
-    """As _summed, but the forward pass takes the gradients of the total as well, so no logits are computed twice."""
-    return _summed(of, wide_DV, parts)
+def _sum_parts_at_once(part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> Sums:
+    """Do as _sum_parts, but take the gradients of the total in the forward pass, so no logits are computed twice."""
+    return _sum_parts(part_sums, wide_DV, parts)
 
 
-def _forward(of: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> tuple[Sums, tuple[Array, Array]]:
+def _forward(
+    part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
+) -> tuple[Sums, tuple[Array, Array]]:
     def total(wide_DV: Array, x: Array, rest: tuple[Array, ...]) -> tuple[Array, Sums]:
-        """What is differentiated, and all sums."""
-        sums = of(wide_DV, (x, *rest))
+        sums = part_sums(wide_DV, (x, *rest))
         return sums.total, sums
 
     def add(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
-        """The sums and the head's gradient with those of one chunk, whose other gradient stands by itself."""
-        (of_head, of_x), sums = jax.grad(total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
-        return jax.tree.map(jnp.add, carry, (sums, of_head)), of_x
+        (head_gradient, x_gradient), sums = jax.grad(total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
+        return jax.tree.map(jnp.add, carry, (sums, head_gradient)), x_gradient
 
-    (sums, of_head), of_x = jax.lax.scan(add, (_zeros(of, wide_DV, parts), jnp.zeros_like(wide_DV)), parts)
-    return sums, (of_head, of_x)
-
-
-def _backward(of: Callable[..., Sums], kept: tuple[Array, Array], gradient: Sums) -> tuple[Any, ...]:
-    of_head, of_x = kept
-    of_x = (gradient.total * of_x.astype(jnp.float32)).astype(of_x.dtype)
-    return gradient.total * of_head, (of_x, None, None)
+    zeros = _zeros(part_sums, wide_DV, parts), jnp.zeros_like(wide_DV)
+    (sums, head_gradient), x_gradients = jax.lax.scan(add, zeros, parts)
+    return sums, (head_gradient, x_gradients)
 
 
-_summed_at_once.defvjp(_forward, _backward)
+def _backward(part_sums: Callable[..., Sums], kept: tuple[Array, Array], cotangent: Sums) -> tuple[Any, ...]:
+    head_gradient, x_gradients = kept
+    scaled = (cotangent.total * x_gradients.astype(jnp.float32)).astype(x_gradients.dtype)
+    return cotangent.total * head_gradient, (scaled, None, None)
 
 
-def chunks(length: int, logits_bytes: float, most: float = LOGITS_BYTES) -> int:
-    """The fewest equal parts of `length` that keep a device's logits within `most` bytes."""
+_sum_parts_at_once.defvjp(_forward, _backward)
+
+
+def count_chunks(length: int, logits_bytes: float, most: float = LOGITS_BYTES) -> int:
+    """Return the fewest equal parts of `length` that keep a device's logits within `most` bytes."""
     return next(n for n in range(1, length + 1) if length % n == 0 and (logits_bytes / n <= most or n == length))
-
-
-def _split(array: Array, count: int) -> Array:
-    """[B, L, ...] -> [count, B, L / count, ...]: no row leaves its device."""
-    batch, length, *rest = array.shape
-    return array.reshape(batch, count, length // count, *rest).swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""Integers of examples: read without loss, and within the range of a model. On the host, before they reach a device.
+"""Numbers of examples: read without loss, and checked against the range of a model, on the host.
 
 On a device a label out of range makes the loss NaN, and a token reads another's row: neither says which example it was.
 """
@@ -17,15 +17,15 @@ from jaxlaunch.trainer.data.examples import Batch, Unusable
 INT32 = np.iinfo(np.int32)
 
 
-def of(raw: Mapping[str, Any], key: str) -> Any:
-    """The value of a key of a record. Raises Unusable without it."""
+def get_value(raw: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key of a record. Raises Unusable without it."""
     if key not in raw:
         raise Unusable(f"no {key}, which the task reads; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
     return raw[key]
 
 
-def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
-    """`value` as int32, of the same shape. Raises Unusable where it holds anything but whole numbers."""
+def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
+    """Return `value` as int32, of the same shape. Raises Unusable where it holds anything but whole numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise Unusable(f"{key} of {array.dtype}; it is made of whole numbers")
@@ -40,19 +40,19 @@ def whole(key: str, value: Any) -> npt.NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def label(value: Any) -> npt.NDArray[np.int32]:
-    """A label as an int32 scalar: one number, in whatever shape. Raises Unusable for any other."""
+def read_class(value: Any) -> npt.NDArray[np.int32]:
+    """Return a label as an int32 scalar: one number, in whatever shape. Raises Unusable for any other."""
     array = np.asarray(value)
     if array.size == 1:
-        return whole("label", array).reshape(())
+        return read_integers("label", array).reshape(())
     is_one_hot = array.ndim == 1 and array.dtype.kind in "biuf" and array.sum() == 1 and np.count_nonzero(array) == 1
     hint = f"; it looks one-hot: its class is {int(array.argmax())}" if is_one_hot else ""
     raise Unusable(f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}")
 
 
-def flags(value: Any) -> npt.NDArray[np.float32]:
-    """A label that says yes or no for each class, as float32. Raises Unusable for numbers other than 0 and 1."""
-    array = numbers(value)
+def read_flags(value: Any) -> npt.NDArray[np.float32]:
+    """Return a label that says yes or no for each class, as float32. Raises Unusable for other numbers than 0 and 1."""
+    array = read_numbers(value)
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
         raise Unusable(
             f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with loss.target = "
@@ -61,60 +61,59 @@ def flags(value: Any) -> npt.NDArray[np.float32]:
     return array
 
 
-def numbers(value: Any) -> npt.NDArray[np.float32]:
-    """A label of numbers as float32, its shape [] or [K]. Raises Unusable for what is no finite number."""
+def read_numbers(value: Any) -> npt.NDArray[np.float32]:
+    """Return a label of numbers as float32, its shape [] or [K]. Raises Unusable for what is no finite number."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size or not np.isfinite(array).all():
         raise Unusable(f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not finite numbers")
     return array.astype(np.float32)
 
 
-def many(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
-    """Labels of many examples at once, [B] or [B, K], as `label`, `flags` or `numbers` reads each; raises Unusable."""
+def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
+    """Read labels of many examples at once, [B] or [B, K], as the functions above read each. Raises Unusable."""
     if target == "class":
-        return whole("label", value_B)
+        return read_integers("label", value_B)
     label_B = np.asarray(value_B, np.float32)
     if not np.isfinite(label_B).all() or (target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()):
         raise Unusable("a label that cannot be used")
     return label_B
 
 
-def outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
-    """The first row with a number outside 0 … size − 1 (`what` these are), and a sentence on it; None without one."""
+def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
+    """Return the first row with a number outside 0 … size − 1, `what` these are, and a sentence; None without one."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
-    return first(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {what}")
+    return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {what}")
 
 
-def first(key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], why: str) -> tuple[int, str] | None:
-    """The first row of which something is wrong, and a sentence that names the number; None where nothing is."""
+def find_wrong(
+    key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], why: str
+) -> tuple[int, str] | None:
+    """Return the first row of which something is wrong, and a sentence that names the number; None without one."""
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
     return row, f"{key} {array_BX[row, *place]}{f' at place {place[0]}' if place else ''}, {why}"
 
 
-def counting(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
-    """Which tokens of these rows [B, L + 1] are predicted or, if `seen`, read by a position that predicts one.
+def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
+    """Return which tokens of these rows [B, L + 1] are predicted or, if `seen`, read by a position that predicts one.
 
     As the loss of trainer/tasks/lm weighs them; `batch` has its keys. Other rows are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
-    if len(rows):
-        of_rows = {key: array[rows] for key, array in batch.items()}
-        real_RT, weighs_RL = padding.real_tokens(of_rows), padding.targets(of_rows)
-        for at, row in enumerate(rows):
-            counts_BT[row] = _counting(batch.get("segments", counts_BT)[row], real_RT[at], weighs_RL[at], seen)
+    if not len(rows):
+        return counts_BT
+    batch_R = {key: array[rows] for key, array in batch.items()}
+    real_RT, is_target_RL = padding.real_tokens(batch_R), padding.targets(batch_R)
+    counts_BT[rows, 1:] = is_target_RL
+    if seen:
+        # A key is read by the queries from its own position on, in its own segment, that predict something.
+        index_T = np.arange(counts_BT.shape[1])
+        for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):
+            numbers_T = batch["segments"][row] if "segments" in batch else np.zeros_like(index_T)
+            segment_T = np.unique(numbers_T, return_inverse=True)[1]
+            last_S = np.full(segment_T.max() + 1, -1)
+            np.maximum.at(last_S, segment_T[:-1], np.where(is_target_L, index_T[:-1], -1))
+            counts_BT[row] |= (index_T <= last_S[segment_T]) & real_T
     return counts_BT
-
-
-def _counting(
-    numbers_T: npt.NDArray[Any], real_T: npt.NDArray[np.bool_], weighs_L: npt.NDArray[np.bool_], seen: bool
-) -> npt.NDArray[np.bool_]:
-    index_T, segment_T = np.arange(len(real_T)), np.unique(numbers_T, return_inverse=True)[1]
-    counts_T = np.append(False, weighs_L)
-    if seen:  # a key is read by the queries from its own position on, in its own segment, that predict something
-        last_S = np.full(segment_T.max() + 1, -1)
-        np.maximum.at(last_S, segment_T[:-1], np.where(weighs_L, index_T[:-1], -1))
-        counts_T |= (index_T <= last_S[segment_T]) & real_T
-    return counts_T

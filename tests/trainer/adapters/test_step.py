@@ -14,7 +14,7 @@ from jaxlaunch.trainer import plan, spec
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.adapters.lora import frozen_product, quantize
 from jaxlaunch.trainer.numerics import flops, memory
-from jaxlaunch.trainer.optim.muon import muon_axes
+from jaxlaunch.trainer.optim.transforms import muon_axes
 from jaxlaunch.trainer.plan import Plan
 from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import references, tiny
@@ -52,7 +52,7 @@ def test_dropout_draws_equally_on_every_mesh_and_not_in_evaluation(at: Path) -> 
         said, state = folders.run(step, CASE, 3)
         rows = step.put(folders.batches(CASE)[0])
         step.compile_eval(rows)
-        total, weight = step.evaluate(step.init(), rows)["loss"]
+        total, weight = step.evaluate(step.init(), rows)[0]["loss"]
         found.append([*said["loss"], float(total / weight)])
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-5)
     whole = references.tensors(CASE, "curve")["loss"]

@@ -165,7 +165,7 @@ def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
 
 
 def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reads_none(query: Any, key: Any, value: Any, keys: Any, **scores: Any) -> Any:
+    def reads_none(query: Any, key: Any, value: Any, keys: Any, scores: Any) -> Any:
         if keys is not None:
             raise NotImplementedError("No masks.")
         return query
@@ -260,7 +260,7 @@ def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
     """As a task's bare loss does in evaluation, one row at a time."""
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
     with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=2, mp=2))):
-        attended = jax.eval_shape(partial(splash.attend, ids=None, scores=splash.Scores(True)), row, row, row)
+        attended = jax.eval_shape(partial(splash.attend, ids=None, scores=implementations.Scores(True)), row, row, row)
     assert attended.shape == row.shape
 
 

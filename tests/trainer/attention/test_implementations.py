@@ -20,7 +20,7 @@ from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.attention import implementations, placeholder_kernel, splash
+from jaxlaunch.trainer.attention import implementations, splash
 from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal, full
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
@@ -272,16 +272,18 @@ def test_splash_refuses_what_is_not_made_of_blocks() -> None:
 def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> None:
     query, key, value = (jax.random.normal(jax.random.key(number), (3, 2, 5, 4, 8)) for number in range(3))
 
-    def plain(query: jax.Array, key: jax.Array, value: jax.Array, keys: None, *, is_causal: bool) -> jax.Array:
-        return jax.nn.dot_product_attention(query, key, value, is_causal=is_causal)
+    def plain(
+        query: jax.Array, key: jax.Array, value: jax.Array, keys: None, scores: implementations.Scores
+    ) -> jax.Array:
+        return jax.nn.dot_product_attention(query, key, value, is_causal=scores.is_causal)
 
     def summed(attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        return jnp.square(attend(query, key, value, None, is_causal=True)).sum()
+        return jnp.square(attend(query, key, value, None, implementations.Scores(True))).sum()
 
     for axes in ((0, 0, 0), (None, 1, 0)):
         given = query if axes[0] == 0 else query[0], jnp.moveaxis(key, 0, axes[1]), value
         found, wanted = (
             jax.jit(jax.vmap(jax.grad(partial(summed, attend), argnums=(0, 1, 2)), axes))(*given)  # noqa: B023
-            for attend in (placeholder_kernel.fused(plain), plain)
+            for attend in (implementations.fused(plain), plain)
         )
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)

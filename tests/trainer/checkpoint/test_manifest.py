@@ -8,7 +8,8 @@ import random
 import pytest
 from etils import epath
 
-from jaxlaunch.trainer.checkpoint import manifest, own_steps
+from jaxlaunch.trainer.checkpoint import manifest
+from jaxlaunch.trainer.checkpoint.folder import MARK, _is_begun
 from jaxlaunch.trainer.checkpoint.manifest import Damaged, Entry, Manifest
 from tests import mutate
 
@@ -128,8 +129,8 @@ def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
     make(folder / manifest.NAME)
     with pytest.raises(Damaged, match="is not a regular file"):
         manifest.read(folder)
-    make(folder / own_steps.NAME)
-    assert not own_steps.is_begun(folder)
+    make(folder / MARK)
+    assert not _is_begun(folder)
 
 
 def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
@@ -150,7 +151,7 @@ def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_name
             except (ValueError, RecursionError):
                 continue
             written = json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
-            forged = manifest._json({"manifest": value, "sha256": hashlib.sha256(written).hexdigest()})
+            forged = manifest._to_json({"manifest": value, "sha256": hashlib.sha256(written).hexdigest()})
         try:
             found = Manifest.from_bytes(forged)
         except Damaged:

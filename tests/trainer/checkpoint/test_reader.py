@@ -39,8 +39,8 @@ def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
 
 
 def test_an_array_is_read_once_however_it_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, real = [], arrays.one
-    monkeypatch.setattr(arrays, "one", lambda folder, part, name: read.append(name) or real(folder, part, name))
+    read, real = [], arrays.load_array
+    monkeypatch.setattr(arrays, "load_array", lambda folder, part, name: read.append(name) or real(folder, part, name))
     params = reader.find(str(folder)).part("params")
     rows = [params["a.kernel"][row] for row in range(3)]
     np.testing.assert_array_equal(np.stack(rows), 2 * FLAT["a.kernel"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.checkpoint import reader
+from jaxlaunch.trainer.checkpoint.reader import averaged
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.checkpoint.stored_model import averaged
 from jaxlaunch.trainer.errors import CheckpointError
 from tests.trainer.tiny import Digits, compiled
 

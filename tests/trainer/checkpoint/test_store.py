@@ -23,8 +23,7 @@ from jaxlaunch.trainer.checkpoint.arrays import Arrays, first_difference
 from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder
 from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
 from jaxlaunch.trainer.checkpoint.owner import Owner
-from jaxlaunch.trainer.checkpoint.restore import Restore
-from jaxlaunch.trainer.checkpoint.store import Store
+from jaxlaunch.trainer.checkpoint.store import Restore, Store
 from jaxlaunch.trainer.errors import CheckpointError, StorageError
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -330,7 +329,9 @@ def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
     assert (folder / "20").is_dir()
 
 
-@pytest.mark.parametrize(("reader", "call"), [(CheckpointFolder, "survey"), (Restore, "_inspect"), (Store, "_claim")])
+@pytest.mark.parametrize(
+    ("reader", "call"), [(CheckpointFolder, "survey"), (Restore, "_inspect"), (CheckpointFolder, "clear")]
+)
 def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, reader, call):
     monkeypatch.setenv(contract.STORAGE_WAIT, "60")
     monkeypatch.setattr(time, "sleep", lambda _: None)

@@ -11,8 +11,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.decoder import Decoder
-from jaxlaunch.trainer.models.layers import rope
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.layers import ModelOptions, rope
 from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, WIDE, Counting, run
 

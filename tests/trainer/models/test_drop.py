@@ -70,7 +70,7 @@ def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
     for step in steps:
         batch = step.put(Digits().batch(0))
         step.compile_eval(batch)
-        sums.append(jax.device_get(step.evaluate(step.init(), batch)["loss"]))
+        sums.append(jax.device_get(step.evaluate(step.init(), batch)[0]["loss"]))
     np.testing.assert_array_equal(*sums)
 
 

@@ -143,7 +143,7 @@ def test_what_a_model_sows_is_the_loss_s() -> None:
     step.compile_eval(batch)
     state, metrics = step.train(step.init(), batch)
     assert float(metrics["size"]) > 0
-    assert "size" in step.evaluate(state, batch)
+    assert "size" in step.evaluate(state, batch)[0]
 
 
 @pytest.mark.parametrize(

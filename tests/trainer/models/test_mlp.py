@@ -2,7 +2,7 @@ import numpy as np
 from flax import nnx
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.mlp import MLP
+from jaxlaunch.trainer.models.classifiers import MLP
 from jaxlaunch.trainer.step.state import ModelArrays
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)

@@ -13,7 +13,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.models.convolutional.layers import BatchNorm
+from jaxlaunch.trainer.models.classifiers import BatchNorm
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from tests.trainer.models.resnets import BYTES, CASES, batch, batches, described, folder, step, tensors

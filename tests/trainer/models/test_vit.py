@@ -6,7 +6,7 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.models.classifiers import ViT
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.tiny import Digits, run
 

@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.models.classifiers import ViT
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.models.options import ModelOptions
-from jaxlaunch.trainer.models.vit import ViT
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.step.state import ModelArrays
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.decoder import Decoder
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.numerics.remat import layer
 from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, Counting, run

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxlaunch.trainer.optim import groups, optimizers, schedule_free
+from jaxlaunch.trainer.optim import optimizers, transforms
 from jaxlaunch.trainer.spec import Optimizer
 
 Array = Any
@@ -267,7 +267,7 @@ def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any
     optimizer = setting.optimizer(variant)
     start, grads = drawn(optimizer)
     axes = {name: axes for name, (_, axes) in PARAMETERS.items()}
-    frozen = groups.frozen(optimizer, start)
+    frozen = optimizers.frozen(optimizer, start)
     params = {name: jnp.asarray(leaf) for name, leaf in start.items() if name not in frozen}
     built = optimizers.build(optimizer, STEPS, axes)
     state, update = built.init(params), jax.jit(built.update)
@@ -289,7 +289,7 @@ def apart(variant: str, setting: Setting) -> dict[str, float]:
         name: max(relative(each[name], other[name]) for each, other in zip(found, wanted, strict=True))
         for name in wanted[0]
     }
-    averaged = schedule_free.averaged(state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()})
+    averaged = transforms.averaged(state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()})
     return far | {f"x of {name}": relative(leaf, states[name]["x"]) for name, leaf in (averaged or {}).items()}
 
 

@@ -13,8 +13,8 @@ import yaml
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.optim import optimizers, schedule_free, schedules, user_optimizers
-from jaxlaunch.trainer.optim.muon import muon_axes
+from jaxlaunch.trainer.optim import optimizers, schedules, transforms
+from jaxlaunch.trainer.optim.transforms import muon_axes
 from jaxlaunch.trainer.spec import OPTIMIZERS, Optimizer, Schedule
 from tests.trainer.optim import simulations
 from tests.trainer.tiny import Counting, Digits, build
@@ -144,8 +144,8 @@ def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
 def test_what_schedule_free_of_optax_s_own_evaluates_is_its_average() -> None:
     params, state = after(built(name="optax:contrib.schedule_free_adamw"))
     wanted = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
-    assert_equal(schedule_free.averaged(state, params), {name: (s["x"], s) for name, (_, s) in wanted.items()})
-    assert schedule_free.averaged(after(built())[1], params) is None
+    assert_equal(transforms.averaged(state, params), {name: (s["x"], s) for name, (_, s) in wanted.items()})
+    assert transforms.averaged(after(built())[1], params) is None
 
 
 # Arrays as large as the parameters that each holds, one where it is not named; less than a hundredth more are counts.
@@ -183,7 +183,7 @@ def test_muon_takes_each_layer_s_matrices_apart() -> None:
 
 def test_a_schedule_of_the_user_s_is_a_function_of_the_step() -> None:
     chosen = {"name": f"{MINE}:halving", "args": {"every": 5}}
-    rate = schedules.build(Optimizer(lr=0.8, schedule=chosen), 20)
+    rate = schedules.build_schedule(Optimizer(lr=0.8, schedule=chosen), 20)
     np.testing.assert_allclose([rate(step) for step in (0, 4, 5, 12)], [0.8, 0.8, 0.4, 0.2])
     assert rate(jnp.int32(3)).dtype == jnp.float32
 
@@ -219,8 +219,8 @@ def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
         ("raising", "KeyError"),
     ):
         with pytest.raises(SpecError, match=f"train.optimizer: the update .*{message}"):
-            user_optimizers.check(built(name=f"{MINE}:{name}"), params)
-    user_optimizers.check(built(name=f"{MINE}:momentum"), params)
+            schedules.check(built(name=f"{MINE}:{name}"), params)
+    schedules.check(built(name=f"{MINE}:momentum"), params)
 
 
 def test_a_rate_that_reaches_nothing_is_said() -> None:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.optim import groups, muon, optimizers
+from jaxlaunch.trainer.optim import optimizers, transforms
 from jaxlaunch.trainer.spec import Optimizer, Schedule
 from tests.trainer.tiny import Digits, build, compiled
 
@@ -69,8 +69,8 @@ def test_a_scale_of_all_heads_is_no_matrix() -> None:
     """OLMo 2's norms of whole queries and keys have two named axes."""
     axes = {"blocks.attention.query_norm.scale": ("heads", "head")}
     leaf = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
-    assert not groups.is_matrix("blocks.attention.query_norm.scale", leaf, axes)
-    assert muon.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
+    assert not transforms.is_matrix("blocks.attention.query_norm.scale", leaf, axes)
+    assert transforms.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
         *(f"1.group0.0.mu.head.{part}" for part in ("bias", "kernel")),
         *(f"1.rest.0.mu.layers.1.{part}" for part in ("bias", "kernel")),
     }  # fmt: skip
-    assert np.isfinite(step.evaluate(state, step.put(task.batch(0)))["loss"][0])
+    assert np.isfinite(step.evaluate(state, step.put(task.batch(0)))[0]["loss"][0])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
 )
 def test_a_group_that_gets_nothing_is_refused(asked: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        groups.frozen(Optimizer(groups=asked), ["a", "b"])
+        optimizers.frozen(Optimizer(groups=asked), ["a", "b"])
 
 
 def test_a_run_says_what_its_groups_are() -> None:

@@ -22,7 +22,9 @@ FINAL = {"exponential": 0.01}  # of those that need one, the one in the document
 
 
 def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarray:
-    return np.asarray(jax.jit(jax.vmap(schedules.build(Optimizer(lr=lr, schedule=schedule), total_steps)))(STEPS))
+    return np.asarray(
+        jax.jit(jax.vmap(schedules.build_schedule(Optimizer(lr=lr, schedule=schedule), total_steps)))(STEPS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_run_shorter_than_its_warmup_sees_the_start_of_it(name: str) -> None:
 
 
 def test_a_rate_is_a_float32_scalar() -> None:
-    rate = jax.jit(schedules.build(Optimizer(), 100))(jnp.int32(3))
+    rate = jax.jit(schedules.build_schedule(Optimizer(), 100))(jnp.int32(3))
     assert rate.shape == () and rate.dtype == jnp.float32
 
 
@@ -78,7 +80,7 @@ def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
     schedule = Schedule(name="wsd", warmup=60, decay=50)
     message = r"train\.optimizer\.schedule\.warmup = 60 and decay = 50 do not fit in 100 steps"
     with pytest.raises(SpecError, match=message):
-        schedules.build(Optimizer(schedule=schedule), 100)
+        schedules.build_schedule(Optimizer(schedule=schedule), 100)
 
 
 @pytest.mark.parametrize("name", SHAPES)

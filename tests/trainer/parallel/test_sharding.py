@@ -8,7 +8,7 @@ from jax import P
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.parallel.sharding import by_path, constrain, gathered, held_alone, state_sharding
+from jaxlaunch.trainer.parallel.sharding import by_path, constrain, constrain_value, gathered, state_sharding
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: boo
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
         cast = weight.astype(jnp.bfloat16)
-        cast = held_alone(cast, weight_sharding) if is_held else cast
+        cast = constrain_value(cast, weight_sharding) if is_held else cast
         return (x @ gathered(cast, "embed", "hidden")).astype(jnp.float32).sum()
 
     weight_sharding = jax.sharding.NamedSharding(grid, P("fsdp", "mp"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import writable
+from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data import files, records
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.sources import array_record, text
@@ -195,8 +195,8 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
 @pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])
 def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(remote, "_is_registered", lambda name: False)
-    for act in (writable.check, files.match_files):
+    monkeypatch.setattr(remote.fsspec, "registry", {})
+    for act in (storage.check_writable, files.match_files):
         with pytest.raises(SpecError, match=rf"= {url}: .* is not installed: .*{extra}") as caught:
             act(url)
         assert caught.value.code == 64
@@ -204,7 +204,7 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
 
 def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(remote, "_is_registered", lambda name: False)
+    monkeypatch.setattr(remote.fsspec, "registry", {})
     with pytest.raises(
         SpecError, match="train.compile_cache = s3://team-b/x: s3:// needs s3fs, which is not installed"
     ):
@@ -214,7 +214,7 @@ def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_s
 def test_a_store_that_answers_with_an_error_of_its_own_is_a_sentence(url, monkeypatch) -> None:
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", lambda *_: 1 / 0)
     with pytest.raises(StorageError, match=f"train.checkpoint.path = {url} cannot be written: .*division by zero"):
-        writable.check(url)
+        storage.check_writable(url)
 
 
 def raising(name: str, module: str, base: type[Exception] = Exception, **attributes: Any) -> Any:
@@ -246,7 +246,7 @@ def test_a_store_that_refuses_is_the_specification_s_fault_and_one_that_is_away_
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)
     with pytest.raises(TrainerError, match=f"train.checkpoint.path = {url} cannot be written") as caught:
-        writable.check(url)
+        storage.check_writable(url)
     assert caught.value.code == {65: 64}.get(code, code)
 
 
@@ -259,4 +259,4 @@ def test_a_compilation_cache_in_a_bucket_that_is_away_costs_no_run(url, monkeypa
 def test_a_url_of_another_kind_is_refused_by_name() -> None:
     for url in ("http://host/x", "hdfs://host/x", "az://b/x"):
         with pytest.raises(SpecError, match=f"{url}: .* use gs:// and s3://"):
-            writable.check(url)
+            storage.check_writable(url)

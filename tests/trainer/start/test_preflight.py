@@ -15,7 +15,7 @@ from etils import epath
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.trainer.checkpoint import consensus, writable
+from jaxlaunch.trainer.checkpoint import consensus, storage
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.start import preflight
@@ -41,7 +41,7 @@ def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
 
     monkeypatch.setattr(type(epath.Path(tmp_path)), call, fail)
     with pytest.raises(TrainerError, match=os.strerror(number)) as caught:
-        writable.check(str(tmp_path / "checkpoints"))
+        storage.check_writable(str(tmp_path / "checkpoints"))
     assert caught.value.code == code
 
 
@@ -65,19 +65,19 @@ def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and
         return real(*args, **keys)
 
     monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", refuse)
-    writable.check(str(tmp_path))
+    storage.check_writable(str(tmp_path))
     assert capsys.readouterr().out.count(f"cannot be written: [Errno {number}]") == 2
     refusals.append(number)
     monkeypatch.setenv(contract.STORAGE_WAIT, "0")
     with pytest.raises(StorageError, match="cannot be written"):
-        writable.check(str(tmp_path))
+        storage.check_writable(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
 def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match="cannot be written"):
-        writable.check(str(tmp_path / path))
+        storage.check_writable(str(tmp_path / path))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])

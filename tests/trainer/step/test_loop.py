@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.convolutional.resnet import ResNet
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.classifiers import ResNet
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.step.train_step import scan
 from tests.trainer.states import RESNET
 from tests.trainer.tiny import Pictures, compiled

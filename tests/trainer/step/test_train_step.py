@@ -191,10 +191,10 @@ def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
     batch["weight"][11:] = 0
     step.compile_eval(step.put(batch))
     state = step.init()
-    found = step.evaluate(state, step.put(batch))
+    found = step.evaluate(state, step.put(batch))[0]
     batch["image"][11:] = 7
     batch["label"][11:] = -1
-    again = step.evaluate(state, step.put(batch))
+    again = step.evaluate(state, step.put(batch))[0]
     assert found["examples"][0] == 11 and found["loss"][1] == 11
     assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
 
@@ -205,10 +205,10 @@ def test_evaluation_uses_the_averaged_weights() -> None:
     batch = step.put(task.batch(0))
     step.compile_eval(batch)
     state = step.init()
-    untrained = step.evaluate(state, batch)["loss"][0]
+    untrained = step.evaluate(state, batch)[0]["loss"][0]
     for _ in range(5):
         state, metrics = step.train(state, batch)
-    averaged = step.evaluate(state, batch)["loss"][0]
+    averaged = step.evaluate(state, batch)[0]["loss"][0]
     assert abs(averaged - untrained) < 0.1 * untrained and metrics["loss"] * 16 < 0.5 * untrained
 
 
@@ -275,7 +275,7 @@ def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) ->
     assert np.abs(runs[0][1].rest["norm.mean"]).max() > 0
     batch = second[0]
     step.compile_eval(batch)
-    sums = [float(step.evaluate(state, batch)["loss"][0]) for _ in range(2)]
+    sums = [float(step.evaluate(state, batch)[0]["loss"][0]) for _ in range(2)]
     assert sums[0] == sums[1]
 
 

@@ -12,8 +12,8 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Examples, Reading
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.models.mlp import MLP
-from jaxlaunch.trainer.models.options import ModelOptions
+from jaxlaunch.trainer.models.classifiers import MLP
+from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify, standardized
 

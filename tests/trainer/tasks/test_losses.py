@@ -8,8 +8,9 @@ import pytest
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.spec import Loss as Terms
 from jaxlaunch.trainer.tasks import losses
-from jaxlaunch.trainer.tasks.losses import Options, cross_entropy, in_chunks
+from jaxlaunch.trainer.tasks.losses import cross_entropy, sum_in_chunks
 from tests.trainer.tiny import Counting, build
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 3, 7)).astype(np.float32)
@@ -68,7 +69,7 @@ def test_a_small_loss_keeps_its_digits() -> None:
 
 
 def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
-    found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Options(smoothing=0.1))
+    found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1))
     wide = LOGITS.astype(np.float64)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     target = np.full(LOGITS.shape, 0.1 / 7) + 0.9 * np.eye(7)[LABELS]
@@ -78,9 +79,7 @@ def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
 
 def test_z_pulls_the_denominator_of_the_softmax_to_one() -> None:
     logits = jnp.array(LOGITS + 3.0)
-    plain, pulled = (
-        cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Options(z=z)).total for z in (0.0, 1e-2)
-    )
+    plain, pulled = (cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Terms(z=z)).total for z in (0.0, 1e-2))
     log_z = np.log(np.exp(LOGITS.astype(np.float64) + 3.0).sum(-1))
     np.testing.assert_allclose(pulled - plain, (1e-2 * log_z**2 * WEIGHT).sum(), rtol=1e-4)
 
@@ -100,9 +99,9 @@ def inputs(dtype: str) -> tuple[jax.Array, ...]:
 
 
 @pytest.mark.parametrize("count", [2, 6, 48])
-@pytest.mark.parametrize("options", [Options(), Options(1e-3, 0.1)], ids=str)
+@pytest.mark.parametrize("options", [Terms(), Terms(z=1e-3, smoothing=0.1)], ids=str)
 @pytest.mark.parametrize("at_once", [False, True])
-def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options, at_once: bool) -> None:
+def test_chunks_give_the_same_loss_and_gradients(count: int, options: Terms, at_once: bool) -> None:
     x, head, labels, weight = inputs("float32")
 
     def whole(x: jax.Array, head: jax.Array) -> jax.Array:
@@ -110,7 +109,7 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Options, a
 
     def parts(x: jax.Array, head: jax.Array) -> jax.Array:
         return (
-            in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, options=options), at_once).total
+            sum_in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, terms=options), at_once).total
             / weight.sum()
         )
 
@@ -125,7 +124,7 @@ def test_the_heads_gradient_is_summed_over_the_chunks_in_float32(at_once: bool) 
     x, head, labels, weight = inputs("bfloat16")
 
     def loss(head: jax.Array, count: int) -> jax.Array:
-        return in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
+        return sum_in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
 
     one, many = (jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32) for count in (1, 48))
     np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))
@@ -159,4 +158,4 @@ def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:
 
 @pytest.mark.parametrize(("length", "size", "count"), [(8, 1.0, 1), (8, 2.0**30, 4), (6, 2.0**30, 6), (7, 2.0**30, 7)])
 def test_chunks_are_the_fewest_that_fit(length: int, size: float, count: int) -> None:
-    assert losses.chunks(length, size) == count
+    assert losses.count_chunks(length, size) == count

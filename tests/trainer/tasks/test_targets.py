@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import CLASSIFY, Loss, TrainSpec
-from jaxlaunch.trainer.tasks import blends, losses, ranges
+from jaxlaunch.trainer.tasks import classify, losses, ranges
 from tests.trainer.tiny import Digits, run
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ FLAGS = RNG.integers(0, 2, (6, 4)).astype(np.float32)
 def of(label: np.ndarray, logits: np.ndarray = LOGITS, **keys: Any) -> Any:
     arrays = (jnp.asarray(each, jnp.float32) for each in (logits, WEIGHT))
     rows, weight = arrays
-    return losses.of_target(rows, jnp.asarray(label), weight, Loss(**keys))
+    return losses.target_loss(rows, jnp.asarray(label), weight, Loss(**keys))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def test_the_focal_loss_leaves_what_is_sure_out() -> None:
     p = np.exp(log_softmax(LOGITS))[np.arange(6), LABEL]
     found = of(LABEL, focal=2.0)
     np.testing.assert_allclose(found.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
-    sure = jax.grad(lambda rows: losses.of_target(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum)
+    sure = jax.grad(lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum)
     assert np.isfinite(sure(jnp.array([[90.0, 0.0]]))).all()
 
 
@@ -91,9 +91,9 @@ def test_the_first_five_of_many_classes_are_counted() -> None:
 
 def test_mixup_and_cutmix_blend_with_the_reversed_batch() -> None:
     images = jnp.asarray(RNG.normal(size=(4, 8, 10, 3)), jnp.float32)
-    mixed, share = blends.mixed(images, jnp.float32(0.3))
+    mixed, share = classify.mix_up(images, jnp.float32(0.3))
     np.testing.assert_allclose(mixed, 0.3 * images + 0.7 * images[::-1], rtol=1e-5)
-    pasted, share = blends.pasted(images, jnp.float32(0.75), jnp.array([0.5, 0.95]))
+    pasted, share = classify.cut_mix(images, jnp.float32(0.75), jnp.array([0.5, 0.95]))
     box = np.zeros((8, 10), bool)
     box[2:6, 7:10] = True  # the middle (4, 9), half sides 2 and 2: cut off at the right
     np.testing.assert_array_equal(pasted, np.where(box[None, :, :, None], images[::-1], images))
@@ -123,7 +123,7 @@ def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:
 
 def test_labels_of_another_kind_than_the_target_are_refused() -> None:
     with pytest.raises(Unusable, match=r"target = multi_label a label is 0 or 1 for each class"):
-        ranges.flags([0, 2, 1])
+        ranges.read_flags([0, 2, 1])
     with pytest.raises(Unusable, match="not finite numbers"):
-        ranges.numbers(["a"])
-    assert ranges.numbers(3).dtype == np.float32
+        ranges.read_numbers(["a"])
+    assert ranges.read_numbers(3).dtype == np.float32

@@ -96,7 +96,7 @@ def bits_per_byte(training: BuiltInTraining) -> float:
     state, bits, counted = training.step.init(), 0.0, 0.0
     for batch in training.held_out.batches.iterate(training.step.put):
         training.step.compile_eval(batch)
-        total, weight = training.step.evaluate(state, batch)["bits_per_byte"]
+        total, weight = training.step.evaluate(state, batch)[0]["bits_per_byte"]
         bits, counted = bits + float(total), counted + float(weight)
     return bits / counted
 

@@ -1,0 +1,355 @@
+"""The models that classify: an MLP for examples of any shape; ResNet, ConvNeXt and a vision transformer for images.
+
+B batch, Y and X places of an image, I channels in, O channels out, C channels, F hidden, P side of a patch, L patches
+(and a class token), D model, V classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxlaunch.trainer import spec
+from jaxlaunch.trainer.attention import implementations
+from jaxlaunch.trainer.models.gpt2 import NAMES, STD, Block, path_rates
+from jaxlaunch.trainer.models.layers import (
+    DEFAULTS,
+    Drop,
+    LayerNorm,
+    Linear,
+    ModelOptions,
+    bias,
+    gelu,
+    product,
+    run_stack,
+    split,
+    weight,
+    whole,
+)
+from jaxlaunch.trainer.numerics import remat
+from jaxlaunch.trainer.parallel.sharding import constrain
+
+KERNEL_AXES = (None, None, None, "embed")  # of a kernel [Y, X, I, O]: under fsdp it is split by its channels out
+CONVNEXT_EPS = 1e-6  # of every norm of ConvNeXt but the last
+
+
+class Classifier(nnx.Module):
+    """examples -> logits_BV.
+
+    Attributes:
+        pixels: The mean and deviation of each channel by which images are normalized; None: each image by its own.
+    """
+
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def __init__(self, options: ModelOptions, config: spec.OfImages | None = None) -> None:
+        self.output, self.loss = options.output, options.loss
+        self.deterministic = False  # nnx's name for evaluation
+        if config is not None and config.pixel_mean is not None:
+            self.pixels = tuple(config.pixel_mean), tuple(config.pixel_std or ())
+
+
+class MLP(Classifier):
+    """`layers` hidden layers of `width` ReLUs over examples of `shape`, then `classes` logits."""
+
+    def __init__(
+        self, config: spec.MLP, shape: Sequence[int], rngs: nnx.Rngs, options: ModelOptions = DEFAULTS
+    ) -> None:
+        super().__init__(options)
+        sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
+        self.layers = nnx.List([Linear(*size, (_axis(i), _axis(i + 1)), rngs) for i, size in enumerate(sizes)])
+        self.head = Linear(config.width, config.classes, (_axis(config.layers), "classes"), rngs)
+
+        def hidden(layer: Linear, x_BF: Array) -> Array:
+            return checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
+
+        self.apply = remat.layer(hidden, options.remat, ("hidden",), scanned=False)
+
+    def __call__(self, x: Array) -> Array:
+        """Return logits_BV of examples [B, ...], in the output dtype."""
+        x_BF: Array = x.reshape(x.shape[0], -1)
+        for i, layer in enumerate(self.layers):
+            x_BF = constrain(self.apply(layer, x_BF), "batch", _axis(i + 1))
+        return self.head(x_BF).astype(self.output)
+
+
+def _axis(i: int) -> str:
+    """Return the axis between two layers: under mp only every second product needs communication."""
+    return "hidden" if i % 2 else "embed"
+
+
+class ImageClassifier(Classifier):
+    """images_BYXC, floats -> logits_BV in the output dtype; images of one channel may lack the axis C."""
+
+    def add_head(self, config: spec.OfImages, width: int, std: float, rngs: nnx.Rngs) -> None:
+        """Make the head, after all other layers."""
+        self.head = weight(rngs, (width, config.classes), ("embed", "classes"), std)
+        self.head_bias = bias((config.classes,), ("classes",))
+
+    def __call__(self, images: Array) -> Array:
+        pooled_BC = self.pool(images if images.ndim == 4 else images[..., None])
+        logits_BV = jnp.matmul(pooled_BC, self.head[...], preferred_element_type=self.output)
+        return logits_BV + self.head_bias[...].astype(self.output)[None, :]
+
+    def pool(self, images_BYXC: Array) -> Array:
+        """Return the features of which the logits are a product with the head."""
+        raise NotImplementedError
+
+
+# --- convolutional networks -------------------------------------------------------------------------------------------
+
+
+def convolve(x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1) -> Array:
+    """Return x convolved with the kernel, by `groups` of channels, with so many zeros on each side."""
+    return jax.lax.conv_general_dilated(
+        x_BYXI,
+        kernel_YXIO,
+        (stride, stride),
+        [(padding, padding)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+class BatchNorm(nnx.Module):
+    """x less the batch's mean, over its deviation, by channel, scaled and shifted; float32 inside.
+
+    Evaluation, and training with `use_running_average`, take the running statistics, of which training replaces the
+    share `momentum` with a batch's. Ioffe and Szegedy 2015.
+    """
+
+    def __init__(
+        self, channels: int, eps: float, momentum: float, running_variance: Literal["unbiased", "biased"]
+    ) -> None:
+        self.scale = nnx.Param(jnp.ones(channels, jnp.float32), axes=("embed",))
+        self.bias = bias((channels,), ("embed",))
+        self.mean = nnx.BatchStat(jnp.zeros(channels, jnp.float32), axes=("embed",))
+        self.variance = nnx.BatchStat(jnp.ones(channels, jnp.float32), axes=("embed",))
+        self.eps, self.momentum, self.is_unbiased = eps, momentum, running_variance == "unbiased"
+        self.use_running_average = False  # nnx's name, which eval() sets
+
+    def __call__(self, x_BYXC: Array) -> Array:
+        wide_BYXC = x_BYXC.astype(jnp.float32)
+        if self.use_running_average:
+            mean_C, variance_C = self.mean[...], self.variance[...]
+        else:
+            mean_C = wide_BYXC.mean((0, 1, 2))
+            variance_C = jnp.square(wide_BYXC - mean_C[None, None, None, :]).mean((0, 1, 2))
+            self._update(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
+        scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
+        centred_BYXC = wide_BYXC - mean_C[None, None, None, :]
+        shifted = centred_BYXC * scale_C[None, None, None, :] + self.bias[...].astype(jnp.float32)[None, None, None, :]
+        return shifted.astype(x_BYXC.dtype)
+
+    def _update(self, mean_C: Array, variance_C: Array, count: int) -> None:
+        """Update the running statistics after a batch of `count` numbers a channel."""
+        if self.is_unbiased and count > 1:
+            variance_C = variance_C * (count / (count - 1))
+        for running, batch_C in ((self.mean, mean_C), (self.variance, variance_C)):
+            running[...] = (1.0 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch_C)
+
+
+class Convolution(nnx.Module):
+    """A convolution without a bias, padded by half a kernel as in PyTorch; drawn by what goes out (He et al. 2015)."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
+        self.kernel = weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, std=(2 / (outputs * size**2)) ** 0.5)
+        self.size, self.stride = size, stride
+
+    def __call__(self, x_BYXI: Array) -> Array:
+        kernel_YXIO = self.kernel[...]
+        return convolve(x_BYXI.astype(kernel_YXIO.dtype), kernel_YXIO, self.stride, self.size // 2)
+
+
+class Normalized(nnx.Module):
+    """A convolution and its batch normalization."""
+
+    def __init__(self, config: spec.ResNet, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
+        self.convolution = Convolution(inputs, outputs, size, stride, rngs)
+        self.norm = BatchNorm(outputs, config.norm_eps, config.momentum, config.running_variance)
+
+    def __call__(self, x_BYXC: Array) -> Array:
+        return self.norm(self.convolution(x_BYXC))
+
+
+class ResidualBlock(nnx.Module):
+    """Convolutions beside a shortcut, which has one of its own where the block changes the shape."""
+
+    def __init__(self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs) -> None:
+        layer, inner = partial(Normalized, config, rngs=rngs), outputs // 4
+        if config.block == "basic":
+            branch = [layer(inputs, outputs, 3, stride), layer(outputs, outputs, 3, 1)]
+        else:
+            branch = [layer(inputs, inner, 1, 1), layer(inner, inner, 3, stride), layer(inner, outputs, 1, 1)]
+        self.branch = nnx.List(branch)
+        self.shortcut = layer(inputs, outputs, 1, stride) if inputs != outputs or stride != 1 else None
+
+    def __call__(self, x_BYXC: Array) -> Array:
+        shortcut_BYXC = x_BYXC if self.shortcut is None else self.shortcut(x_BYXC)
+        for i, layer in enumerate(self.branch):
+            x_BYXC = layer(jax.nn.relu(x_BYXC) if i else x_BYXC)
+        return constrain(jax.nn.relu(x_BYXC + shortcut_BYXC), "batch", None, None, "embed")
+
+
+class ResNet(ImageClassifier):
+    """A residual network. He et al. 2016, with the stride in the 3 × 3 of a bottleneck (v1.5)."""
+
+    def __init__(self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+        super().__init__(options, config)
+        self.is_pooled = config.stem != "small"
+        size, stride = (7, 2) if self.is_pooled else (3, 1)
+        self.stem = Normalized(config, config.channels, config.stem_width, size, stride, rngs)
+        widths = [config.stem_width, *config.widths]
+        self.stages = nnx.List(
+            nnx.List(
+                ResidualBlock(config, widths[stage] if i == 0 else width, width, 2 if stage and i == 0 else 1, rngs)
+                for i in range(depth)
+            )
+            for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True))
+        )
+        self.add_head(config, widths[-1], widths[-1] ** -0.5, rngs)
+        self.apply = remat.layer(ResidualBlock.__call__, options.remat, (), scanned=False)
+
+    def pool(self, images_BYXC: Array) -> Array:
+        x_BYXC = jax.nn.relu(self.stem(images_BYXC))
+        if self.is_pooled:
+            # The largest of each 3 × 3 places, at every other place.
+            padding = ((0, 0), (1, 1), (1, 1), (0, 0))
+            x_BYXC = jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+        for stage in self.stages:
+            for block in stage:
+                x_BYXC = self.apply(block, x_BYXC)
+        return constrain(x_BYXC.astype(jnp.float32).mean((1, 2)), "batch", "embed").astype(x_BYXC.dtype)
+
+
+class Patches(nnx.Module):
+    """Squares of `size` pixels, each made one pixel by one matrix."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, rngs: nnx.Rngs) -> None:
+        self.kernel = weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, STD)
+        self.bias = bias((outputs,), ("embed",))
+        self.size = size
+
+    def __call__(self, x_BYXC: Array) -> Array:
+        kernel = self.kernel[...]
+        return convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0) + self.bias[...][None, None, None, :]
+
+
+class ConvNeXtBlock(nnx.Module):
+    """A convolution of each channel by itself, then an MLP at each place, added to what comes in."""
+
+    def __init__(self, config: spec.ConvNeXt, width: int, rngs: nnx.Rngs) -> None:
+        self.kernel = weight(rngs, (7, 7, 1, width), KERNEL_AXES, STD)
+        self.bias = bias((width,), ("embed",))
+        self.norm = LayerNorm(width, CONVNEXT_EPS)
+        self.up = weight(rngs, (width, 4 * width), ("embed", "hidden"), STD)
+        self.up_bias = bias((4 * width,), ("hidden",))
+        self.down = weight(rngs, (4 * width, width), ("hidden", "embed"), STD)
+        self.down_bias = bias((width,), ("embed",))
+        self.layer_scale = nnx.Param(jnp.full(width, config.layer_scale, jnp.float32), axes=("embed",))
+        self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
+
+    def __call__(self, x_BYXC: Array, path: Array | None) -> Array:
+        """Apply the block to all but the share `path` of the examples, which skip it."""
+        alone_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
+        alone_BYXC = self.norm(alone_BYXC + self.bias[...][None, None, None, :])
+        up_BYXF = checkpoint_name(alone_BYXC @ self.up[...] + self.up_bias[...][None, None, None, :], "up")
+        hidden_BYXF = constrain(gelu(up_BYXF), "batch", None, None, "hidden")
+        down_BYXC = hidden_BYXF @ self.down[...] + self.down_bias[...][None, None, None, :]
+        scaled_BYXC = down_BYXC * self.layer_scale[...][None, None, None, :]
+        return constrain(x_BYXC + self.drop(scaled_BYXC, path), "batch", None, None, "embed")
+
+
+class Stage(nnx.Module):
+    """Blocks of one width, behind what halves the image; the first stage, without `inputs`, does not."""
+
+    def __init__(self, config: spec.ConvNeXt, inputs: int | None, width: int, depth: int, rngs: nnx.Rngs) -> None:
+        self.norm = None if inputs is None else LayerNorm(inputs, CONVNEXT_EPS)
+        self.half = None if inputs is None else Patches(inputs, width, 2, rngs)
+        self.blocks = nnx.List(ConvNeXtBlock(config, width, rngs) for _ in range(depth))
+
+
+class ConvNeXt(ImageClassifier):
+    """ConvNeXt. Liu et al. 2022."""
+
+    def __init__(self, config: spec.ConvNeXt, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+        super().__init__(options, config)
+        widths = config.widths
+        self.patches = Patches(config.channels, widths[0], config.patch, rngs)
+        self.patches_norm = LayerNorm(widths[0], CONVNEXT_EPS)
+        self.stages = nnx.List(
+            Stage(config, widths[i - 1] if i else None, width, depth, rngs)
+            for i, (depth, width) in enumerate(zip(config.depths, widths, strict=True))
+        )
+        self.norm = LayerNorm(widths[-1], config.norm_eps)
+        self.add_head(config, widths[-1], STD, rngs)
+        self.apply = remat.layer(ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False)
+        self.paths = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
+
+    def pool(self, images_BYXC: Array) -> Array:
+        x_BYXC = self.patches_norm(self.patches(images_BYXC))
+        paths = iter(self.paths)
+        for stage in self.stages:
+            if stage.norm is not None and stage.half is not None:
+                x_BYXC = stage.half(stage.norm(x_BYXC))
+            for block in stage.blocks:
+                path = next(paths)
+                x_BYXC = self.apply(block, x_BYXC, jnp.asarray(path, jnp.float32) if path else None)
+        return self.norm(constrain(x_BYXC.mean((1, 2)), "batch", "embed"))
+
+
+# --- the vision transformer -------------------------------------------------------------------------------------------
+
+
+class ViT(ImageClassifier):
+    """A vision transformer. Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022."""
+
+    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+        super().__init__(options, config)
+        side, width, has_class = config.patch, config.width, config.pool == "cls"
+        block = partial(Block, config=config, attend=implementations.full(options.attention))
+        self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)
+        self.patches_bias = bias((width,), ("embed",))
+        self.cls = weight(rngs, (width,), ("embed",), STD) if has_class else None
+        self.positions = weight(rngs, (config.patches + has_class, width), (None, "embed"), STD)
+        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
+        self.norm = LayerNorm(width, config.norm_eps)
+        self.add_head(config, width, STD, rngs)
+        self.drop = Drop(config.dropout, False, rngs)
+        self.paths = partial(path_rates, config)
+        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
+        self.scanned = config.scan
+
+    def pool(self, images_BYXC: Array) -> Array:
+        x_BLD = self.drop(self._embed(images_BYXC))
+        x_BLD = run_stack(self.apply, self.blocks, x_BLD, None, each=(self.paths(),), scanned=self.scanned)
+        x_BLD = whole(self.norm(x_BLD))
+        # Held to its rows, or a head split along D has the gradients of the whole batch's logits gathered to it.
+        return constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
+
+    def _embed(self, images_BYXC: Array) -> Array:
+        """Return the patches, each a product with one matrix, behind the class token; with their positions."""
+        kernel_PPCD = self.patches[...]
+        side, _, channels, width = kernel_PPCD.shape
+        batch, height, breadth, _ = images_BYXC.shape
+        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(
+            batch, height // side, side, breadth // side, side, channels
+        )
+        flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
+        x_BLD = product(flat_BLF, kernel_PPCD.reshape(-1, width)) + self.patches_bias[...][None, None, :]
+        if self.cls is not None:
+            cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
+            x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
+        positions_LD = constrain(self.positions[...], None, "embed")
+        # Whole first: split at once, the class token and the patches would be fetched from where their rows are.
+        return split(whole(x_BLD + positions_LD[None]))

@@ -1,0 +1,163 @@
+"""Our own optax transformations: Muon and schedule-free AdamW, which optax.contrib implements otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import MuonState, ScheduleFreeState
+
+PyTree = Any
+Named = dict[str, Any]  # parameter name -> array
+Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its own named axes; None: not named
+Mask = Callable[[Named], dict[str, bool]] | None
+Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # the axes that are summed over, and those that are given
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's, of the iteration a X + b (X Xᵀ) X + c (X Xᵀ)² X
+
+
+def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
+    """Return whether a parameter has two axes or more besides that of stacked layers, and is no bias or scale."""
+    own = axes.get(name)
+    return (leaf.ndim if own is None else len(own)) >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
+
+
+def muon(
+    rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """Return Muon (Jordan 2024) for matrices between two layers, AdamW for the rest.
+
+    Under a mask only Muon's matrices decay. optax.contrib.muon corrects the averages for their start as Adam does, and
+    gives Adam a Nesterov step; Jordan's does neither, nor does torch.optim.Muon.
+    """
+
+    def labels(params: Named) -> dict[str, str]:
+        return {name: "adam" if muon_axes(name, leaf, axes) is None else "muon" for name, leaf in params.items()}
+
+    muon = optax.chain(
+        _orthogonalize(axes, options), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate)
+    )
+    adam_decay = decay if mask is None else 0.0
+    adam = optax.adamw(rate, options["b1"], options["b2"], options["eps"], weight_decay=adam_decay)
+    return optax.partition({"muon": muon, "adam": adam}, labels)
+
+
+def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
+    """Return which axes of a parameter Muon sums over and which it gives; None: Adam has it.
+
+    Layers that are stacked, and experts, are orthogonalized one by one, and so are query, key and value of one tensor.
+    Embeddings, positions and heads (axes `vocab`, `classes`) are Adam's, as Jordan advises.
+    """
+    own_axes = axes.get(name)
+    if isinstance(leaf, optax.MaskedNode) or not is_matrix(name, leaf, axes):
+        return None
+    if own_axes is None:
+        return ((0,), (1,)) if leaf.ndim == 2 else None
+    first = leaf.ndim - len(own_axes)
+    if {"vocab", "classes"}.intersection(own_axes) or own_axes == (None, "embed"):
+        return None
+    if len(own_axes) == 2:
+        return ((first,), (first + 1,))
+    used = [at for at, axis in enumerate(own_axes, first) if axis is not None and not axis.startswith("expert")]
+    if len(used) < 2:
+        return None
+    cut = 1 if own_axes[used[0] - first] in ("embed", "rank") else -1
+    return tuple(used[:cut]), tuple(used[cut:])
+
+
+def _orthogonalize(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Return the step to the orthogonal matrices next to Nesterov's steps of the momentum; its state is optax's."""
+    beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
+
+    def update(grads: Named, state: MuonState, params: Named | None = None) -> tuple[Named, MuonState]:
+        momentum = optax.tree.update_moment(grads, state.mu, beta, 1)
+        ahead = optax.tree.update_moment(grads, momentum, beta, 1)
+        moves = {
+            name: leaf
+            if isinstance(leaf, optax.MaskedNode)
+            else _orthogonal_step(leaf, muon_axes(name, leaf, axes), steps, eps, options["consistent_rms"])
+            for name, leaf in ahead.items()
+        }
+        return moves, state._replace(count=optax.safe_increment(state.count), mu=momentum)
+
+    return optax.GradientTransformation(optax.contrib.scale_by_muon(COEFFICIENTS).init, update)
+
+
+def _orthogonal_step(
+    leaf: jax.Array, matrix: Matrix | None, steps: int, eps: float, consistent_rms: float | None
+) -> jax.Array:
+    """Return a parameter's step, each of its matrices for itself."""
+    assert matrix is not None, "labels give Muon only matrices"
+    inputs, outputs = matrix
+    order = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs) + inputs + outputs
+    turned = leaf.transpose(order)
+    fan_in, fan_out = (math.prod(leaf.shape[axis] for axis in side) for side in (inputs, outputs))
+    orthogonal = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps).reshape(turned.shape)
+    back = tuple(order.index(axis) for axis in range(leaf.ndim))
+    if consistent_rms is not None:
+        return math.sqrt(max(fan_in, fan_out)) * consistent_rms * orthogonal.transpose(back)
+    return math.sqrt(max(1.0, fan_out / fan_in)) * orthogonal.transpose(back)
+
+
+def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
+    """Return nearly U Vᵀ of each of a stack of matrices U S Vᵀ: singular values of 0.7 to 1.2."""
+    if x.shape[-2] > x.shape[-1]:  # the smaller of X Xᵀ and Xᵀ X
+        return _newton_schulz(x.mT, steps, eps).mT
+    a, b, c = COEFFICIENTS
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
+
+
+def schedule_free(
+    rate: optax.Schedule, decay: float, mask: Mask, options: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1): trained at y, evaluated at x, the average of z.
+
+    Its state is optax's, which holds z. The b1 of the state is that with which the parameters that go with it were
+    made: a run that resumes under another one continues from the same x and z. optax.contrib.schedule_free weighs a
+    step in the average by the rate of the next one, and takes b1 for what it was when the state was made.
+    """
+    b1 = options["b1"]
+    adam = optax.chain(
+        optax.scale_by_rms(decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True),
+        optax.add_decayed_weights(decay, mask),
+        optax.scale_by_learning_rate(rate),
+    )
+
+    def update(grads: Named, state: ScheduleFreeState, params: Named | None = None) -> tuple[Named, ScheduleFreeState]:
+        assert params is not None, "the optimizer is always given its parameters"
+        moves, after = adam.update(grads, state.base_optimizer_state, params)
+        z = {name: leaf + moves[name] for name, leaf in state.z.items()}
+        # One count for rate and weight: steps that fp16 skips count in the schedule alone.
+        largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
+        total = state.weight_sum + largest**2
+        share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
+        x = {name: leaf + share * (z[name] - leaf) for name, leaf in _x(state, params).items()}
+        updates = {name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()}
+        step = optax.safe_increment(state.step_count)
+        return updates, ScheduleFreeState(jnp.float32(b1), total, step, largest, after, z)
+
+    return optax.GradientTransformation(optax.contrib.schedule_free(adam, rate, b1).init, update)
+
+
+def averaged(opt: PyTree, params: Named) -> Named | None:
+    """Return the parameters that schedule-free evaluates, the others as they are; None if `opt` has no state of it."""
+
+    def is_free(state: Any) -> bool:
+        return isinstance(state, ScheduleFreeState)
+
+    states = list(filter(is_free, jax.tree.leaves(opt, is_leaf=is_free)))
+    return (
+        {**params, **{name: leaf for state in states for name, leaf in _x(state, params).items()}} if states else None
+    )
+
+
+def _x(state: ScheduleFreeState, params: Named) -> Named:
+    """Return x = (y - (1 - b1) z) / b1 of the parameters y of this state."""
+    return {name: (params[name] - (1.0 - state.b1) * z) / state.b1 for name, z in state.z.items()}
