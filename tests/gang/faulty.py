@@ -87,6 +87,6 @@ def patch(owner: Any, name: str, place: str) -> None:
 
 
 patch(jaxlaunch.trainer.step.train_step.Step, "train", "step")
-patch(jaxlaunch.trainer.step.train_step.Step, "evaluate_and", "eval")
+patch(jaxlaunch.trainer.step.train_step.Step, "evaluate", "eval")
 patch(jaxlaunch.trainer.step.train_step.Step, "compile_train", "compile")
 patch(jaxlaunch.trainer.checkpoint.store.Store, "save", "save")
