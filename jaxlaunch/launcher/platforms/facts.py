@@ -89,9 +89,4 @@ def tolerate(key: str) -> Mapping[str, Any]:
 
 GPU_TAINT = tolerate("nvidia.com/gpu")
 TPU_TAINT = tolerate("google.com/tpu")
-ARM_TAINT: Mapping[str, Any] = {
-    "key": "kubernetes.io/arch",
-    "operator": "Equal",
-    "value": "arm64",
-    "effect": "NoSchedule",
-}
+ARM_TAINT = {"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}

@@ -96,7 +96,8 @@ def check_devices(environ: Mapping[str, str] = os.environ) -> None:
     try:
         found = jax.local_devices()
     except RuntimeError as error:  # JAX_PLATFORMS names one that is not there
-        raise SpecError(f"{_missing(job, job.platform, 0)}. JAX says: {_first_line(error)}") from None
+        message = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SpecError(f"{_missing(job, job.platform, 0)}. JAX says: {message}") from None
     platform = {"gpu": "cuda"}.get(found[0].platform, found[0].platform)
     if platform != job.platform or len(found) != job.devices_per_process:
         raise SpecError(_missing(job, platform, len(found)))
@@ -276,7 +277,3 @@ def _of_adapters(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) 
 
 def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
