@@ -97,7 +97,7 @@ def logs_command(
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
     processes, last = hosts.table(snapshot.jobset).processes, snapshot.report.last
     logs.exist(asked, processes)
-    chosen = asked if rank is not None else _choose_ranks(asked, processes, last and last.verdict.rank)
+    chosen = asked if rank is not None else _choose_ranks(asked, processes, None if last is None else last.verdict.rank)
     printer = Printer(chosen, as_json=output == "json")
     if is_from_volume:
         _show_volume(cluster, snapshot, chosen, tail, printer, previous=previous)

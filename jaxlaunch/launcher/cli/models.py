@@ -45,9 +45,7 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     trained = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
-    asked = programs.Evaluate(
-        folder=trainer_process.find_checkpoints(run), step=programs.BEST if best else step, ema=ema
-    )
+    asked = programs.Evaluate(folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema)
     environ = trained.device_environ()
     result = trainer_process.run_program("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
     output.say(*result["notes"])

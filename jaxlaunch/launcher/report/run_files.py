@@ -43,6 +43,7 @@ _TOTAL_STEPS = ("train", "steps")
 # What json.loads and a file of another form raise.
 _WRONG_FORM = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
+Checks = Mapping[str, Callable[[Any], Any]]  # the check of each key of a row
 Point = tuple[float, float, float]  # step, Unix time, value
 Interval = tuple[float, float, dict[str, float]]  # Unix time at its end, wall seconds, seconds by cause
 
@@ -294,15 +295,15 @@ def _where(row: Mapping[str, Any]) -> str:
     return f"example {_count(row['example'])}" if row["where"] is None else _text(row["where"], 300)
 
 
-def _check(row: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def _check(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
     return {key: check(row[key]) for key, check in checks.items()}
 
 
-_RATES = {"label": _text, "examples": _count, "precision": _share, "recall": _share, "f1": _share}
-_PAIR = {"label": _text, "predicted": _text, "examples": _count}
-_EMPTY_BIN = {"examples": _count}
-_BIN = {"examples": _count, "confidence": _share, "accuracy": _share}
-_WORST = {"label": _text, "predicted": _text, "confidence": _share, "loss": _loss}
+_RATES: Checks = {"label": _text, "examples": _count, "precision": _share, "recall": _share, "f1": _share}
+_PAIR: Checks = {"label": _text, "predicted": _text, "examples": _count}
+_EMPTY_BIN: Checks = {"examples": _count}
+_BIN: Checks = {"examples": _count, "confidence": _share, "accuracy": _share}
+_WORST: Checks = {"label": _text, "predicted": _text, "confidence": _share, "loss": _loss}
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------

@@ -137,6 +137,6 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
     monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
     said: list[str] = []
     with locked(tmp_path) as lock:
-        gang = run.Gang(dict(os.environ), jobs.parse(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
+        gang = agents.Gang(dict(os.environ), jobs.parse(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
         assert gang.follow(print, said.append) == [0, 0]
     assert said == ["starting another agent for host 1"]
