@@ -29,16 +29,13 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Changes, Status
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import Kind
-from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
-from jaxlaunch.launcher.agent.io import limits
-from jaxlaunch.launcher.agent.io.dial import Dialer
-from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message
+from jaxlaunch.launcher.agent.gang.protocol import Hello, HostSide
+from jaxlaunch.launcher.agent.gang.root_cause import Kind
+from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S, Dialer
+from jaxlaunch.launcher.agent.io import resources
+from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message, free_port
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
-from jaxlaunch.launcher.agent.io.ports import free_port
 
 SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound at the first alone
 MOST_SHARE, MOST_S, MOST_MB = 0.10, 1.0, 200
@@ -142,7 +139,7 @@ class Fakes:
         self._place, self._started, self._judged, self._left = config.read(os.environ), 0, 0, 0
         self._dialed_at = 0.0
         self._failed_at: float | None = None
-        limits.allow_connections(len(hosts))
+        resources.allow_connections(len(hosts))
         hello, members = Hello.of(self._place, 9400), self._place.members
         self._hosts = [
             FakeHost(self, self._place, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), members.ranks(host))

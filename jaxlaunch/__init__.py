@@ -1,6 +1,6 @@
 """What users import: the names of `__all__`, on the site's page docs/api.md. Everything below is private.
 
-The agent brings this file into images without our package, with the others of launcher/agent/host/site_folder.py:
+The agent brings this file into images without our package, with the others of launcher/agent/host/folders.py:
 standard library only, Python >= 3.10. What a name needs is imported when the name is first used, so that
 `import jaxlaunch` costs nothing.
 """

@@ -116,8 +116,13 @@ class Outcome:
     code: int
     cause: str  # the label in metrics, the `cause` of a verdict
     meaning: str
-    in_place: bool  # the same pods may try again
     action: Action
+    section: str | None = "exit-codes"  # of docs/troubleshooting.md; None: nobody needs to fix anything
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the same pods may try again."""
+        return self.action is Action.RESTART
 
 
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
@@ -129,26 +134,38 @@ LEFT = 143
 OF_THE_KERNEL = 128  # codes from here on tell how a container died: no agent exits with one for its gang
 SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)  # of trainer/errors: what a person can fix
 
-OUTCOMES: Mapping[int, Outcome] = {
-    outcome.code: outcome
-    for outcome in (
-        Outcome(DONE, "done", "every process finished the last step", False, Action.COMPLETE),
-        Outcome(BAD_SPEC, "bad_spec", "the job's specification is wrong", False, Action.FAIL),
-        Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", False, Action.FAIL),
-        Outcome(STARTUP, "startup", "the program raised before its first step", False, Action.FAIL),
-        Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", False, Action.FAIL),
-        Outcome(DEADLINE, "deadline", "the job's deadline passed", False, Action.FAIL),
-        Outcome(
-            NO_CHECKPOINT, "no_checkpoint", "no valid checkpoint, or another run owns the folder", False, Action.FAIL
-        ),
-        Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", False, Action.FAIL),
-        Outcome(PREEMPTED, "preempted", "stopped from outside", False, Action.RESTART_UNCHARGED),
-        Outcome(LOST, "lost", "an agent or its host was lost", True, Action.RESTART),
-        Outcome(HANG, "hang", "a process stopped making progress", True, Action.RESTART),
-        Outcome(CRASH, "crash", "a process crashed", True, Action.RESTART),
-        Outcome(STORAGE, "storage", "storage failed", True, Action.RESTART),
-        Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", True, Action.RESTART),
-    )
+_TABLE = (
+    Outcome(DONE, "done", "every process finished the last step", Action.COMPLETE, section=None),
+    Outcome(BAD_SPEC, "bad_spec", "the job's specification is wrong", Action.FAIL),
+    Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", Action.FAIL, "data-and-loss"),
+    Outcome(STARTUP, "startup", "the program raised before its first step", Action.FAIL),
+    Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", Action.FAIL, "data-and-loss"),
+    Outcome(DEADLINE, "deadline", "the job's deadline passed", Action.FAIL),
+    Outcome(
+        NO_CHECKPOINT,
+        "no_checkpoint",
+        "no valid checkpoint, or another run owns the folder",
+        Action.FAIL,
+        "checkpoints-and-storage",
+    ),
+    Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", Action.FAIL),
+    Outcome(PREEMPTED, "preempted", "stopped from outside", Action.RESTART_UNCHARGED, section=None),
+    Outcome(LOST, "lost", "an agent or its host was lost", Action.RESTART, "rendezvous-and-lost-hosts"),
+    Outcome(HANG, "hang", "a process stopped making progress", Action.RESTART, "hangs-and-timeouts"),
+    Outcome(CRASH, "crash", "a process crashed", Action.RESTART),
+    Outcome(STORAGE, "storage", "storage failed", Action.RESTART, "checkpoints-and-storage"),
+    Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", Action.RESTART, "out-of-memory"),
+)
+OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
+# What a person does after an end with this code, where the advice is not the same for all; {again} submits again. A
+# code that JobSet restarts ends a job only when its restarts are used up.
+NEXT_STEPS: Mapping[int, str] = {
+    BAD_SPEC: "fix what the message names in job.yaml, then `{again}`",
+    BAD_DATA: "fix the data or its path, then `{again}`",
+    STARTUP: "fix the program: the traceback shows where; then `{again}`",
+    NOT_FINITE: "fix the data if it is named, else lower the learning rate; then `{again}`",
+    NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
+    NO_PROGRESS: "fix the first error; another try does not help.",
 }
 
 

@@ -1,7 +1,10 @@
-"""Turns JSON that others wrote into records: dataclasses whose annotations say what each field may hold. Pure.
+"""Reads JSON that others wrote into records: dataclasses whose annotations say what each field may hold. Pure.
 
-A program beside the agent may write what is read here, and so may whoever shares the storage or may change the JobSet.
-A field may be left out where it has a default, and fields that are not known are ignored: they are a newer version's.
+A program next to the agent may write what is read here, and so may whoever shares the storage or may change the
+JobSet. Decoding therefore raises nothing but ValueError, and its result can be written anywhere: it nests little, its
+numbers are finite, and its text is UTF-8. Python's own JSON passes on lone surrogates (`os.listdir` makes them of a
+file name in Latin-1), which no strict encoder takes. A field may be left out where it has a default, and unknown fields
+are ignored: a newer version has them.
 """
 
 from __future__ import annotations
@@ -10,37 +13,39 @@ import collections.abc
 import dataclasses
 import enum
 import functools
+import itertools
+import json
+import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeVar
-
-from jaxlaunch.records import wire
 
 MAX_RECORD = 256 * 1024  # bytes of JSON; our longest texts are cut to some thousands of characters
 MAX_NUMBER = 2**63 - 1  # of steps and exit codes: a float holds it, and so do the readers of metrics
 FAR_S = 60_000_000_000  # seconds; as Unix time the year 3871: beyond 9999 there is no datetime
 MAX_SHOWN = 200  # characters of a wrong value, in a message
+MAX_DEPTH = 32  # of lists and objects in each other; json itself gives up somewhere around a thousand
 
 Reader = Callable[[Any], Any]  # returns what a record holds of a value, or raises Malformed
 R = TypeVar("R")
 
 
 class Malformed(ValueError):
-    """A value that is not what its record says: which `field` it is of, and what it must be."""
+    """A value that does not fit its record: the `field` that has it, and what it must be."""
 
-    def __init__(self, needed: str, value: Any) -> None:
+    def __init__(self, needed: str, value: Any, field: str = "") -> None:
         super().__init__(needed, value)
-        self.needed, self.value, self.field = needed, value, ""
+        self.needed, self.value, self.field = needed, value, field
 
     def __str__(self) -> str:
         return f"{self.field or 'it'} must be {self.needed}, not {shown(self.value)}"
 
 
 def shown(value: Any) -> str:
-    """A wrong value, at a length that a message can hold."""
+    """Return a wrong value, cut to a length that a message can hold."""
     return repr(value)[:MAX_SHOWN]
 
 
@@ -49,45 +54,45 @@ def shown(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class within:
-    """A number in these bounds, so not NaN."""
+    """A number within these bounds, so not NaN."""
 
     least: float
     most: float
 
-    def of(self, kind: type, read_plain: Reader) -> Reader:
-        """What reads such a number: one call for each, because a folder of ten thousand runs has a million."""
+    def reader(self, kind: type, read_plain: Reader) -> Reader:
+        """Return what reads such a number: one call for each, because a folder of ten thousand runs has a million."""
         kinds, least, most = (int,) if kind is int else (int, float), self.least, self.most
 
-        def checked(value: Any) -> Any:
+        def read_number(value: Any) -> Any:
             if type(value) in kinds and least <= value <= most:
                 return value
             raise Malformed(f"a number from {least} {'on' if most == MAX_NUMBER else f'to {most}'}", read_plain(value))
 
-        return checked
+        return read_number
 
 
 def at_most(count: int) -> Reader:
-    """A text of so many characters, or an object of so many values."""
-    return _holds(lambda value: len(value) <= count, f"no longer than {count}")
+    """Accept a text of at most so many characters, or an object of at most so many values."""
+    return _require(lambda value: len(value) <= count, f"no longer than {count}")
 
 
 def like(pattern: str) -> Reader:
-    """A text that the pattern describes."""
-    return _holds(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
+    """Accept a text that the pattern describes."""
+    return _require(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
 
 
 def cut(chars: int) -> Reader:
-    """The first characters of a text, or its last where the number is negative."""
+    """Keep the first characters of a text, or its last where the number is negative."""
     return lambda text: text[:chars] if chars >= 0 else text[chars:]
 
 
-def _holds(is_right: Callable[[Any], bool], needed: str) -> Reader:
-    def checked(value: Any) -> Any:
+def _require(is_right: Callable[[Any], bool], needed: str) -> Reader:
+    def check(value: Any) -> Any:
         if is_right(value):
             return value
         raise Malformed(needed, value)
 
-    return checked
+    return check
 
 
 Whole = Annotated[int, within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
@@ -102,42 +107,40 @@ class Sparse:
     """A record of which JSON has only the fields that differ from their defaults."""
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def decoded(data: bytes | str) -> Any:
-    """The value in a record of JSON. Raises ValueError where it is none, or longer than MAX_RECORD."""
-    if len(data) > MAX_RECORD:
-        raise ValueError(f"it is longer than {MAX_RECORD} bytes")
-    return wire.decoded(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def number_in(data: str, key: str) -> int | None:
-    """The whole number of a key in a record of JSON; None where there is none."""
+    """Return the whole number of a key in a record of JSON; None where there is none."""
     try:
-        found: int = reader(Whole)(decoded(data).get(key))
+        number: int = reader(Whole)(decode_record(data).get(key))
     except (ValueError, AttributeError):
         return None
-    return found
+    return number
 
 
 def read(record: type[R], fields: Any) -> R:
-    """The record with these fields. Raises Malformed, which names the first field that is wrong."""
-    found: R = _record(record)(fields)  # type: ignore[arg-type]  # mypy holds that a class has no hash
-    return found
+    """Return the record with these fields. Raises Malformed, which names the first field that is wrong."""
+    values = read_some(record, fields)
+    for name in _required_fields(record):  # type: ignore[arg-type]  # mypy holds that a class has no hash
+        if name not in values:
+            raise Malformed("given", None, name)
+    return record(**values)
 
 
 def read_some(record: type, fields: Any) -> dict[str, Any]:
-    """The fields of the record that are given, each read. Raises Malformed."""
+    """Return those fields of the record that are given, each read. Raises Malformed."""
     known, given = readers(record), _object(fields)
-    try:  # a call less for each value: a folder of ten thousand runs has a million
+    try:
+        # One call less for each value: a folder of ten thousand runs has a million.
         return {name: known[name](value) for name, value in given.items() if name in known}
-    except Malformed:  # once more, for the name of the field
-        return {name: _read_in(name, known[name], value) for name, value in given.items() if name in known}
+    except Malformed:
+        # Again, for the name of the field.
+        return {name: _read_field(name, known[name], value) for name, value in given.items() if name in known}
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """The fields of a record as JSON has them, and those of records in it; the ones without a value are left out."""
+    """Return the fields of a record, and of records in it, as JSON has them; those without a value are left out."""
     return {name: value for name, value in to_json(record).items() if value is not None}
 
 
@@ -158,113 +161,169 @@ def to_json(value: Any) -> Any:
     record: Any = type(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(record)}
     if issubclass(record, Sparse):
-        fields = {name: item for name, item in fields.items() if item != _default(record, name)}
+        defaults = _defaults(record)
+        fields = {name: item for name, item in fields.items() if item != defaults[name]}
     return {name: to_json(item) for name, item in fields.items()}
 
 
 @functools.cache
-def _default(record: Any, name: str) -> Any:
-    """Return the default of a field, or MISSING where it has none."""
-    field = next(field for field in dataclasses.fields(record) if field.name == name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def _defaults(record: Any) -> Mapping[str, Any]:
+    """Return the default of each field, MISSING where it has none."""
+    missing = dataclasses.MISSING
+    return {
+        field.name: field.default if field.default_factory is missing else field.default_factory()
+        for field in dataclasses.fields(record)
+    }
+
+
+@functools.cache
+def _required_fields(record: Any) -> list[str]:
+    return [name for name, default in _defaults(record).items() if default is dataclasses.MISSING]
 
 
 @functools.cache
 def readers(record: type) -> Mapping[str, Reader]:
-    """What reads each field of a record."""
+    """Return what reads each field of a record."""
     hints = typing.get_type_hints(record, include_extras=True)
     return {field.name: reader(hints[field.name]) for field in dataclasses.fields(record)}
 
 
 @functools.cache
 def reader(hint: Any) -> Reader:
-    """What reads a value of an annotation."""
+    """Return what reads a value of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value
     if origin is Annotated:
         read_plain, bound = reader(inner[0]), inner[1]
         if isinstance(bound, within):
-            return bound.of(inner[0], read_plain)
+            return bound.reader(inner[0], read_plain)
         return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
-        return partial(_optional, reader(next(each for each in inner if each is not type(None))))
+        return partial(_read_optional, reader(next(kind for kind in inner if kind is not type(None))))
     if origin is collections.abc.Mapping:
-        return partial(_mapping, _number if inner[0] is int else reader(inner[0]), reader(inner[1]))
+        return partial(_read_mapping, _read_number_key if inner[0] is int else reader(inner[0]), reader(inner[1]))
     if origin in (collections.abc.Sequence, tuple):
-        read_each, read_list = reader(inner[0]), _holds(lambda value: isinstance(value, list), "a list")
-        held = tuple if origin is tuple else list
-        return lambda value: held(read_each(each) for each in read_list(value))
+        read_item, read_list = reader(inner[0]), _require(lambda value: isinstance(value, list), "a list")
+        kind = tuple if origin is tuple else list
+        return lambda value: kind(read_item(item) for item in read_list(value))
     if dataclasses.is_dataclass(hint):
-        return _record(hint)  # type: ignore[arg-type]
-    return _enum(hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
+        return partial(read, hint)  # type: ignore[arg-type]
+    return partial(_read_member, hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
 
 
-@functools.cache
-def _record(record: Any) -> Reader:
-    missing = dataclasses.MISSING
-    needed = [one.name for one in dataclasses.fields(record) if one.default is missing is one.default_factory]
-    return partial(_read_record, record, needed)
-
-
-def _read_record(record: Any, needed: Sequence[str], value: Any) -> Any:
-    known = read_some(record, value)
-    for name in needed:
-        if name not in known:
-            _read_in(name, _holds(bool, "given"), None)
-    return record(**known)
-
-
-def _read_in(field: str, read: Reader, value: Any) -> Any:
-    """What `read` returns. Raises Malformed, which names the field."""
+def _read_field(field: str, read_value: Reader, value: Any) -> Any:
     try:
-        return read(value)
+        return read_value(value)
     except Malformed as error:
         error.field = f"{field}.{error.field}" if error.field else field
         raise
 
 
-def _optional(read: Reader, value: Any) -> Any:
+def _read_optional(read_value: Reader, value: Any) -> Any:
     try:
-        return None if value is None else read(value)
+        return None if value is None else read_value(value)
     except Malformed as error:
         error.needed += "" if error.field else " or null"
         raise
 
 
-def _mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
+def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
     fields = _object(value).items()
     try:
-        return {read_key(key): read_value(each) for key, each in fields}
-    except Malformed:  # once more, for the name of the key
-        return {_read_in("a key", read_key, key): _read_in(shown(key), read_value, each) for key, each in fields}
+        return {read_key(key): read_value(item) for key, item in fields}
+    except Malformed:
+        # Again, for the name of the key.
+        return {_read_field("a key", read_key, key): _read_field(shown(key), read_value, item) for key, item in fields}
 
 
-def _number(key: str) -> int:
-    """The number in a key, which JSON has as a text."""
+def _read_number_key(key: str) -> int:
     if not (key.isdecimal() and len(key) < 19):
         raise Malformed("a number", key)
     return int(key)
 
 
-def _enum(of: Any) -> Reader:
-    needed = f"one of {', '.join(each.value for each in of)}"
-
-    def read_member(value: Any) -> Any:
-        try:
-            return of(value)
-        except ValueError:
-            raise Malformed(needed, value) from None
-
-    return read_member
+def _read_member(kind: Any, value: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise Malformed(f"one of {', '.join(member.value for member in kind)}", value) from None
 
 
-_object = _holds(lambda value: isinstance(value, dict), "an object")
+_object = _require(lambda value: isinstance(value, dict), "an object")
 _PLAIN: Mapping[Any, Reader] = {  # of exactly that type: a bool is no number
-    str: _holds(lambda value: type(value) is str, "a string"),
-    int: _holds(lambda value: type(value) is int, "a whole number"),
-    float: _holds(lambda value: type(value) in (int, float), "a number"),
-    bool: _holds(lambda value: type(value) is bool, "true or false"),
+    str: _require(lambda value: type(value) is str, "a string"),
+    int: _require(lambda value: type(value) is int, "a whole number"),
+    float: _require(lambda value: type(value) in (int, float), "a number"),
+    bool: _require(lambda value: type(value) is bool, "true or false"),
 }
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+# NaN and the infinities are no JSON. The second is without a call for each number: tables read a million of them.
+_STRICT = json.JSONDecoder(parse_float=_finite, parse_constant=lambda name: None)
+_FAST = json.JSONDecoder(parse_constant=lambda name: None)
+_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
+
+
+def decode_record(data: bytes | str) -> Any:
+    """Return the value in a record of JSON. Raises ValueError where there is none, or it is longer than MAX_RECORD."""
+    if len(data) > MAX_RECORD:
+        raise ValueError(f"it is longer than {MAX_RECORD} bytes")
+    return decode_line(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+
+
+def decode_line(line: bytes) -> Any:
+    """Return the value of a line of JSON. Raises ValueError when there is none, or it nests deeper than MAX_DEPTH."""
+    # json would recurse.
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_depths(line)) > MAX_DEPTH:
+        raise ValueError("it nests too deep")
+    text = line.decode("utf-8", "replace").strip()
+    # A number may overflow that has three digits in its exponent, or very many. A regular expression would take four
+    # times as long as json.
+    digits = line.translate(_ALIKE)
+    has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
+    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _FAST).raw_decode(text)
+    if end != len(text):
+        raise ValueError("there is more than one value in it")
+    return _encodable(value) if b"\\" in line and (b"\\ud" in line or b"\\uD" in line) else value
+
+
+# A string, and one that the end of the line cuts: an alternative that always matches, so that the time is linear.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NOT_QUOTES, _NOT_BRACKETS = (bytes(set(range(256)) - set(kept)) for kept in (b'[]{}"', b"[]{}"))
+
+
+def _depths(line: bytes) -> Iterator[int]:
+    """Yield how deep the line nests after each of its brackets; 0 before the first."""
+    # After a backslash, a quote may be part of a string.
+    if b"\\" in line:
+        brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)
+    else:
+        brackets = b"".join(line.translate(None, _NOT_QUOTES).split(b'"')[::2])
+    return itertools.accumulate((_STEPS[bracket] for bracket in brackets), initial=0)
+
+
+def is_cut(line: bytes) -> bool:
+    """Return whether the line ends within a string, a list or an object that it began."""
+    *_, depth = _depths(line)
+    return depth > 0 or any(not match[1].endswith(b'"') for match in _STRING.finditer(line))
+
+
+def _encodable(value: Any) -> Any:
+    r"""Return the value with what UTF-8 cannot hold (lone surrogates) written out as `\udce9`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value

@@ -1,7 +1,8 @@
-"""What an agent in a pod reports through the Kubernetes API: lines in its log, and a termination message.
+"""What leaves a pod without storage: lines in the agent's log, its termination message, an annotation of the JobSet.
 
-Only the pods of a job with a service account hold a token, with which host 0 also writes an annotation of the JobSet
-(jaxlaunch/records/progress_annotation). Both the writer and the parser of the two formats are here. Pure.
+Both the writer and the parser of the three formats are here. Pure. Only the pods of a job with a service account hold a
+token, with which host 0 writes the annotation: how far the job was is known from it when no pod is left to ask. Whoever
+may change the JobSet may write it too, so one field that is wrong makes all of it unknown.
 
 A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
 cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind, where there is a
@@ -29,20 +30,63 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from jaxlaunch import contract
 from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Seconds, Time, Whole
+from jaxlaunch.records.checked import Cause, Seconds, Time, Whole, at_most, like, within
 from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
 STAGES = ("gather", "run", "kill", "leave")
 MAX_LISTED = 16  # hosts or ranks that a beat names
-MAX_MESSAGE = 3_900  # bytes; the kubelet cuts a termination message at 4,096
-MAX_CUT = 100  # characters; a shorter traceback is not cut
-VERSION = 1  # of the termination message
-TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
+
+# --- the bytes of a stream --------------------------------------------------------------------------------------------
+
+CONTINUED = "… "  # before each further piece of a line that is too long
+_MARK = CONTINUED.encode()
+
+
+class Lines:
+    """The lines of one stream, in pieces of at most `limit` bytes and the mark, cut between characters."""
+
+    def __init__(self, limit: int = contract.MAX_LINE) -> None:
+        self._rest = bytearray()  # of the line that has not ended
+        self._limit = limit
+        self._is_continued = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes, without newlines, and what of the next is too long to keep."""
+        *ended, self._rest = (self._rest + data).split(b"\n")
+        pieces: list[bytes] = []
+        for line in ended:
+            self._cut(line, pieces)
+            pieces.append(self._piece(line))
+            self._is_continued = False
+        self._cut(self._rest, pieces)
+        return pieces
+
+    def end(self) -> list[bytes]:
+        """Return the last line, if the stream ended without a newline."""
+        rest, self._rest = self._rest, bytearray()
+        return [self._piece(rest)] if rest else []
+
+    def _cut(self, line: bytearray, pieces: list[bytes]) -> None:
+        """Move whole pieces from the begin of a line to `pieces`."""
+        while len(line) > self._limit:
+            # No character of UTF-8 is cut in two.
+            ends = range(self._limit, max(self._limit - 4, 0), -1)
+            end = next((end for end in ends if line[end] & 0xC0 != 0x80), self._limit)
+            pieces.append(self._piece(line[:end]))
+            self._is_continued = True
+            del line[:end]
+
+    def _piece(self, text: bytearray) -> bytes:
+        return _MARK + text if self._is_continued else bytes(text)
+
+
+# --- lines for programs -----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +155,40 @@ class Judged(_Line):
 
 Line = Past | Tail | Beat | Judged
 KINDS: Mapping[str, type[Line]] = {"past": Past, "tail": Tail, "beat": Beat, "verdict": Judged}
-_KIND_OF = {of: kind for kind, of in KINDS.items()}
+_KIND_OF = {record: kind for kind, record in KINDS.items()}
+
+
+def line(record: Line) -> str:
+    """Return the log line of a record."""
+    return f"{PREFIX}{_KIND_OF[type(record)]} {_json(checked.fields_of(record))}"
+
+
+def parse(text: str) -> Line | None:
+    """Return the record in a log line; None for any other line, one that is truncated or has a wrong field included."""
+    if not text.startswith(PREFIX):
+        return None
+    kind, _, value = text[len(PREFIX) :].partition(" ")
+    try:
+        return checked.read(KINDS[kind], checked.decode_record(value)) if kind in KINDS else None
+    except ValueError:
+        return None
+
+
+def is_for_programs(text: str) -> bool:
+    """Return whether a log line is one of ours, whole or truncated, that people need not see."""
+    return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+# --- the termination message ------------------------------------------------------------------------------------------
+
+MAX_MESSAGE = 3_900  # bytes; the kubelet cuts a termination message at 4,096
+MAX_CUT = 100  # characters; a shorter traceback is not cut
+VERSION = 1  # of the termination message
+TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,49 +201,103 @@ class Termination:
     attempt: Whole = 0
 
 
-def line(record: Line) -> str:
-    """The log line of a record."""
-    return f"{PREFIX}{_KIND_OF[type(record)]} {_json(checked.fields_of(record))}"
-
-
-def parse(text: str) -> Line | None:
-    """The record in a log line; None for any other line, one that is truncated or has a wrong field included."""
-    if not text.startswith(PREFIX):
-        return None
-    kind, _, value = text[len(PREFIX) :].partition(" ")
-    try:
-        return checked.read(KINDS[kind], checked.decoded(value)) if kind in KINDS else None
-    except ValueError:
-        return None
-
-
-def is_for_programs(text: str) -> bool:
-    """Whether a log line is one of ours, whole or truncated, that people need not see."""
-    return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
-
-
 def termination_message(end: Termination) -> str:
-    """The text of a termination message, as JSON: its longest texts are cut to MAX_MESSAGE bytes."""
+    """Return the text of a termination message, as JSON: its longest texts are cut to MAX_MESSAGE bytes."""
     while True:
         text = _json({"jaxlaunch": VERSION, **checked.to_json(end)})
-        if len(text) <= MAX_MESSAGE:  # JSON in ASCII: characters are bytes
+        # JSON in ASCII: characters are bytes.
+        if len(text) <= MAX_MESSAGE:
             return text
         trace, message = end.verdict.traceback or "", end.verdict.message
         if len(trace) > MAX_CUT:
-            cut = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])  # the exception is at its end
+            # The exception is at its end.
+            verdict = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])
         else:
-            cut = end.verdict.cut(len(message) * 3 // 4)
-        end = dataclasses.replace(end, verdict=cut)
+            verdict = end.verdict.cut(len(message) * 3 // 4)
+        end = dataclasses.replace(end, verdict=verdict)
 
 
 def parse_termination_message(message: str | None) -> Termination | None:
-    """What an agent's termination message says; None for the end of a log, or another program's message."""
+    """Return an agent's termination message; None for the end of a log, or another program's message."""
     try:
-        fields = checked.decoded(message or "")
+        fields = checked.decode_record(message or "")
         return checked.read(Termination, fields) if fields["jaxlaunch"] == VERSION else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), default=str)
+# --- the annotation ---------------------------------------------------------------------------------------------------
+
+MAX_BYTES = 2_000
+WHEN = {  # what the job did when this was true
+    "stopped": "when it was stopped",
+    "queued": "when its queue suspended it",
+    "ended": "when it ended",
+    "left": "when its pods ended",
+    "running": "while it ran",
+    "volume": "by the files on its volume",
+}
+_MAX_VERDICT_CHARS = 600
+_MAX_FACT_CHARS = 60  # of each text among its facts
+_MAX_CAUSES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """How far a job was at a time, in Unix time. None: not known."""
+
+    uid: str  # of its JobSet
+    at: Time
+    when: Annotated[str, like("|".join(WHEN))]
+    attempt: Whole
+    generation: Whole
+    step: Whole | None = None  # complete on every rank
+    committed: Whole | None = None  # the newest step whose checkpoint is complete on storage
+    goodput: Annotated[float, within(0, 1)] | None = None  # the share of all seconds that went into steps that count
+    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None  # restarts by cause
+    verdict: Verdict | None = None  # on the newest attempt that ended, without its traceback
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the verdict is the one that ended the last pods, rather than one on an attempt before."""
+        return self.when in ("stopped", "ended", "left", "volume")
+
+    def to_json(self) -> str:
+        """Return the value of the annotation; the message of the verdict is cut to what fits."""
+        fields = checked.fields_of(self) | {"at": round(self.at, 1)}
+        fields |= {} if self.goodput is None else {"goodput": round(self.goodput, 4)}
+        verdict = None if self.verdict is None else shortened(self.verdict)
+        while True:
+            fields |= {} if verdict is None else {"verdict": checked.fields_of(verdict)}
+            text = _json(fields)
+            if len(text) <= MAX_BYTES or verdict is None or not verdict.message:
+                return text
+            verdict = verdict.cut(len(verdict.message) * 3 // 4)
+
+    @classmethod
+    def from_json(cls, text: str, uid: str) -> Recorded | None:
+        """Return what `to_json` wrote of the JobSet with that uid; None for anything else."""
+        try:
+            return cls.read(checked.decode_record(text), uid) if len(text) <= MAX_BYTES else None
+        except ValueError:
+            return None
+
+    @classmethod
+    def read(cls, fields: Any, uid: str) -> Recorded:
+        """Return the record with these fields. Raises ValueError unless each is what it should be, of this JobSet."""
+        recorded = checked.read(cls, fields)
+        if recorded.uid != uid:
+            raise ValueError("it is not of this JobSet")
+        return (
+            recorded if recorded.verdict is None else dataclasses.replace(recorded, verdict=shortened(recorded.verdict))
+        )
+
+
+def shortened(verdict: Verdict) -> Verdict:
+    """Return the verdict without its traceback, its message cut, on one line and without control characters."""
+
+    def printable(text: str) -> str:
+        return "".join(letter if letter.isprintable() else " " for letter in text)
+
+    cut = dataclasses.replace(verdict, traceback=None).cut(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)
+    return dataclasses.replace(cut, message=printable(cut.message), failure=cut.failure.with_texts(printable))

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-FILE = "ranks.json"
 PERIOD_S = 2.0
 MOST_COLUMNS, MOST_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"

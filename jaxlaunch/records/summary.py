@@ -1,8 +1,8 @@
-"""summary.json: the state of a run while it goes on, and how it ended. Pure; jaxlaunch/runs/starts
-alone writes it.
+"""Records of the run folder: summary.json, the state of a run and how it ended, and lines of attempts.jsonl. Pure.
 
-Host 0's agent writes it, host 1's when host 0 is lost, and `launcher run` at the end. It begins as the start record of
-an attempt: one whose end is not in attempts.jsonl died with its agent (jaxlaunch/runs/unfinished).
+jaxlaunch/runs/run_folder alone writes them: in host 0's agent, in host 1's when host 0 is lost, and in `launcher run`
+at the end. A summary begins as the start record of an attempt: one whose end is not in attempts.jsonl died with its
+agent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,42 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Seconds, Time, Whole
+from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
+from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
 
 _NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}  # of a summary, and of its `of`
+_NOT_AFTER_END = {"seconds", "unsafe_s", "judged", "restart"}  # of an `of`: the attempt's own record has them then
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """An attempt that ended: a line of attempts.jsonl. What it restored is not among what it committed."""
+
+    uid: str
+    generation: Whole
+    attempt: Whole
+    cause: Cause
+    rank: Whole | None
+    first_committed: Whole | None  # in this attempt
+    last_committed: Whole | None
+    seconds: Mapping[str, Seconds]  # by contract.CLOCK, this attempt only
+    verdict: Verdict
+    started: Time
+    ended: Time
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
+    members: Wire | None = None  # which hosts held its ranks; None: each its own, or not known
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        fields: dict[str, Any] = checked.to_json(self)
+        return fields
+
+
+def furthest(*steps: int | None) -> int | None:
+    """Return the highest of the steps that are known."""
+    return max((step for step in steps if step is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +69,6 @@ class Of:
     judged: Verdict | None = None  # on it, until its end is on record
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
     made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)  # versions by name, and the code's digest
-
-    def to_json(self, has_ended: bool) -> dict[str, Any]:
-        """The fields, without those that only an attempt's record needs once it has one."""
-        fields = checked.to_json(self)
-        return {
-            name: fields[name]
-            for name in fields
-            if not (has_ended and name in ("seconds", "unsafe_s", "judged", "restart"))
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +99,12 @@ class Start:
         return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
 
     def after(self, summary: Summary) -> Start:
-        """The row when the start has got as far as `summary` says."""
+        """Return the row when the start has got as far as `summary` says."""
         code = None if summary.verdict is None else summary.verdict.code
         first = None if summary.of is None else summary.of.first_step
         has_stepped = first is not None and summary.step is not None and summary.step >= first
-        is_known = has_stepped or self.first_step is None  # else it is restoring what it trained before
+        # Otherwise it is restoring what it trained before.
+        is_known = has_stepped or self.first_step is None
         return dataclasses.replace(
             self,
             ended=time.time() if code is not None else None,
@@ -114,8 +137,11 @@ class Summary:
         return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of the file, in its order."""
+        """Return the keys of the file, in its order."""
         seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
+        of = None if self.of is None else checked.to_json(self.of)
+        if of is not None and self.verdict is not None:
+            of = {name: value for name, value in of.items() if name not in _NOT_AFTER_END}
         return {
             "status": self.status,
             "step": self.step,
@@ -124,33 +150,37 @@ class Summary:
             "metrics": self.metrics,
             "goodput": {"ratio": ratio(self.seconds), "seconds": seconds},
             "restarts": dict(self.restarts),
-            "restart_seconds": [dataclasses.asdict(one) for one in self.restart_seconds],
+            "restart_seconds": [dataclasses.asdict(row) for row in self.restart_seconds],
             "notes": list(self.notes),
             **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
             **({"nccl": self.nccl} if self.nccl else {}),
-            "of": self.of.to_json(has_ended=self.verdict is not None) if self.of else None,
-            **({"starts": [dataclasses.asdict(one) for one in self.starts]} if self.starts else {}),
+            "of": of,
+            **({"starts": [dataclasses.asdict(row) for row in self.starts]} if self.starts else {}),
         }
 
     @classmethod
     def row_from_json(cls, fields: Any) -> Summary:
-        """What a table of runs shows of it: the first and the last start, the last restart, and neither metrics, notes
-        nor stacks; the others are not checked either. Raises Malformed where a field is wrong."""
+        """Return what a table of runs shows: the first and the last start, the last restart, and no long texts.
+
+        Metrics, notes and stacks are not checked either.
+
+        Raises:
+            Malformed: A field is wrong.
+        """
         if not isinstance(fields, dict):
             return cls.from_json(fields)
-        shown = {name: value for name, value in fields.items() if name not in _NOT_IN_ROW}
-        starts, restarts, of = (shown.get(name) for name in ("starts", "restart_seconds", "of"))
-        if isinstance(starts, list):
-            shown["starts"] = [*starts[:1], *starts[1:][-1:]]
-        if isinstance(restarts, list):
-            shown["restart_seconds"] = restarts[-1:]
-        if isinstance(of, dict):
-            shown["of"] = {name: value for name, value in of.items() if name not in _NOT_IN_ROW}
-        return cls.from_json(shown)
+        row = {name: value for name, value in fields.items() if name not in _NOT_IN_ROW}
+        if isinstance(starts := row.get("starts"), list):
+            row["starts"] = [*starts[:1], *starts[1:][-1:]]
+        if isinstance(restarts := row.get("restart_seconds"), list):
+            row["restart_seconds"] = restarts[-1:]
+        if isinstance(of := row.get("of"), dict):
+            row["of"] = {name: value for name, value in of.items() if name not in _NOT_IN_ROW}
+        return cls.from_json(row)
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
-        """What `to_json` gave. Raises Malformed where a field is wrong."""
+        """Return what `to_json` gave. Raises Malformed where a field is wrong."""
         goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
         return checked.read(cls, {**fields, "seconds": goodput.seconds})
 
@@ -161,6 +191,6 @@ class _Goodput:
 
 
 def ratio(seconds: Mapping[str, float]) -> float | None:
-    """The goodput ratio: the share of all seconds in steps that count; None before the first step."""
+    """Return the goodput ratio: the share of all seconds in steps that count; None before the first step."""
     total, steps = sum(seconds.values()), seconds.get("step", 0.0)
     return steps / total if total > 0 and steps > 0 else None

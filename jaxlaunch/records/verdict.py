@@ -1,14 +1,269 @@
-"""A verdict: how an attempt or a run ended, and where the cause was. launcher/agent/gang/verdict decides it. Pure."""
+"""The verdict on an attempt or a run: how it ended, as typed facts and as the sentence for people. Pure.
+
+`launcher/agent/gang/root_cause` decides it. KINDS has a row for each kind of end. CATALOG has all words of a verdict:
+no decision may depend on them, and a test replaces them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import enum
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from jaxlaunch import contract
-from jaxlaunch.records import checked, messages
-from jaxlaunch.records.checked import Cause, ExitCode, Whole
-from jaxlaunch.records.failure import Failure, FailureKind
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Sparse, Whole, at_most
+
+MAX_NUMBERS = 20  # of a Numbers that are listed
+_T = TypeVar("_T")
+
+
+class FailureKind(str, enum.Enum):
+    """The kind of an end."""
+
+    OTHER = "other"  # only `detail` says what, or a newer version of jaxlaunch knows this kind
+    DONE = "done"
+    # A process.
+    EXCEPTION = "exception"  # the program raised `exception`
+    TRAINER_ERROR = "trainer_error"  # the trainer ended with the sentence in `exception`
+    EXIT_CODE = "exit_code"
+    SIGNAL = "signal"
+    OOM_KILLED = "oom_killed"
+    NOT_STARTED = "not_started"  # the command could not be started
+    NO_TRAINER = "no_trainer"  # exit code 0 before the trainer began
+    ENDED_EARLY = "ended_early"  # exit code 0 before the last step
+    LEFT_EARLY = "left_early"  # the program ended while other ranks were still running
+    HANG = "hang"
+    HEARTBEATS_MISSED = "heartbeats_missed"  # by JAX's coordination service
+    MIXED_VERSIONS = "mixed_versions"  # of JAX, in one gang
+    # A host or its agent.
+    HOST_LOST = "host_lost"
+    NOT_JOINED = "not_joined"  # host 0 waited in vain for `rendezvous.hosts`
+    CANNOT_JOIN = "cannot_join"  # a host cannot reach host 0, or is not admitted
+    REFUSED = "refused"  # host 0 does not admit a host, or a host cannot begin
+    AGENT_ENDED = "agent_ended"  # host 0's agent left with `exit_code` or `signal`, and wrote nothing
+    AGENTS_KILLED = "agents_killed"  # so did every other agent
+    UNRECORDED = "unrecorded"  # the agents left with the gang's `exit_code`, and could not write more
+    RUN_KILLED = "run_killed"  # launcher and agents were killed together
+    # A run.
+    STOPPED = "stopped"  # for `stop.reason`
+    REPEATED = "repeated"  # `cause` came twice alike, before any progress
+    NO_PROGRESS = "no_progress"  # in `count` sets of pods; `cause` was the first error
+    PREEMPTED_TOO_OFTEN = "preempted_too_often"  # `count` times in a row, of `limit`; `cause` was the last
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailureKind | None:
+        return cls.OTHER if isinstance(value, str) else None
+
+
+class StopReason(str, enum.Enum):
+    """Why an attempt was stopped."""
+
+    OUTSIDE = "outside"  # a signal: a preemption, a drained node, `launcher stop`
+    USER = "user"  # of a run on this machine, which says no more
+    GROWTH = "growth"  # it goes on with more hosts
+    DEADLINE = "deadline"
+    DISK_EXCEEDED = "disk_exceeded"  # the pod of a host has more on its node's disk than it may
+
+
+class StopOutcome(str, enum.Enum):
+    """What a stop left."""
+
+    SAVED = "saved"
+    NOT_SAVED = "not_saved"
+    NOT_REPORTED = "not_reported"
+    NOT_JOINED = "not_joined"  # it came before every host had joined
+    BETWEEN_ATTEMPTS = "between_attempts"  # the attempt had already ended, for `cause`
+    NO_RANK = "no_rank"  # the host was a spare
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers(Sparse):
+    """Hosts or ranks: the first MAX_NUMBERS, since all agents receive a verdict, and a gang may have 80,000 ranks."""
+
+    first: tuple[Whole, ...] = ()
+    count: Whole = 0
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Numbers:
+        """Return the record of these numbers."""
+        return cls(tuple(numbers[:MAX_NUMBERS]), len(numbers))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExceptionFacts(Sparse):
+    """An exception of a program, in the program's own words."""
+
+    type: str = ""
+    message: str = ""  # its first line; of the trainer's own errors all of it, in one line
+    errno: Whole | None = None  # of the operating system, as "[Errno 28]" in its message
+    may_pass: bool = False  # a connection's or a peer's: the next attempt may not see it
+    is_storage_full: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LostHost(Sparse):
+    """A host whose agent no longer answers."""
+
+    host: Whole
+    reason: str = ""  # how the connection ended; "": its agent was killed before it could write anything
+    first_rank: Whole | None = None
+    last_rank: Whole | None = None
+    agent_signal: Whole | None = None  # that ended its agent, which only the launcher on its machine sees
+
+
+@dataclasses.dataclass(frozen=True)
+class RendezvousFacts(Sparse):
+    """A wait for hosts."""
+
+    hosts: Numbers = Numbers()
+    waited_s: Seconds | None = None  # None: without end
+    timeout: str = ""  # the key of job.yaml
+    refused: Annotated[tuple[str, ...], at_most(50)] = ()
+    address: str = ""  # of host 0
+
+
+@dataclasses.dataclass(frozen=True)
+class HangFacts(Sparse):
+    """A timeout that passed, and what was seen of the ranks then. Without `phase`: peers of the rank gave up first."""
+
+    phase: str = ""
+    limit_s: Seconds = 0.0
+    elapsed_s: Seconds = 0.0
+    first_rank: Whole = 0  # whose timeout passed first
+    stacks: str = ""  # where the ranks are, by their stacks
+    waiting: Numbers = Numbers()
+    late: Numbers = Numbers()  # for which the others wait
+    nccl: str = ""  # what NCCL's RAS said
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskExcess(Sparse):
+    """Ephemeral storage that a host uses beyond a limit."""
+
+    host: Whole
+    used_bytes: Whole
+    limit_bytes: Whole
+    folder: Annotated[str, at_most(4_000)] = ""  # of a volume with a limit of its own; "": of the whole pod
+
+
+@dataclasses.dataclass(frozen=True)
+class StopFacts(Sparse):
+    """Why an attempt was stopped, and what is left of it."""
+
+    reason: StopReason
+    outcome: StopOutcome | None = None
+    deadline_s: Seconds | None = None
+    excess: DiskExcess | None = None
+    hosts: Whole | None = None  # with which it goes on, after GROWTH
+    hosts_before: Whole | None = None
+    saved_step: Whole | None = None  # by the stop itself
+    committed_step: Whole | None = None  # the newest on storage, of a stop that saved nothing
+    deleted_step: Whole | None = None  # was on storage, and somebody deleted it
+    late: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)  # ranks that held the stop up, by phase
+    was_killed: bool = False  # a second signal ended it
+
+    @property
+    def code(self) -> int:
+        """Return the exit code of what is stopped for this reason."""
+        codes = {StopReason.DEADLINE: contract.DEADLINE, StopReason.DISK_EXCEEDED: contract.STORAGE}
+        return codes.get(self.reason, contract.PREEMPTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure(Sparse):
+    """How an attempt or a run ended, as facts. A field is set where it applies."""
+
+    kind: FailureKind
+    rank: Whole | None = None
+    phase: str = ""  # in which the rank was; "": in a step, or not known
+    step: Whole | None = None  # at which the rank was, once it had reported one in this attempt
+    exception: ExceptionFacts | None = None
+    exit_code: Whole | None = None
+    signal: Whole | None = None
+    detail: str = ""  # words of the operating system, of the program, or of another agent
+    lost_hosts: tuple[LostHost, ...] = ()
+    rendezvous: RendezvousFacts | None = None
+    hang: HangFacts | None = None
+    stop: StopFacts | None = None
+    versions: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of JAX, by rank
+    count: Whole | None = None
+    limit: Whole | None = None
+    cause: Failure | None = None
+
+    @property
+    def code(self) -> int | None:
+        """Return the exit code that the kind of the failure has; None where that of the process counts."""
+        if self.signal is not None and self.kind in (FailureKind.SIGNAL, FailureKind.OOM_KILLED):
+            return 128 + self.signal
+        return KINDS[self.kind].code if self.stop is None else self.stop.code
+
+    @property
+    def is_storage_full(self) -> bool:
+        """Whether storage failed for want of space, or a pod took too much."""
+        return (
+            (self.exception is not None and self.exception.is_storage_full)
+            or (self.stop is not None and self.stop.reason is StopReason.DISK_EXCEEDED)
+            or (self.cause is not None and self.cause.is_storage_full)
+        )
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the next attempt may not see it: all but a program's own exception or exit code."""
+        if self.kind is FailureKind.EXCEPTION and self.exception is not None:
+            return self.exception.may_pass
+        return KINDS[self.kind].may_pass
+
+    @property
+    def errno(self) -> int | None:
+        """Return the number of the operating system's error, of this failure or of what caused it."""
+        own = None if self.exception is None else self.exception.errno
+        return own if own is not None or self.cause is None else self.cause.errno
+
+    @property
+    def lost_host_numbers(self) -> set[int]:
+        """Return the hosts that were lost, by this failure or by what caused it."""
+        own = {lost.host for lost in self.lost_hosts}
+        return own if self.cause is None else own | self.cause.lost_host_numbers
+
+    def with_lost_hosts(self, change: Callable[[LostHost], LostHost]) -> Failure:
+        """Return the failure with `change` made to each lost host, also in what caused it."""
+        cause = None if self.cause is None else self.cause.with_lost_hosts(change)
+        return dataclasses.replace(self, lost_hosts=tuple(map(change, self.lost_hosts)), cause=cause)
+
+    def with_stop(self, **changes: Any) -> Failure:
+        """Return the failure with these changes to the facts of its stop."""
+        return self if self.stop is None else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
+
+    def without_refusals(self) -> Failure:
+        """Return the failure without the lines on refused hosts, also in what caused it."""
+        cause = None if self.cause is None else self.cause.without_refusals()
+        wait = None if self.rendezvous is None else dataclasses.replace(self.rendezvous, refused=())
+        return dataclasses.replace(self, rendezvous=wait, cause=cause)
+
+    def with_texts(self, change: Callable[[str], str]) -> Failure:
+        """Return the failure with `change` made to each of its texts, also in what caused it."""
+        return _with_texts(self, change)
+
+
+def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
+    changed: Any = value
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        changed = change(value)
+    elif isinstance(value, tuple):
+        changed = tuple(_with_texts(item, change) for item in value)
+    elif isinstance(value, Mapping):
+        changed = {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _with_texts(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+        changed = type(value)(**fields)
+    result: _T = changed
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +301,7 @@ class Verdict:
 
     def with_failure(self, failure: Failure) -> Verdict:
         """Return the verdict with other facts, and the sentence for them."""
-        return dataclasses.replace(self, failure=failure, message=messages.render(failure))
+        return dataclasses.replace(self, failure=failure, message=render(failure))
 
     def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
         """Return the verdict with its message cut to `chars` characters and each text of its facts to `fact_chars`."""
@@ -56,6 +311,12 @@ class Verdict:
             # There may be 50 refusals, which the message has too: their sum is what would leave no space for it.
             failure = self.failure.without_refusals().with_texts(lambda text: text[:limit])
         return dataclasses.replace(self, message=self.message[:chars], failure=failure)
+
+
+def verdict_for(failure: Failure, **fields: Any) -> Verdict:
+    """Return the verdict for a failure whose kind has an exit code, with the other fields of `verdict_for_code`."""
+    assert failure.code is not None, failure
+    return verdict_for_code(failure.code, failure, **fields)
 
 
 def verdict_for_code(
@@ -74,5 +335,312 @@ def verdict_for_code(
     if isinstance(reason, str):
         message, failure = reason, Failure(FailureKind.OTHER)
     else:
-        message, failure = messages.render(reason), reason
+        message, failure = render(reason), reason
     return Verdict(contract.outcome(code).cause, code, message, rank, host, step, traceback, failure)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+CATALOG: dict[str, str] = {
+    # Parts of sentences.
+    "host": "host",
+    "rank": "rank",
+    "one": "{noun} {number}",
+    "several": "{noun}s {numbers}",
+    "several_cut": "{noun}s {numbers} and {more} more",
+    "in_phase": "in {phase}",
+    "at_step": "at step {step}",
+    "signal": "signal {number}",
+    "kill_hint": " (by the kernel because memory ran out, or by a person)",
+    "exception": "{type}: {message}",
+    "mebibytes": "{count:,.0f} MiB",
+    # A process.
+    "done_one": "the process finished",
+    "done_all": "every process finished",
+    "raised": "rank {rank} raised{place}: {exception}",
+    "trainer_error": "rank {rank} ended{place}: {exception}",
+    "exit_code": "rank {rank}'s program ended with exit code {code}{place}",
+    "killed": "rank {rank} was killed by {signal}{place}{hint}",
+    "oom_killed": "rank {rank} was OOMKilled{place}: its container reached its memory limit",
+    "not_started": "rank {rank} could not be started: {detail}",
+    "not_started_code": "rank {rank} could not be started: exit code {code}",
+    "no_trainer": "rank {rank}'s program ended with exit code 0 before the trainer began",
+    "ended_early": "rank {rank}'s program ended{place}, before its last step",
+    "left_early": "rank {rank}'s program ended while other ranks were still running",
+    "heartbeats": "rank {rank} stopped sending heartbeats to JAX, which then aborted its peers",
+    "versions": "rank {rank} imported jax {version}, rank {first_rank} imported {first_version}",
+    # A hang.
+    "timeout": "the {phase} timeout of {limit_s:.0f} s passed first on rank {rank}, after {elapsed_s:.0f} s",
+    "hang": "rank {rank} makes no progress{place} ({timeout}): {stacks}",
+    "hang_wait_one": "; {waiting} waits for {late}",
+    "hang_wait": "; {waiting} wait for {late}",
+    "hang_nccl": "; NCCL: {faults}",
+    "stands_still": "rank {rank} makes no progress{place}: its process stands still, and its peers gave up: {cause}",
+    # A host.
+    "host_with_rank": "host {host} (rank {first})",
+    "host_with_ranks": "host {host} (ranks {first} to {last})",
+    "host_alone": "host {host}",
+    "lost": "{host} was lost: {reason}{agent}",
+    "lost_unseen": "its agent was killed before it could write how the attempt ended",
+    "lost_agent": " (its agent was killed by {signal}{hint})",
+    "not_joined": "rendezvous: {hosts} did not join within {waited_s:.0f} s ({timeout})",
+    "not_joined_refused": "; refused: {refused}",
+    "cannot_join": "rendezvous: cannot join host 0 at {address}: {detail}",
+    "no_other_leader": "; no other host 0 within {waited_s:.0f} s ({timeout})",
+    "agent_killed": "host 0's agent was killed by {signal}{hint}",
+    "agent_exited": "host 0's agent ended with exit code {code}",
+    "agents_killed": "every agent was killed: host 0's was killed by {signal}{hint}",
+    "unrecorded": "{meaning}; the agents could not write more about it into the run folder",
+    "run_killed": (
+        "launcher and agents were killed together, or the machine was restarted, before they could write how it ended"
+    ),
+    # A stop.
+    "stop_outside": "stopped from outside",
+    "stop_user": "stopped by you",
+    "stop_growth": "stopped to continue with {hosts} hosts instead of {hosts_before}",
+    "stop_deadline": "the job's deadline of {limit_s:g} s passed",
+    "stop_disk": (
+        "host {host} uses {used} of ephemeral storage, over its limit of {limit} (resources.ephemeral), "
+        "for which its pod is evicted"
+    ),
+    "stop_volume": (
+        "host {host} has {used} in {folder}, over that volume's limit of {limit} of ephemeral storage "
+        "(volumes: ephemeral), for which its pod is evicted"
+    ),
+    "stop_not_joined": "{reason} before every host had joined",
+    "stop_no_rank": "{reason}: it held no rank",
+    "stop_after": "{reason}, after: {cause}",
+    "stop_saved": "{reason}: saved at step {step}",
+    "stop_late": "; {late} did not end",
+    "stop_not_reported": "{reason}: the program did not report whether it saved",
+    "stop_note": "{reason}: {note}",
+    "stop_not_saved": "{reason}: not saved",
+    "stop_not_saved_cause": "{reason}: not saved: {cause}",
+    "stop_not_saved_killed": ", killed",
+    "late_in_phase": "{ranks} in {phase}",
+    "its_program": "its program",
+    "nothing_saved": "; nothing is saved",
+    "is_saved": "; step {step} is saved",
+    "was_deleted": "; step {step} was saved, and somebody deleted it",
+    "was_deleted_by_other": "; step {step} was, and somebody deleted it",
+    # A run.
+    "repeated": "{cause}; so did the attempt before, and neither made progress",
+    "repeated_output": "{cause} ({detail}); so did the attempt before, and neither made progress",
+    "no_progress": "no newly committed step in {count} sets of pods; the first error was: {cause}",
+    "preempted": "no newly committed step in {count} preemptions in a row, of {limit} (restarts.preempted): {cause}",
+    "preempted_unseen": (
+        "no newly committed step in at least {count} preemptions in a row, of {limit} (restarts.preempted): "
+        "the job keeps no checkpoints"
+    ),
+}
+
+
+def phrase(name: str, **values: Any) -> str:
+    """Return a text of the catalog with these values."""
+    return CATALOG[name].format(**values)
+
+
+def render(failure: Failure) -> str:
+    """Return the sentence that tells a person how an attempt or a run ended."""
+    sentence = KINDS[failure.kind].sentence
+    text = _fill(sentence, failure) if isinstance(sentence, str) else sentence(failure)
+    rendezvous = failure.rendezvous
+    if rendezvous is not None and failure.kind not in (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN):
+        waited_s = float("inf") if rendezvous.waited_s is None else rendezvous.waited_s
+        text += phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
+    return text
+
+
+def _fill(name: str, failure: Failure, **values: Any) -> str:
+    """Return a text of the catalog with the facts of a failure, and with `values`."""
+    in_phase = f" {phrase('in_phase', phase=failure.phase)}" if failure.phase else ""
+    at_step = "" if failure.step is None else f" {phrase('at_step', step=failure.step)}"
+    return phrase(
+        name,
+        rank=failure.rank,
+        place=in_phase + at_step,
+        code=failure.exit_code,
+        **_signal(failure.signal),
+        detail=failure.detail,
+        count=failure.count,
+        limit=failure.limit,
+        address="" if failure.rendezvous is None else failure.rendezvous.address,
+        meaning=contract.outcome(failure.exit_code or 0).meaning,
+        cause="" if failure.cause is None else render(failure.cause),
+        **values,
+    )
+
+
+def names(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
+    """Return "host 3" or "hosts 2, 5"; after 20 the list is cut."""
+    sample = numbers if isinstance(numbers, Numbers) else Numbers.of(numbers)
+    word = CATALOG[noun]
+    if sample.count == 1:
+        return phrase("one", noun=word, number=sample.first[0])
+    listed, more = ", ".join(map(str, sample.first)), sample.count - len(sample.first)
+    return phrase("several_cut" if more else "several", noun=word, numbers=listed, more=more)
+
+
+def render_timeout(hang: HangFacts) -> str:
+    """Return the phrase for the timeout that passed."""
+    return phrase("timeout", phase=hang.phase, limit_s=hang.limit_s, rank=hang.first_rank, elapsed_s=hang.elapsed_s)
+
+
+def render_excess(excess: DiskExcess) -> str:
+    """Return the sentence for a limit of ephemeral storage that is exceeded."""
+    used, limit = (phrase("mebibytes", count=size / 2**20) for size in (excess.used_bytes, excess.limit_bytes))
+    name = "stop_volume" if excess.folder else "stop_disk"
+    return phrase(name, host=excess.host, used=used, limit=limit, folder=excess.folder)
+
+
+def render_stop_reason(stop: StopFacts) -> str:
+    """Return the phrase for the reason of a stop."""
+    if stop.reason is StopReason.DEADLINE:
+        return phrase("stop_deadline", limit_s=stop.deadline_s or 0.0)
+    if stop.reason is StopReason.DISK_EXCEEDED and stop.excess is not None:
+        return render_excess(stop.excess)
+    if stop.reason is StopReason.GROWTH:
+        return phrase("stop_growth", hosts=stop.hosts, hosts_before=stop.hosts_before)
+    return phrase("stop_user" if stop.reason is StopReason.USER else "stop_outside")
+
+
+def _signal(number: int | None) -> dict[str, str]:
+    """Return the name of a signal and the hint behind it, as values of a template."""
+    try:
+        name = signal.Signals(number or 0).name
+    except ValueError:
+        name = phrase("signal", number=number)
+    return {"signal": name, "hint": CATALOG["kill_hint"] if number == signal.SIGKILL else ""}
+
+
+def _exception(failure: Failure) -> str:
+    facts = failure.exception or ExceptionFacts()
+    if failure.kind is FailureKind.TRAINER_ERROR:
+        return _fill("trainer_error", failure, exception=facts.message or facts.type)
+    text = phrase("exception", type=facts.type, message=facts.message) if facts.message else facts.type
+    return _fill("raised", failure, exception=text)
+
+
+def _versions(failure: Failure) -> str:
+    (first_rank, first_version), (rank, version) = sorted(failure.versions.items())[:2]
+    return phrase("versions", rank=rank, version=version, first_rank=first_rank, first_version=first_version)
+
+
+def _hang(failure: Failure) -> str:
+    hang = failure.hang or HangFacts()
+    if not hang.phase:
+        return _fill("stands_still", failure)
+    text = _fill("hang", failure, timeout=render_timeout(hang), stacks=hang.stacks)
+    if hang.waiting.count:
+        name = "hang_wait_one" if hang.waiting.count == 1 else "hang_wait"
+        text += phrase(name, waiting=names(hang.waiting, "rank"), late=names(hang.late, "rank"))
+    return text + (phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
+
+
+def _lost_host(lost: LostHost) -> str:
+    if lost.first_rank is None:
+        host = phrase("host_alone", host=lost.host)
+    else:
+        name = "host_with_rank" if lost.first_rank == lost.last_rank else "host_with_ranks"
+        host = phrase(name, host=lost.host, first=lost.first_rank, last=lost.last_rank)
+    agent = "" if lost.agent_signal is None else phrase("lost_agent", **_signal(lost.agent_signal))
+    return phrase("lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent)
+
+
+def _not_joined(failure: Failure) -> str:
+    wait = failure.rendezvous or RendezvousFacts()
+    text = phrase("not_joined", hosts=names(wait.hosts), waited_s=wait.waited_s or 0.0, timeout=wait.timeout)
+    return text + (phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else "")
+
+
+def _stopped(failure: Failure) -> str:
+    stop = failure.stop or StopFacts(StopReason.OUTSIDE)
+    reason = render_stop_reason(stop)
+    late = ", ".join(
+        phrase("late_in_phase", ranks=names(ranks, "rank"), phase=phase or CATALOG["its_program"])
+        for phase, ranks in stop.late.items()
+    )
+    committed = "" if stop.committed_step is None else phrase("is_saved", step=stop.committed_step)
+    if stop.outcome is StopOutcome.NOT_JOINED:
+        return phrase("stop_not_joined", reason=reason)
+    if stop.outcome is StopOutcome.NO_RANK:
+        return phrase("stop_no_rank", reason=reason)
+    if stop.outcome is StopOutcome.BETWEEN_ATTEMPTS:
+        return _fill("stop_after", failure, reason=reason)
+    if stop.outcome is StopOutcome.SAVED:
+        lost = "".join(f"; {_lost_host(lost)}" for lost in failure.lost_hosts)
+        text = phrase("stop_saved", reason=reason, step=stop.saved_step) + lost
+        return text + (phrase("stop_late", late=late) if late else "")
+    if stop.outcome is None:
+        text = reason + (committed or CATALOG["nothing_saved"])
+        deleted = "" if stop.deleted_step is None else phrase("was_deleted_by_other", step=stop.deleted_step)
+        return text + deleted
+    if stop.outcome is StopOutcome.NOT_REPORTED:
+        text = phrase("stop_not_reported", reason=reason)
+    elif failure.cause is not None:
+        text = _fill("stop_not_saved_cause", failure, reason=reason)
+    elif failure.detail:
+        text = phrase("stop_note", reason=reason, note=failure.detail)
+    elif late:
+        text = phrase("stop_not_saved_cause", reason=reason, cause=late)
+    else:
+        text = phrase("stop_not_saved", reason=reason)
+    killed = CATALOG["stop_not_saved_killed"] if stop.was_killed else ""
+    deleted = "" if stop.deleted_step is None else phrase("was_deleted", step=stop.deleted_step)
+    return text + killed + committed + deleted
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+class KindRow(NamedTuple):
+    """What is known of a kind of end.
+
+    Attributes:
+        sentence: Its text in CATALOG, or what renders it.
+        code: The exit code that follows. None: that of the process, or of `stop.reason`.
+        may_pass: Whether the next attempt may not see it. The facts of an exception say so themselves.
+    """
+
+    sentence: str | Callable[[Failure], str]
+    code: int | None = None
+    may_pass: bool = True
+
+
+KINDS: Mapping[FailureKind, KindRow] = {
+    FailureKind.OTHER: KindRow(lambda failure: failure.detail),
+    FailureKind.DONE: KindRow(lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"], contract.DONE),
+    FailureKind.EXCEPTION: KindRow(_exception, may_pass=False),
+    FailureKind.TRAINER_ERROR: KindRow(_exception),
+    FailureKind.EXIT_CODE: KindRow("exit_code", may_pass=False),
+    FailureKind.SIGNAL: KindRow("killed"),
+    FailureKind.OOM_KILLED: KindRow("oom_killed"),
+    FailureKind.NOT_STARTED: KindRow(
+        lambda failure: _fill("not_started" if failure.detail else "not_started_code", failure), contract.STARTUP
+    ),
+    FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
+    FailureKind.ENDED_EARLY: KindRow("ended_early"),
+    FailureKind.LEFT_EARLY: KindRow("left_early"),
+    FailureKind.HANG: KindRow(_hang, contract.HANG),
+    FailureKind.HEARTBEATS_MISSED: KindRow("heartbeats", contract.HANG),
+    FailureKind.MIXED_VERSIONS: KindRow(_versions, contract.BAD_SPEC),
+    FailureKind.HOST_LOST: KindRow(lambda failure: "; ".join(map(_lost_host, failure.lost_hosts)), contract.LOST),
+    FailureKind.NOT_JOINED: KindRow(_not_joined, contract.LOST),
+    FailureKind.CANNOT_JOIN: KindRow("cannot_join", contract.LOST),
+    FailureKind.REFUSED: KindRow(lambda failure: failure.detail),
+    FailureKind.AGENT_ENDED: KindRow(
+        lambda failure: _fill("agent_exited" if failure.signal is None else "agent_killed", failure), contract.LOST
+    ),
+    FailureKind.AGENTS_KILLED: KindRow("agents_killed", contract.LOST),
+    FailureKind.UNRECORDED: KindRow("unrecorded"),
+    FailureKind.RUN_KILLED: KindRow("run_killed", contract.LOST),
+    FailureKind.STOPPED: KindRow(_stopped),
+    FailureKind.REPEATED: KindRow(
+        lambda failure: _fill("repeated_output" if failure.detail else "repeated", failure), contract.STARTUP
+    ),
+    FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
+    FailureKind.PREEMPTED_TOO_OFTEN: KindRow(
+        lambda failure: _fill("preempted_unseen" if failure.cause is None else "preempted", failure),
+        contract.NO_PROGRESS,
+    ),
+}

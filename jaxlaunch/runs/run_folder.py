@@ -1,4 +1,13 @@
-"""The files of the run folder, which outlive a pod. An error of the folder is logged once and never ends a run."""
+"""The files of the run folder, which outlive a pod: attempts, summaries, and a folder for each start of the run.
+
+Each start keeps its record in starts/K, which no later start changes. summary.json of the run folder is that of the
+newest start, with a row for every start. job.yaml next to it is the job of the newest start that trained: the one that
+the checkpoints are of. `launcher run` writes the job as it was resolved, and the leader of a JobSet's first pods as
+they got it, in JSON.
+
+An attempt that was started and has no end on record is unfinished: its agents were killed before they could write one.
+It counts as lost, and as fruitless unless it committed a step. What is known of it is its last summary.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +15,17 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxlaunch import atomic_file, regular_files
-from jaxlaunch.records import checked, wire
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Whole
-from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, STARTS, SUMMARY, log_path, start_folder
+from jaxlaunch.records.summary import Of, Record, Start, Summary
+from jaxlaunch.records.verdict import Failure, FailureKind, LostHost, Verdict, verdict_for
+from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, JOB, STARTS, SUMMARY, log_path, start_file, start_folder
 
 # What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
 MAX_READ = 8 * 1024 * 1024  # of attempts.jsonl
@@ -25,7 +35,10 @@ FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024  # of the log that matters most; 
 
 
 class RunFolder:
-    """The run folder; without one nothing is written, and earlier attempts are unknown."""
+    """The run folder; without one nothing is written, and earlier attempts are unknown.
+
+    An error of the folder is logged once and never ends a run.
+    """
 
     def __init__(self, folder: Path | None, say: Callable[[str], None] = lambda text: None) -> None:
         self._folder, self._say = folder, say
@@ -37,7 +50,7 @@ class RunFolder:
         return "the job has no run folder on storage that outlives its pods" if self._folder is None else self._fault
 
     def records(self, uid: str) -> list[Record]:
-        """Every attempt of `uid` that ended, oldest first: in the last MAX_READ bytes, thousands of attempts.
+        """Return every attempt of `uid` that ended, oldest first: in the last MAX_READ bytes, thousands of attempts.
 
         Lines that are no records, truncated ones among them, and those of another uid are left out.
         """
@@ -53,39 +66,41 @@ class RunFolder:
         records = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                records.append(checked.read(Record, checked.decoded(line)))
+                records.append(checked.read(Record, checked.decode_record(line)))
         return [record for record in records if record.uid == uid]
 
     def append(self, record: Record) -> None:
-        """Adds an attempt to attempts.jsonl, on storage before this returns."""
+        """Add an attempt to attempts.jsonl, on storage before this returns."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with open(self._folder / ATTEMPTS, "a+b", opener=regular_files.opener) as file:
-                line = json.dumps(record.to_json(), default=str).encode() + b"\n"
-                file.write(line if _ends_a_line(file) else b"\n" + line)
+                # A writer that was killed may have left half of a line.
+                if size := file.seek(0, os.SEEK_END):
+                    file.seek(size - 1)
+                file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + _line(record))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._failed(error)
 
     def amend(self, record: Record) -> None:
-        """Replaces the last attempt of attempts.jsonl, of which more has become known."""
+        """Replace the last attempt of attempts.jsonl, of which more has become known."""
         if self._folder is None:
             return
         try:
-            before = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines(keepends=True)[:-1]
+            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines(keepends=True)
         except OSError as error:
             return self._failed(error)
-        self.replace(ATTEMPTS, b"".join(before) + json.dumps(record.to_json(), default=str).encode() + b"\n")
+        self.replace(ATTEMPTS, b"".join(lines[:-1]) + _line(record))
 
     def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Replaces a file by `value` as JSON, atomically: a reader finds the old content or the new."""
+        """Replace a file by `value` as JSON, atomically: a reader finds the old content or the new."""
         self.replace(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replaces a file, atomically."""
+        """Replace a file, atomically."""
         if self._folder is None:
             return
         path = self._folder / name
@@ -96,65 +111,85 @@ class RunFolder:
             self._failed(error)
 
     def copy(self, name: str, to: str) -> None:
-        """Replaces file `to` by a copy of `name`, atomically, where there is one."""
+        """Replace file `to` by a copy of `name`, atomically, where there is one."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self.replace(to, regular_files.read(self._folder / name, MAX_JSON))
 
     def starts(self) -> list[int]:
-        """The starts whose record is in the folder."""
+        """Return the starts whose record is in the folder."""
         if self._folder is None:
             return []
         names = (path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
-        """The summary in a file, of run `uid` or of any; None where there is none, or another run's."""
+        """Return the summary in a file, of run `uid` or of any; None where there is none, or another run's."""
         try:
-            found = Summary.from_json(self.read(name))
+            summary = Summary.from_json(self.read(name))
         except ValueError:
             return None
-        return found if uid is None or (found.of is not None and found.of.uid == uid) else None
+        return summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
 
     def row(self) -> Summary | None:
-        """The summary of the run as a table shows it (`Summary.row_from_json`); None where there is none."""
+        """Return the summary of the run as a table shows it (`Summary.row_from_json`); None where there is none."""
         try:
             return Summary.row_from_json(self.read(SUMMARY))
         except ValueError:
             return None
 
     def read(self, name: str) -> dict[str, Any]:
-        """What `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
+        """Return what `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
         if self._folder is None:
             return {}
         try:
-            found = _json(f"{self._folder}/{name}", self._folder)
+            value = _read_json(f"{self._folder}/{name}", self._folder)
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
-        """The last lines of the ranks' logs, the first rank's most; ranks beyond what fits in TAIL_BYTES are left out.
+        """Return the last lines of the ranks' logs, the first rank's most; what exceeds TAIL_BYTES is left out.
 
         A rank's log holds all attempts of a start: before the first line of this one it ends with the attempt before.
         """
         if self._folder is None:
             return []
-        found, left = [], TAIL_BYTES
+        tails, left = [], TAIL_BYTES
         for rank in ranks:
             size = max(LEAST_BYTES, TAIL_BYTES // len(ranks))
             size = max(size, FIRST_BYTES) if rank == ranks[0] else size
             if size > left:
                 break
-            if lines := _end(log_path(start_folder(self._folder, start), rank), size, self._folder):
-                found.append((rank, lines))
+            try:
+                data = regular_files.read(
+                    log_path(start_folder(self._folder, start), rank), size + 1, True, self._folder
+                )
+            except OSError:
+                continue
+            lines = data[-size:].decode(errors="replace").splitlines()
+            # Whole lines only.
+            if lines := lines[1:] if len(data) > size else lines:
+                tails.append((rank, lines))
                 left -= size
-        return found
+        return tails
 
     def _failed(self, error: OSError) -> None:
         if self._fault is None:
             self._fault = f"the run folder {self._folder} cannot be used: {error}"
             self._say(f"{self._fault}; its summary and attempts will be incomplete")
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record.to_json(), default=str).encode() + b"\n"
+
+
+def _read_json(path: Path | str, below: Path) -> Any:
+    """Return the value in a file of a folder. Raises OSError, and ValueError where there is none or it is too large."""
+    data = regular_files.read(path, MAX_JSON + 1, below=below)
+    if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):
+        raise ValueError(f"{path} is too large")
+    return checked.decode_line(data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,39 +201,198 @@ class Listed:
     pid: Whole
 
 
-def agents(folder: Path) -> list[Listed]:
-    """Where each host's agent answers, host 0's first; empty where agents.json does not say.
+def read_agents(folder: Path) -> list[Listed]:
+    """Return where each host's agent answers, host 0's first; empty where agents.json does not say.
 
-    Raises OSError when it cannot be read.
+    Raises:
+        OSError: It cannot be read.
     """
     try:
-        found: list[Listed] = checked.reader(Sequence[Listed])(_json(folder / AGENTS, folder))
-    except ValueError:  # half written
+        agents: list[Listed] = checked.reader(Sequence[Listed])(_read_json(folder / AGENTS, folder))
+    except ValueError:
+        # It is half written.
         return []
-    return found
+    return agents
 
 
-def _json(path: Path | str, below: Path) -> Any:
-    """The value in a file of a folder. Raises OSError, and ValueError where it is none, or larger than ours get."""
-    data = regular_files.read(path, MAX_JSON + 1, below=below)
-    if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):
-        raise ValueError(f"{path} is too large")
-    return wire.decoded(data)
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
 
 
-def _ends_a_line(file: BinaryIO) -> bool:
-    """Whether what is appended to a file begins a line; a writer that was killed may have left half of one."""
-    if not file.seek(0, os.SEEK_END):
-        return True
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
+class Starts:
+    """The rows of a run, the last of which is that of start `uid`, and its files."""
+
+    def __init__(self, folder: RunFolder, uid: str) -> None:
+        """Begin a start where `uid` is new here; the record of the one before is in its folder then."""
+        summary = folder.summary()
+        self._folder, self._has_job, self._is_new = folder, False, False
+        self.known: int | None = None  # the newest step on storage, by the summary of this start
+        self._rows = rows(summary) or [_row(number, self._summary(number)) for number in folder.starts()]
+        if self._rows and self._rows[-1].uid == uid:
+            self.known = None if summary is None else summary.saved
+            return
+        if summary is not None and self._rows:
+            # A kill may have prevented that the start before put its record into its folder. One that was killed before
+            # its agents began has none.
+            record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
+            if (summary.of is not None or not summary.starts) and self._summary(number) != record:
+                folder.write(start_file(number, SUMMARY), record.to_json())
+        self._is_new = True
+        last = max((row.start for row in self._rows), default=0)
+        self._rows.append(Start(last + 1, uid, started=time.time()))
+
+    @property
+    def number(self) -> int:
+        """K of this start."""
+        return self._rows[-1].start
+
+    @property
+    def earlier(self) -> Sequence[Start]:
+        """The rows of the starts before this one."""
+        return self._rows[:-1]
+
+    @property
+    def saved(self) -> int:
+        """The newest step that earlier starts saved; 0 where they saved none."""
+        summaries = [self._summary(row.start) for row in self.earlier]
+        return max((summary.saved or 0 for summary in summaries if summary is not None), default=0)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether an earlier start trained, with its checkpoints where this one has them."""
+        has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
+        return not has_moved and any(row.has_trained for row in self.earlier)
+
+    @property
+    def compared(self) -> Start | None:
+        """The newest start before this one that trained, else the newest; its job is what this one's differs from."""
+        return next(reversed([row for row in self.earlier if row.has_trained] or self.earlier), None)
+
+    def keep_job(self, job: Mapping[str, Any]) -> None:
+        """Keep the job of a start whose first pods these are, and in its row what changed."""
+        if not self._is_new:
+            return
+        self._folder.write(self.path(JOB), without_secrets(job))
+        before = {} if self.compared is None else self._folder.read(start_file(self.compared.start, JOB))
+        self._set_changed(dict(changed_keys("", before, without_secrets(job))) if before else {})
+
+    def begin(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
+        """Put the row of this start on storage, before its agents begin; `saved` is the newest step there."""
+        self._set_changed(changed)
+        self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
+
+    def write(self, summary: Summary) -> None:
+        """Replace summary.json of the run, and at its end that of the start."""
+        self._rows[-1] = self._rows[-1].after(summary)
+        if self._rows[-1].has_trained and not self._has_job:
+            self._folder.copy(self.path(JOB), JOB)
+            self._has_job = True
+        if summary.verdict is not None:
+            self._folder.write(self.path(SUMMARY), dataclasses.replace(summary, starts=()).to_json())
+        self._folder.write(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
+
+    def path(self, name: str) -> str:
+        """Return a file of this start, below the run folder."""
+        return start_file(self.number, name)
+
+    def _summary(self, number: int) -> Summary | None:
+        return self._folder.summary(name=start_file(number, SUMMARY))
+
+    def _set_changed(self, changed: Mapping[str, Sequence[Any]]) -> None:
+        """Note what changed; where no start has trained yet, the job of this one is the run's."""
+        self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
+        if not any(row.has_trained for row in self.earlier):
+            self._folder.copy(self.path(JOB), JOB)
 
 
-def _end(path: Path, size: int, below: Path) -> list[str]:
-    """The last whole lines of a file of a folder, `size` bytes at most; none where it cannot be read."""
-    try:
-        found = regular_files.read(path, size + 1, True, below)
-    except OSError:
-        return []
-    lines = found[-size:].decode(errors="replace").splitlines()
-    return lines[1:] if len(found) > size else lines
+def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*then, *now]):
+            yield from changed_keys(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
+    elif then != now:
+        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]
+
+
+def without_secrets(job: Any) -> Any:
+    """Return the job with "…" for values that may be tokens: more people read what pods write than the job's file."""
+    if not isinstance(job, Mapping):
+        return job
+    return {
+        key: dict.fromkeys(value, "…") if key in SECRET and isinstance(value, Mapping) else without_secrets(value)
+        for key, value in job.items()
+    }
+
+
+def rows(summary: Summary | None) -> list[Start]:
+    """Return the starts of a run by its summary; none where there is none."""
+    return [] if summary is None else list(summary.starts) or [_row(1, summary)]
+
+
+def _row(number: int, summary: Summary | None) -> Start:
+    """Return the row of a start, by its own summary."""
+    if summary is None:
+        return Start(number, "", 0.0)
+    of, last = summary.of, summary.step or summary.saved or None
+    first = 1 if of is None else of.first_step
+    return Start(
+        number,
+        "" if of is None else of.uid,
+        0.0 if of is None else of.started,
+        None if of is None else of.at,
+        None if summary.verdict is None else summary.verdict.code,
+        first_step=first if first is not None and last is not None and last >= first else None,
+        last_step=last,
+    )
+
+
+# --- unfinished attempts ----------------------------------------------------------------------------------------------
+
+
+def find_unfinished(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
+    """Return the last summary of the attempt of run `uid` that has no end among its `records`; None where each has."""
+    summary = folder.summary(uid)
+    if summary is None or summary.of is None or summary.verdict is not None:
+        return None
+    if records and summary.of.attempt <= records[-1].attempt:
+        return None
+    return summary, summary.of
+
+
+def close_unfinished(of: Of, verdict: Verdict) -> Record:
+    """Return the record of an unfinished attempt: what was decided on it before its agents died, else `verdict`.
+
+    Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
+    the next start count as down.
+    """
+    end = of.judged or verdict
+    lost = min(of.unsafe_s, of.seconds.get("step", 0.0))
+    moved = {"step": of.seconds.get("step", 0.0) - lost, "lost_work": of.seconds.get("lost_work", 0.0) + lost}
+    return Record(
+        uid=of.uid,
+        generation=of.generation,
+        attempt=of.attempt,
+        cause=end.cause,
+        rank=end.rank,
+        first_committed=of.first_committed,
+        last_committed=of.last_committed,
+        seconds={cause: round(spent, 3) for cause, spent in {**of.seconds, **moved}.items()},
+        verdict=end,
+        started=of.started,
+        ended=of.at,
+        restart=of.restart,
+    )
+
+
+def settle_records(folder: RunFolder, uid: str) -> list[Record]:
+    """Return all attempts of run `uid`, oldest first. One without an end gets it, on storage too: its host was lost."""
+    records = folder.records(uid)
+    unfinished = find_unfinished(folder, uid, records)
+    if unfinished is None:
+        return records
+    summary, of = unfinished
+    facts = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0),))
+    record = close_unfinished(of, verdict_for(facts, rank=0, host=0, step=summary.step))
+    folder.append(record)
+    return [*records, record]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.io.link import free_port
 from tests import needs
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project

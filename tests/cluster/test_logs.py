@@ -17,7 +17,7 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.jobs.logs import pods
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.log_lines import Recorded
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.io.link import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.http.server import SCRAPE_INTERVAL_S
+from jaxlaunch.launcher.agent.metrics_server import SCRAPE_INTERVAL_S
 from tests import needs
 from tests.gang.agents import PATIENCE_S, Gang, job, program
 

@@ -16,7 +16,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import versions
-from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.protocol import HostSide
 from tests.gang.agents import PATIENCE_S, Gang, job, program
 
 pytestmark = pytest.mark.extended

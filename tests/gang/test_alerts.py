@@ -32,11 +32,11 @@ ENDLESS = 1_000_000
 # What a process that fills its container does: it stays just below the limit, where nothing is killed yet.
 FILLS = """
 import time
-from jaxlaunch.launcher.agent.io import cgroup
-held, memory = [], cgroup.read()
+from jaxlaunch.launcher.agent.io import resources
+held, memory = [], resources.read()
 while memory["in_use"] < 0.93 * memory["limit"]:
     held.append(bytearray(1 << 20))
-    memory = cgroup.read()
+    memory = resources.read()
 time.sleep(3600)
 """
 

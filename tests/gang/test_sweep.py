@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxlaunch.runs import lock
+from jaxlaunch.runs import layout
 from tests.gang.runs import alive, descendants, digits, job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
@@ -102,11 +102,11 @@ def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
         until(lambda: not alive(tree))
     with leading(*GRID, "--parallel", "1") as alone:  # its run outlives it
         until(lambda: len(started[1].read_text().splitlines()) == 2)
-        until(lambda: lock.find_holder(folder / "s-sweep-001") is not None)
+        until(lambda: layout.find_holder(folder / "s-sweep-001") is not None)
         os.kill(alone.pid, signal.SIGKILL)
         alone.wait()
         with leading(*GRID, "--parallel", "1") as second:
-            until(lambda: lock.find_holder(folder, ".sweep") is not None)
+            until(lambda: layout.find_holder(folder, ".sweep") is not None)
             refused = say(*GRID)
             assert refused.code == 2 and "is in use" in refused.err
             until(lambda: "an earlier command" in (folder / "sweep.jsonl").read_text())

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.io.link import free_port
 from tests.gang.runs import PATIENCE_S, Running
 
 RULES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "rules").glob("*.yaml"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import jaxlaunch
-from jaxlaunch.launcher.agent.host.site_folder import FALLBACK_FILES
+from jaxlaunch.launcher.agent.host.folders import FALLBACK_FILES
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,8 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.failure import Failure
 from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
-from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.records.verdict import Failure, verdict_for_code
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.io.link import free_port
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load

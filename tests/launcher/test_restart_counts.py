@@ -13,15 +13,14 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.http import metrics
+from jaxlaunch.launcher.agent import metrics_server
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.jobs.status.job_status import status_of
 from jaxlaunch.launcher.report import run_files
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.summary import Of, Start, Summary
+from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.records.summary import Of, Record, Start, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
 from tests.launcher.invoke import launcher
@@ -110,7 +109,7 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
 def test_the_metrics_of_a_run_that_goes_on_count_the_same_restarts() -> None:
     gang = {"attempt": 4, **history.counters(RECORDS, 1, AgentJob("t", ("true",)))}
 
-    text = metrics.own(1, gang, {}, {}, 0.0, {}, 0.0)
+    text = metrics_server.own(1, gang, {}, {}, 0.0, {}, 0.0)
 
     samples = re.findall(r"^jaxlaunch_restarts_total\{.*\} (\S+)$", text, re.MULTILINE)
     attempt = re.search(r"^jaxlaunch_attempt (\S+)$", text, re.MULTILINE)

@@ -12,7 +12,7 @@ def main() -> None:
     """Runs the agent of this host and exits with its code."""
     # PID 1 of a container loses a signal without a handler; a blocked one waits until there is a handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    from jaxlaunch.launcher.agent.start import start
+    from jaxlaunch.launcher.agent.agent import start
 
     sys.exit(start())
 

@@ -1,42 +1,115 @@
-"""One agent: the event loop, this host's member of the gang, and on host 0 the leader."""
+"""One agent: starts from its environment, and runs the loop, this host's member of the gang, and on host 0 the leader.
+
+An error before it runs becomes the exit code.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import gzip
 import os
+import posixpath
+import shutil
 import signal
 import sys
+import tarfile
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
+from jaxlaunch.launcher.agent import metrics_server
+from jaxlaunch.launcher.agent.gang import config as configuration
 from jaxlaunch.launcher.agent.gang.clock import Clock, process_age_s
-from jaxlaunch.launcher.agent.gang.config import Config, open_coordinator
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.host.child import die_with_parent
+from jaxlaunch.launcher.agent.gang.config import Config, ConfigError, open_coordinator
+from jaxlaunch.launcher.agent.gang.protocol import Hello
+from jaxlaunch.launcher.agent.host.folders import FolderError, RemoteFolder, SiteFolder
 from jaxlaunch.launcher.agent.host.member import Member
-from jaxlaunch.launcher.agent.host.remote_folder import RemoteFolder
-from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
-from jaxlaunch.launcher.agent.http import metrics
-from jaxlaunch.launcher.agent.http.server import MetricsServer
-from jaxlaunch.launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.host.processes import die_with_parent
+from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
-from jaxlaunch.launcher.agent.leader import lost_leader
-from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.publishers import PodLog
+from jaxlaunch.launcher.agent.leader.reporter import Reported, record_lost_leader
 from jaxlaunch.launcher.agent.leader.server import Server
+from jaxlaunch.launcher.agent.metrics_server import MetricsServer
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Termination
-from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S = 2.0  # for slow readers of stdout and stderr, at the end
 DEPUTY = 1  # the host that writes the summary when host 0 is lost
+
+
+def start() -> int:
+    """Run this host's agent; return its exit code."""
+    try:
+        config = configuration.read(os.environ)
+        _check_certificates(config)
+        if config.code is not None:
+            unpack(*config.code)
+    except (ConfigError, CodeError) as error:
+        return _refuse(contract.BAD_SPEC, str(error))
+    except OSError as error:
+        return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
+    if config.is_pod and os.geteuid() == 0:
+        # A later pod of another user has root's group, and goes on with what this one writes.
+        os.umask(0o002)
+    fault = config.fault or resources.find_fault(config.job, is_pod=config.is_pod)
+    config = dataclasses.replace(config, fault=fault)
+    copy = _copy_run_folder(config)
+    try:
+        agent = Agent(config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy)
+    except OSError as error:
+        hint = " Is another agent of this host still running?" if error.errno == errno.EADDRINUSE else ""
+        return _refuse(contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}")
+    else:
+        return agent.run()
+    finally:
+        if copy is not None and not copy.close():
+            print(f"agent {config.host}: the run folder was not copied to its bucket whole", file=sys.stderr)
+
+
+def _check_certificates(config: Config) -> None:
+    """Raise ConfigError for certificates that this Python cannot use."""
+    if config.certificates is None:
+        return
+    try:
+        from jaxlaunch.launcher.agent.io import tls
+
+        tls.contexts(config.certificates)
+    except (ImportError, OSError) as error:
+        hint = "`gang_secret: false` goes without"
+        raise ConfigError(f"cannot use the certificates in {config.certificates}: {error}; {hint}") from None
+
+
+def _copy_run_folder(config: Config) -> RemoteFolder | None:
+    """Copy the run folder of a job that has it in a bucket, and tell the children its path here."""
+    url = os.environ.get(contract.RUN_URL)
+    if not url:
+        return None
+    try:
+        copy = RemoteFolder(url, config)
+    except (FolderError, OSError) as error:
+        print(f"agent {config.host}: {error}; earlier attempts stay unknown", file=sys.stderr)
+        return None
+    os.environ[contract.RUN_DIR] = str(copy.folder)
+    return copy
+
+
+def _refuse(exit_code: int, message: str) -> int:
+    print(f"agent: {message}", file=sys.stderr)
+    if os.environ.get(contract.NODE):
+        write_termination_message(verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0)
+    return exit_code
 
 
 class Agent:
@@ -52,18 +125,16 @@ class Agent:
         self._verdict: Verdict | None = None
         self._is_alone = False  # it leaves, and its gang does not
         self._started = time.time()
-        self._run_folder = RunFolder(config.run_dir, self._say_from_a_thread)
+        self._run_folder = RunFolder(config.run_dir, self._say_from_any_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
         self._server = MetricsServer(
             self._loop,
             "127.0.0.1" if config.is_local else "",
             config.job.metrics_port,
-            self._child_sockets,
+            lambda: [child.metrics_path for child in self._member.processes.alive()],
             self._exposition,
             {
-                "/profile": lambda method, query, is_local: self._member.reports.profiles.reply(
-                    method, query, is_local
-                ),
+                "/profile": lambda *request: self._member.reports.profiles.reply(*request),
                 **({"/output": lambda method, query, is_local: self._output(is_local)} if config.is_pod else {}),
             },
         )
@@ -82,11 +153,10 @@ class Agent:
         )
         self._leader: Server | None = None
         if clock is not None:
-            pod_log = PodLog(config.generation, self._write_log_line if config.is_pod else None)
+            pod_log = PodLog(config.generation, self._write_line if config.is_pod else None)
             self._leader = Server(
                 config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
             )
-
         if copied is not None:
             self._loop.on_end_of(copied.pid, self._copier_ended)
 
@@ -97,26 +167,28 @@ class Agent:
         )
 
     def say(self, text: str) -> None:
-        """Writes a message for people to stderr."""
-        self._stderr.line(f"agent {self._config.host}: {text}".encode(errors="backslashreplace"))
+        """Write a message for people to stderr."""
+        self._write_line(f"agent {self._config.host}: {text}")
 
-    def _say_from_a_thread(self, text: str) -> None:
-        """As `say`, from the thread that writes summaries too: the streams are the loop's alone."""
+    def _write_line(self, line: str) -> None:
+        self._stderr.line(line.encode(errors="backslashreplace"))
+
+    def _say_from_any_thread(self, text: str) -> None:
+        # The streams are the loop's alone, and a thread writes summaries.
         if threading.current_thread() is threading.main_thread():
             return self.say(text)
         self._loop.after(0.0, lambda: self.say(text))
 
-    def _write_log_line(self, line: str) -> None:
-        self._stderr.line(line.encode(errors="backslashreplace"))
-
     def run(self) -> int:
-        """Runs the gang's part of this host; returns the exit code of the verdict."""
+        """Run the gang's part of this host; return the exit code of the verdict."""
         replaces = self._config.job.replaces
         if replaces and history.is_done(self._run_folder.records(self._config.uid)):
             self.say("the run has finished: there is nothing left to do")
             return contract.DONE
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the member handles them; children inherit the mask
-        self._stop_with_parent()
+        parent = os.environ.get(contract.PARENT, "")
+        if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
+            self._member.request_stop()
         if self._leader is not None:
             if (warning := open_coordinator(self._config)) is not None:
                 self.say(warning)
@@ -132,18 +204,12 @@ class Agent:
             self._site_folder.close()
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
-            write_termination_message(
-                self._verdict, self._config.host, self._config.generation, self._member.state.attempt
-            )
+            attempt = self._member.state.attempt
+            write_termination_message(self._verdict, self._config.host, self._config.generation, attempt)
         return contract.exit_code(self._verdict.code, alone=self._is_alone) if replaces else self._verdict.code
 
-    def _stop_with_parent(self) -> None:
-        parent = os.environ.get(contract.PARENT, "")
-        if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
-            self._member.request_stop()
-
     def _finish(self, verdict: Verdict, alone: bool) -> None:
-        """Ends with the first verdict. One that fails the job for good waits for a last scrape: no later pod has it."""
+        """End with the first verdict. One that fails the job for good waits for a last scrape: no later pod has it."""
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
@@ -154,18 +220,15 @@ class Agent:
         self._server.after_scrape(self._loop.stop)
 
     def _orphaned(self, verdict: Verdict) -> None:
-        """Writes the record and the summary in place of the leader, which is lost."""
+        """Write the record and the summary in place of the leader, which is lost."""
         if self._config.host == DEPUTY:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = lost_leader.Reported.of(member.gang, member.state.attempt, self._started)
-            lost_leader.record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
-
-    def _child_sockets(self) -> Sequence[str]:
-        return [child.metrics_path for child in self._member.processes.alive()]
+            reported = Reported.of(member.gang, member.state.attempt, self._started)
+            record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _output(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
-        """The last lines of this host's processes, for `launcher logs`: a kubelet gives none that it has rotated."""
+        """Return the last lines of this host's processes, for `launcher logs`: a kubelet has rotated some away."""
         if not is_local:
             return HTTPStatus.FORBIDDEN, {"error": "output is served on loopback only: connect by a port-forward"}
         return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in self._member.processes.children.items()}
@@ -174,16 +237,16 @@ class Agent:
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.processes.children.items()}
         silence_s = 0.0 if self._config.is_leader else now - member.leader.last_message_at
-        memory = cgroup.read()
-        own = metrics.own(
-            self._config.generation, member.gang, ranks, member.reports.timeouts_s, silence_s, memory, now
-        )
-        return metrics.merge([own, *texts])
+        memory, timeouts_s = resources.read_memory(), member.reports.timeouts_s
+        own = metrics_server.own(self._config.generation, member.gang, ranks, timeouts_s, silence_s, memory, now)
+        return metrics_server.merge([own, *texts])
 
 
 def write_termination_message(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
-    """Writes the pod's termination message into the file that the kubelet made, in place of what a program may have
-    written there; an error is only logged."""
+    """Write the pod's termination message into the file that the kubelet made; an error is only logged.
+
+    It takes the place of what a program may have written there.
+    """
     message = log_lines.termination_message(Termination(verdict, host, generation, attempt))
     try:
         with open(log_lines.TERMINATION_LOG, "r+") as file:
@@ -191,3 +254,48 @@ def write_termination_message(verdict: Verdict, host: int | None, generation: in
             file.write(message)
     except OSError as error:
         print(f"agent: cannot write the termination message: {error}", file=sys.stderr)
+
+
+# --- the job's code ---------------------------------------------------------------------------------------------------
+
+
+class CodeError(Exception):
+    """The archive of the job's code is damaged, or holds what `launcher submit` never packs."""
+
+
+def unpack(archive: str, folder: str) -> None:
+    """Write the files of a gzipped tar below `folder`, and links that stay inside of it; nothing else.
+
+    This is not tarfile's own extraction: its filters differ between the Pythons that an image may hold.
+
+    Raises:
+        CodeError: The archive is damaged, or has something else.
+        OSError: A file cannot be written.
+    """
+    links: list[tuple[str, str]] = []  # made last: nothing is written through one
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                target = os.path.join(folder, _inside(member.name, member.name))
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if member.issym():
+                    _inside(posixpath.join(posixpath.dirname(member.name), member.linkname), member.name)
+                    links.append((member.linkname, target))
+                elif (content := tar.extractfile(member)) is not None and member.isreg():
+                    with open(target, "wb") as file:
+                        shutil.copyfileobj(content, file)
+                    os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
+                else:
+                    raise CodeError(f"{archive}: {member.name} is neither a regular file nor a symbolic link")
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CodeError(f"{archive} is damaged: {error}") from None
+    for source, target in links:
+        os.symlink(source, target)
+
+
+def _inside(path: str, name: str) -> str:
+    """Return `path`, normalized. Raises CodeError when it leaves its folder."""
+    normal = posixpath.normpath(path)
+    if posixpath.isabs(normal) or normal.split("/")[0] == "..":
+        raise CodeError(f"{name} points outside of the folder that it is unpacked to")
+    return normal

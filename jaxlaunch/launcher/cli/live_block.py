@@ -70,13 +70,13 @@ class LiveBlock:
             if not values:
                 continue
             self._rows.read()
-            history = RankHistory.from_json(self._files.read(rank_history.FILE))
+            history = RankHistory.from_json(self._files.read(layout.RANKS))
             output.show_status(*self._lines(values, self._rows.curves, history, time.monotonic()))
 
     def _read_values(self) -> dict[str, float]:
         """Return samples of host 0; none while no agent answers."""
         try:
-            address = run_folder.agents(self._folder)[0].address
+            address = run_folder.read_agents(self._folder)[0].address
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
                 text = answer.read().decode()
             values = {

@@ -21,8 +21,8 @@ from jaxlaunch.launcher.jobs.logs.lines import Select
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
 from jaxlaunch.launcher.local.run import run as run_job
-from jaxlaunch.runs import layout, starts
-from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.run_folder import RunFolder, rows
 
 _HINT = "name another folder with --run-dir."
 
@@ -79,7 +79,7 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     is_own = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     if is_own and not (folder / layout.LOCK).exists():  # a run's own may be started again
         raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", _HINT)
-    if not any(start.has_trained for start in starts.rows(RunFolder(folder, output.say).summary())):
+    if not any(start.has_trained for start in rows(RunFolder(folder, output.say).summary())):
         return
     try:
         earlier = jobs.kept(folder)

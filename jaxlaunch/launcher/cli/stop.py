@@ -21,7 +21,7 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.sweep.table import LOCK, Table
 from jaxlaunch.launcher.wording import duration
-from jaxlaunch.runs.lock import find_holder
+from jaxlaunch.runs.layout import find_holder
 
 _STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0  # after the pods' grace period
 _GRACE_S = 60.0  # of a run whose job cannot be read

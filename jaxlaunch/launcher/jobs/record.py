@@ -12,8 +12,7 @@ from jaxlaunch.launcher.jobs.status import agent_report, leader_log
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.records.log_lines import Beat, Line
-from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.log_lines import Beat, Line, Recorded
 
 _GONE = (404, 409)  # the JobSet, or one of its name came after it
 _MAX_REFUSAL = 240  # characters

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch
-from jaxlaunch.records.lines import Lines
+from jaxlaunch.records.log_lines import Lines
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Transport

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable
-from jaxlaunch.records.lines import Lines
+from jaxlaunch.records.log_lines import Lines
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from jaxlaunch import atomic_file, contract, user_cache
 from jaxlaunch.launcher.agent import pack
-from jaxlaunch.launcher.agent.io.ports import free_port
+from jaxlaunch.launcher.agent.io.link import free_port
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs.lines import Line, parse
-from jaxlaunch.records.lines import Lines
-from jaxlaunch.runs.lock import Lock
+from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.runs.layout import Lock
 
 NAME = "agent-{}.pyz"
 _KEPT_FILES, _DAY_S = 5, 86_400.0

@@ -14,14 +14,20 @@ from typing import Any
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.local import agents
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.attempt import Record, furthest
-from jaxlaunch.records.failure import Failure, FailureKind, LostHost, StopFacts, StopOutcome, StopReason
-from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
-from jaxlaunch.runs import history, unfinished
+from jaxlaunch.records.summary import Of, Record, Summary, furthest
+from jaxlaunch.records.verdict import (
+    Failure,
+    FailureKind,
+    LostHost,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+    Verdict,
+    verdict_for_code,
+)
+from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.layout import JOB
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts, changed_keys, rows
+from jaxlaunch.runs.run_folder import RunFolder, Starts, changed_keys, rows
 
 
 def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
@@ -79,7 +85,7 @@ def end_generation(
         trains: Whether it has a train block, so that every step that it saved was in `checkpoints`.
     """
     records = folder.records(uid)
-    summary, is_open = folder.summary(uid), unfinished.find(folder, uid, records) is not None
+    summary, is_open = folder.summary(uid), run_folder.find_unfinished(folder, uid, records) is not None
     if summary is None or summary.of is None or summary.of.generation < generation:  # not one agent wrote anything
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         summary, is_open = dataclasses.replace(_summary_before(summary, records), of=of), True
@@ -93,7 +99,7 @@ def end_generation(
     if gone is not None:
         summary = dataclasses.replace(summary, saved=newest_step(checkpoints))
     if is_open and summary.of is not None:
-        record = unfinished.close(summary.of, _judge(codes, summary, is_stopped, gone))
+        record = run_folder.close_unfinished(summary.of, _judge(codes, summary, is_stopped, gone))
         folder.append(record)
         records.append(record)
         summary = dataclasses.replace(summary, verdict=record.verdict)
@@ -123,7 +129,7 @@ def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
     starts = Starts(folder, uid)
     summary = _add_saved(summary, checkpoints, starts, folder.records(uid))
     starts.write(summary)
-    records = unfinished.settle(folder, uid)
+    records = run_folder.settle_records(folder, uid)
     if records and summary.of is not None:
         seconds = history.carried(records, summary.of.at)
         restarts = history.restarts_by_cause(records)

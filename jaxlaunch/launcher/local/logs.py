@@ -13,8 +13,8 @@ from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.status.run_files import MAX_LOGS
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.records.lines import Lines
-from jaxlaunch.runs.lock import find_holder
+from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.runs.layout import find_holder
 
 POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
-from jaxlaunch.launcher.agent.host import temporary_folder
+from jaxlaunch.launcher.agent.host import folders
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -33,10 +33,8 @@ from jaxlaunch.launcher.local.paths import Paths
 from jaxlaunch.launcher.local.run_folders import locked
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs.layout import CHECKPOINTS, JOB
-from jaxlaunch.runs.lock import Lock
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.layout import CHECKPOINTS, JOB, Lock
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 _PATIENCE_S = 10.0  # with a pipe whose reader takes nothing
 _PROCESS_BYTES = 16 << 20  # at least: of a Python that has imported next to nothing
@@ -227,7 +225,7 @@ def run_generations(
             gang.signal(signal.SIGTERM)  # it came while they were started
         codes = gang.follow(show, say)
         agents.kill_orphans(environ[contract.UID])
-        temporary_folder.sweep()  # of agents that were killed
+        folders.sweep_folders()  # of agents that were killed
         summary = bookkeeping.end_generation(
             folder,
             environ[contract.UID],

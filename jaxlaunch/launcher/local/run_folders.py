@@ -20,13 +20,10 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.wording import os_reason
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import Start, Summary
-from jaxlaunch.runs import catalog, layout, lock
-from jaxlaunch.runs.catalog import is_run, is_sweep
-from jaxlaunch.runs.lock import Holder, Lock, LockError
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import rows
+from jaxlaunch.records.summary import Record, Start, Summary
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.layout import Holder, Lock, LockError, is_run, is_sweep
+from jaxlaunch.runs.run_folder import RunFolder, rows
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec
@@ -116,12 +113,12 @@ def resolve_folder(run: str) -> Path:
 def open_run(folder: Path) -> Run:
     """Return the run in a folder. Raises UserError where this user may not read it."""
     try:
-        holder = catalog.find_holder(folder)
+        holder = layout.find_readable_holder(folder)
     except OSError as error:
         hint = None
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
-                hint = f"it is {catalog.owner_name(folder)}'s."
+                hint = f"it is {layout.owner_name(folder)}'s."
         raise UserError(f"The run in {folder} cannot be read: {os_reason(error)}.", hint) from None
     return Run(folder.name, folder, RunFolder(folder).summary(), holder)
 
@@ -131,9 +128,9 @@ def runs_in(folder: Path) -> Iterator[Run]:
 
     Those that this user may not read are left out.
     """
-    for path in catalog.find_runs(folder):
+    for path in layout.find_runs(folder):
         with contextlib.suppress(OSError):
-            holder = catalog.find_holder(path)
+            holder = layout.find_readable_holder(path)
             yield Run(path.name, path, RunFolder(path).row(), holder)
 
 
@@ -141,7 +138,7 @@ def runs_in(folder: Path) -> Iterator[Run]:
 def locked(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
     """Hold the lock of a run folder or a sweep. Raises UserError when another run holds it."""
     try:
-        with lock.locked(folder, name) as held:
+        with layout.locked(folder, name) as held:
             yield held
     except LockError as error:
         raise UserError(error.message, error.hint) from None
@@ -157,7 +154,7 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        holder = lock.find_holder(run.folder, file)
+        holder = layout.find_holder(run.folder, file)
         if holder is None:
             raise UserError(f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}.")
         if not holder.is_here:
@@ -174,7 +171,7 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
 def wait_until_ended(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
     """Wait until nobody runs in the folder any more; return False where somebody still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while (goes_on := lock.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
+    while (goes_on := layout.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return not goes_on
 
@@ -188,15 +185,15 @@ def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
     except OSError:
         return  # it has ended
     try:
-        if lock.find_holder(run.folder, file) != holder:
+        if layout.find_holder(run.folder, file) != holder:
             return  # it ended before the descriptor was of it, and its number may be another's
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
-        owner = catalog.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
+        owner = layout.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
         raise UserError(f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}.") from None
     except ProcessLookupError:
         return
     finally:
         os.close(process)
-    while lock.find_holder(run.folder, file) == holder:
+    while layout.find_holder(run.folder, file) == holder:
         time.sleep(POLL_S)

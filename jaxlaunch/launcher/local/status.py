@@ -14,10 +14,8 @@ from typing import NamedTuple
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
 from jaxlaunch.launcher.local.run_folders import CRASHES, HOSTS, MAX_HOSTS, SLICES, STEPS, Run
-from jaxlaunch.records.attempt import furthest
-from jaxlaunch.records.failure import Failure, FailureKind
-from jaxlaunch.records.summary import ratio
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.records.summary import furthest, ratio
+from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.run_folder import Listed
 
@@ -143,7 +141,7 @@ def ask_agents(run: Run) -> Live | None:
 
 def list_agents(folder: Path) -> list[Listed]:
     """Return the agents of a run that live on this machine: a job on a cluster lists agents of other hosts."""
-    agents = run_folder.agents(folder)
+    agents = run_folder.read_agents(folder)
     return [agent for agent in agents if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()]
 
 

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.wording import visible
 from jaxlaunch.records.summary import Start, Summary, ratio
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import rows as starts_of
+from jaxlaunch.runs.run_folder import rows as starts_of
 
 MAX_RANKS = 64  # whose log ends are on the page
 MAX_ATTEMPTS = 500  # the newest

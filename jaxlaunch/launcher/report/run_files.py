@@ -20,9 +20,9 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import visible
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.summary import Start, Summary, ratio
-from jaxlaunch.runs import catalog, history, layout
+from jaxlaunch.runs import history, layout
 from jaxlaunch.runs.journal import MAX_LINE, STEP
-from jaxlaunch.runs.lock import find_holder
+from jaxlaunch.runs.layout import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
 MAX_POINTS = 1000  # of a curve; twice as many before it is thinned
@@ -432,7 +432,7 @@ class Brief:
 
 def read_brief(folder: Path) -> Brief:
     """Return the row of a run, from at most two of its files. What they do not say, or say wrongly, is left out."""
-    summary, owner = RunFolder(folder).row(), catalog.owner_name(folder) or ""
+    summary, owner = RunFolder(folder).row(), layout.owner_name(folder) or ""
     if summary is None:
         return Brief(folder.name, folder, "running" if _is_held(folder) else "unknown", owner=owner)
     of, verdict = summary.of, summary.verdict

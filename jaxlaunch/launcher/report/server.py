@@ -27,7 +27,7 @@ from jaxlaunch.launcher.report import compare, page
 from jaxlaunch.launcher.report.run import RunReader, RunReport
 from jaxlaunch.launcher.report.run_files import read_brief
 from jaxlaunch.launcher.wording import os_reason, visible
-from jaxlaunch.runs import catalog
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
@@ -171,7 +171,7 @@ class Runs:
     def _list(self) -> tuple[dict[str, Path], dict[str, Any]]:
         if self._table is not None and time.monotonic() - self._table[0] < LIST_S:
             return self._table[1:]
-        folders = [] if self._home is None else catalog.find_own_runs(self._home)
+        folders = [] if self._home is None else layout.find_own_runs(self._home)
         # Addresses have digests: the name of a run may be anything.
         paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
         rows, unread = [{**self._row(path), "id": name} for name, path in paths.items()], list[str]()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch.records import rank_history
-from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.records.summary import Of, Start
+from jaxlaunch.records.summary import Of, Record, Start
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
 DOWN, STEP, LOST = "down", "step", "lost_work"
@@ -178,7 +178,7 @@ def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
     The letters are the phase of each rank, the lags how many steps it is behind the foremost. A sample stands for the
     time since the one before it, or for one period where that is longer ago.
     """
-    history = RankHistory.from_json(RunFolder(folder).read(rank_history.FILE))
+    history = RankHistory.from_json(RunFolder(folder).read(layout.RANKS))
     ranks = max((len(rank_history.letters_of(column)) for column in history.columns), default=0)
     if ranks < 2:
         return None

@@ -21,7 +21,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, status
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.sweep.table import Member, RunState, Table, count_decided, worse_half
-from jaxlaunch.runs.lock import Holder, Lock, find_holder
+from jaxlaunch.runs.layout import Holder, Lock, find_holder
 
 POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -19,7 +19,7 @@ from typing import Any
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import os_reason
-from jaxlaunch.runs import catalog
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import SWEEP
 
 LOCK = ".sweep"  # held by the launcher that leads the sweep
@@ -111,7 +111,7 @@ class Table:
             UserError: The folder has a sweep of other jobs, which could not be compared with these.
         """
         hint = "give it another name with --name, or remove the folder."
-        if catalog.is_run(self.folder):
+        if layout.is_run(self.folder):
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
             if name in self.members and self.members[name].job != member.job:

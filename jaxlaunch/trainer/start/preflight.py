@@ -17,7 +17,7 @@ from etils import epath
 from jaxlaunch import contract
 from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.records.agent_job import read_agent_job
+from jaxlaunch.records import checked
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.source import changed_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
@@ -105,7 +105,7 @@ def check_devices(environ: Mapping[str, str] = os.environ) -> None:
 
 def _job(environ: Mapping[str, str]) -> AgentJob | None:
     text = environ.get(contract.JOB)
-    return read_agent_job(text) if text else None
+    return checked.read(AgentJob, checked.decode_record(text)) if text else None
 
 
 def _missing(job: AgentJob, platform: str, found: int) -> str:

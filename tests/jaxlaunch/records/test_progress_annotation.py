@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.records.progress_annotation import MAX_BYTES, Recorded
+from jaxlaunch.records.log_lines import MAX_BYTES, Recorded
 from jaxlaunch.records.verdict import verdict_for_code
 
 FULL = Recorded(

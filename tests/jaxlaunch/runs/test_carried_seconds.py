@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxlaunch import contract
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Record
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.history import carried
 

@@ -7,12 +7,11 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, failure_of
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.failure import Failure, FailureKind
-from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, failure_of
+from jaxlaunch.records.summary import Record
+from jaxlaunch.records.verdict import Failure, FailureKind, verdict_for_code
 from jaxlaunch.runs.history import (
-    AT_ONCE_S,
+    SILENT_PROGRESS_S,
     advanced,
     generations_without_progress,
     given_up,
@@ -109,15 +108,15 @@ def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not()
 
 
 def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> None:
-    long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
+    long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
     assert preemptions_without_progress([long]) == 0
     stepped = dataclasses.replace(long, verdict=verdict_for_code(contract.PREEMPTED, "stopped", step=5))
     assert preemptions_without_progress([stepped]) == 1
 
 
 def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitless() -> None:
-    long = dataclasses.replace(preempted(1), ended=1 + AT_ONCE_S + 1)
-    waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": AT_ONCE_S, "down": 1.0}
+    long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
+    waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": SILENT_PROGRESS_S, "down": 1.0}
     assert preemptions_without_progress([dataclasses.replace(long, seconds=waited)]) == 1
     assert preemptions_without_progress([dataclasses.replace(long, seconds=waited | {"init": 700.0})]) == 0
 

@@ -11,19 +11,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.summary import Of, Record, Summary
 from jaxlaunch.records.verdict import Verdict
-from jaxlaunch.runs import history, unfinished
+from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, SUMMARY, log_path, start_folder
-from jaxlaunch.runs.run_folder import (
-    MAX_JSON,
-    MAX_READ,
-    TAIL_BYTES,
-    RunFolder,
-    agents,
-)
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import MAX_JSON, MAX_READ, TAIL_BYTES, RunFolder, Starts, read_agents
 from tests import mutate
 
 
@@ -90,7 +82,7 @@ def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: 
 @pytest.mark.parametrize("text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]'])
 def test_a_list_of_agents_of_another_form_names_none(tmp_path: Path, text: str) -> None:
     (tmp_path / AGENTS).write_text(text)
-    assert agents(tmp_path) == []
+    assert read_agents(tmp_path) == []
 
 
 def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
@@ -130,7 +122,7 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(t
     for _ in range(200):
         (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.lines(seeds, 100, chance)))
         (tmp_path / SUMMARY).write_bytes(mutate.one(whole, chance))
-        records = unfinished.settle(folder, "uid")
+        records = run_folder.settle_records(folder, "uid")
         if records:
             json.dumps(history.next_move(records, 3, everyone_lives=True).verdict.to_json(), allow_nan=False)
             assert sum(history.restarts_by_cause(records, 10**9).values()) == len(records)

@@ -15,8 +15,7 @@ from jaxlaunch.launcher.agent.leader.reporter import job_fields
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 
 def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4) -> Starts:

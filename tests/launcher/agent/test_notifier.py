@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.leader import notifier
-from jaxlaunch.launcher.agent.leader.notifier import Notifier
-from jaxlaunch.launcher.agent.leader.pod_log import View
+from jaxlaunch.launcher.agent.leader import publishers
+from jaxlaunch.launcher.agent.leader.publishers import Notifier, View
 from jaxlaunch.records.verdict import verdict_for_code
 
 
@@ -49,8 +48,8 @@ Start = Callable[..., tuple[Hook, Notifier, list[str]]]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
-    monkeypatch.setattr(notifier, "LOOK_S", 0.0)
+    monkeypatch.setattr(publishers, "AGAIN_S", 0.0)
+    monkeypatch.setattr(publishers, "LOOK_S", 0.0)
     hooks: list[Hook] = []
 
     def begin(*answers: int, **asked: Any) -> tuple[Hook, Notifier, list[str]]:
@@ -128,15 +127,15 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(s
     began = time.monotonic()
     for attempt in range(10_000):
         told.judged(CRASH, attempt)
-    assert told._waiting.qsize() <= notifier.MOST_WAITING
+    assert told._waiting.qsize() <= publishers.MAX_QUEUED
     told.ended()
-    assert told.is_busy(began) and not told.is_busy(time.monotonic() + notifier.LAST_S)
+    assert told.is_busy(began) and not told.is_busy(time.monotonic() + publishers.LAST_S)
     until(lambda: hook.got)
 
 
 @pytest.mark.parametrize("address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"])
 def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "AGAIN_S", 0.0)
+    monkeypatch.setattr(publishers, "AGAIN_S", 0.0)
     said = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
     told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)

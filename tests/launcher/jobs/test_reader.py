@@ -20,12 +20,10 @@ from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.manifests.jobset import render, resolve
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.summary import Of, Record, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import start_folder
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher

@@ -22,7 +22,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.log_lines import Recorded
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher

@@ -12,7 +12,8 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local.bookkeeping import close_summary, end_generation
-from jaxlaunch.records.failure import (
+from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.verdict import (
     ExceptionFacts,
     Failure,
     FailureKind,
@@ -20,12 +21,10 @@ from jaxlaunch.records.failure import (
     StopFacts,
     StopOutcome,
     StopReason,
+    verdict_for_code,
 )
-from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs import unfinished
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs import run_folder
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 
 def fail(text: str) -> None:
@@ -105,8 +104,8 @@ def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
     folder, verdict = RunFolder(tmp_path, fail), verdict_for_code(code, facts, rank=0, host=0, step=43)
     before = running()
     assert before.of is not None
-    folder.append(unfinished.close(dataclasses.replace(before.of, uid="another"), verdict))
-    folder.append(unfinished.close(before.of, verdict))
+    folder.append(run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict))
+    folder.append(run_folder.close_unfinished(before.of, verdict))
     write(folder, dataclasses.replace(before, verdict=verdict) if is_written else dataclasses.replace(before, step=0))
     found = end(tmp_path, [-9, code])
     assert (found["verdict"]["message"], found["step"]) == (told, 43)
@@ -130,7 +129,9 @@ def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
 ) -> None:
     folder, before = RunFolder(tmp_path, fail), running(first_step=1)
     assert before.of is not None
-    folder.append(unfinished.close(before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)))
+    folder.append(
+        run_folder.close_unfinished(before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43))
+    )
     write(folder, dataclasses.replace(before, verdict=verdict))
     for step in (40, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
@@ -262,7 +263,9 @@ def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt
     folder, before = RunFolder(tmp_path, fail), running(step=0)
     assert before.of is not None
     folder.append(
-        unfinished.close(before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43))
+        run_folder.close_unfinished(
+            before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)
+        )
     )
     write(folder, before)
     close_summary(folder, tmp_path / "checkpoints")
@@ -274,7 +277,7 @@ def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> No
     folder = RunFolder(tmp_path, fail)
     write(folder, running())
     for _ in range(2):
-        (record,) = unfinished.settle(folder, "uid")
+        (record,) = run_folder.settle_records(folder, "uid")
         assert (record.attempt, record.cause, record.last_committed) == (1, "lost", 40)
     assert len(attempts(tmp_path)) == 1
 

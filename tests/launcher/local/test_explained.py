@@ -8,9 +8,8 @@ from pathlib import Path
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import explained
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.records.failure import ExceptionFacts, Failure, FailureKind
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, verdict_for_code
 
 
 def test_a_program_that_may_not_write_a_file_here_is_not_told_about_pods(tmp_path: Path) -> None:

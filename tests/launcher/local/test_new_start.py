@@ -14,8 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.local import bookkeeping
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 
 def job(lr: float, **keys: Any) -> str:

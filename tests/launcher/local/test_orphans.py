@@ -12,8 +12,7 @@ from pathlib import Path
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import agents, bookkeeping
 from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 

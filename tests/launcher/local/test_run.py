@@ -21,9 +21,8 @@ from jaxlaunch.launcher.local.run_folders import locked
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
-from jaxlaunch.runs.lock import Holder, find_holder
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.layout import Holder, find_holder
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 from tests.launcher.invoke import launcher
 
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"

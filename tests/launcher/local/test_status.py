@@ -10,7 +10,7 @@ from jaxlaunch.launcher.local import status
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import Live
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs.lock import Holder
+from jaxlaunch.runs.layout import Holder
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent import unpack
+from jaxlaunch.launcher.agent import agent
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.manifests import archive
 
@@ -362,7 +362,7 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
     (folder / "pkg" / "link.py").symlink_to("../train.py")
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(archive.pack(folder, LIMIT))
-    unpack.unpack(str(packed), str(tmp_path / "there"))
+    agent.unpack(str(packed), str(tmp_path / "there"))
     sent, there = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there"))
     assert sent == there
     for path in there:
@@ -388,8 +388,8 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
 )
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     packed = tarball(tmp_path / "a.tar.gz", member("b"), bad)
-    with pytest.raises(unpack.CodeError):
-        unpack.unpack(packed, str(tmp_path / "there"))
+    with pytest.raises(agent.CodeError):
+        agent.unpack(packed, str(tmp_path / "there"))
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
 
 
@@ -397,5 +397,5 @@ def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> 
 def test_a_damaged_archive_is_named(folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(damage(archive.pack(folder, LIMIT)))
-    with pytest.raises(unpack.CodeError, match="is damaged"):
-        unpack.unpack(str(packed), str(tmp_path / "there"))
+    with pytest.raises(agent.CodeError, match="is damaged"):
+        agent.unpack(str(packed), str(tmp_path / "there"))

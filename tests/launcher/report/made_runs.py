@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.rank_history import FILE, RankHistory
-from jaxlaunch.records.summary import Of, Start, Summary
+from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.summary import Of, Record, Start, Summary
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.runs.layout import RANKS
 
 BEGAN = 1_795_000_000.0
 JOB = """name: made
@@ -114,7 +114,7 @@ def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
         letters = ["d" if is_slow and rank == slow else "s" for rank in range(count)]
         steps = [10 * look - (look if is_slow and rank == slow else 0) for rank in range(count)]
         history.add(BEGAN + look * wall_s / 240, letters, steps)
-    (folder / FILE).write_bytes(history.encoded())
+    (folder / RANKS).write_bytes(history.encoded())
 
 
 def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
-from jaxlaunch.launcher.agent.io.ports import bracketed
+from jaxlaunch.launcher.agent.io.link import bracketed
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives

@@ -1,27 +1,205 @@
-"""A host's connection to its leader: dialled until the leader admits this host, and closed once it is silent."""
+"""A host's connection to its leader, dialled until the leader admits this host, and what the leader has told it."""
 
 from __future__ import annotations
 
+import enum
+import errno
+import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.handshake import HostSide, NotProven
-from jaxlaunch.launcher.agent.gang.messages import FROM_LEADER, Refused, Welcome
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.io.dial import RETRY_S, Dialer
+from jaxlaunch.launcher.agent.gang.protocol import FROM_LEADER, Hello, HostSide, NotProven, Refused, Welcome
 from jaxlaunch.launcher.agent.io.link import SILENCE_S, Link, Message, secured
-from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Malformed
+from jaxlaunch.records.verdict import Verdict
+
+# --- what this host has been told -------------------------------------------------------------------------------------
+
+# Closer signals count as one: a terminal and the launcher may both pass a Ctrl-C on.
+ONE_PRESS_S = 0.5
+
+
+class Press(enum.Enum):
+    """What a signal to stop asks for."""
+
+    REPEATED = enum.auto()
+    STOP = enum.auto()
+    KILL = enum.auto()
+
+
+class WhenIdle(enum.Enum):
+    """What a host does once no process of an attempt that has ended is left."""
+
+    REPORT = enum.auto()
+    WAIT_FOR_LEADER = enum.auto()
+    FINISH = enum.auto()
+
+
+class MemberState:
+    """The attempt that a host takes part in, and how it ended. Pure: no connection, no process, no clock."""
+
+    def __init__(self, config: Config) -> None:
+        self._replaces, self._is_leader = config.job.replaces, config.is_leader
+        # The number of the attempt counts across generations.
+        self.attempt = 0
+        self.has_started = self.is_stopping = False
+        self.verdict: Verdict | None = None
+        self.signalled_at: float | None = None
+
+    @property
+    def awaits_first_start(self) -> bool:
+        """Whether no attempt has started on this host: a leader that is lost may start again."""
+        return self.verdict is None and not self.has_started
+
+    def start(self, attempt: int) -> None:
+        """Begin an attempt."""
+        self.attempt, self.has_started, self.is_stopping, self.verdict = attempt, True, False, None
+
+    def end(self, attempt: int, verdict: Verdict) -> None:
+        """Take the leader's verdict on an attempt."""
+        self.attempt, self.verdict = attempt, verdict
+
+    def take_signal(self, now: float) -> Press:
+        """Return what a SIGTERM or SIGINT asks for: the second one kills the processes."""
+        if self.signalled_at is None:
+            self.signalled_at = now
+            return Press.STOP
+        return Press.REPEATED if now - self.signalled_at < ONE_PRESS_S else Press.KILL
+
+    def when_idle(self, *, has_leader: bool) -> WhenIdle | None:
+        """Return what follows when the last process has ended; None while the attempt has no verdict."""
+        if self.verdict is None:
+            return None
+        if has_leader:
+            return WhenIdle.REPORT
+        restarts = (contract.Action.RESTART, contract.Action.RESTART_UNCHARGED)
+        can_continue = contract.outcome(self.verdict.code).action in restarts
+        waits = self._replaces and can_continue and self.signalled_at is None and not self._is_leader
+        return WhenIdle.WAIT_FOR_LEADER if waits else WhenIdle.FINISH
+
+
+# --- dialling ---------------------------------------------------------------------------------------------------------
+
+RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
+_NOT_TRIED = "not tried yet"
+
+Addresses = list[tuple[Any, ...]]
+
+
+class Dialer:
+    """Calls `connected` with a socket once the leader accepts it; `dial` starts over.
+
+    It retries until it succeeds, and logs every ten seconds why it does not.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: tuple[str, int],
+        *,
+        say: Callable[[str], None],
+        connected: Callable[[socket.socket], None],
+    ) -> None:
+        self._loop, self._address, self._say, self._connected = loop, address, say, connected
+        self._since: float | None = None
+        self._retry, self._reminder = Timer(lambda: None), Timer(lambda: None)
+        self._reason = _NOT_TRIED
+
+    @property
+    def reason(self) -> str:
+        """Why there is no connection yet, as "connection refused for 40 s"."""
+        return f"{self._reason} for {time.monotonic() - (self._since or time.monotonic()):.0f} s"
+
+    def dial(self, after_s: float = 0.0) -> None:
+        """Connect after `after_s` seconds, and retry until it succeeds or `stop` is called."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._reminder = self._loop.after(SAY_S, self._log_reason)
+        self._retry = self._loop.after(after_s, self._resolve)
+
+    def stop(self) -> None:
+        """Stop the retries; a connection under way is closed."""
+        self._retry.cancel()
+        self._reminder.cancel()
+        self._since = None
+
+    def _log_reason(self) -> None:
+        self._say(f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: {self.reason}")
+        self._reminder = self._loop.after(SAY_S, self._log_reason)
+
+    def _resolve(self) -> None:
+        host, port = self._address
+        try:
+            return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+        except socket.gaierror:
+            # A name is resolved in a thread, since DNS may take a minute and a SIGTERM must not wait.
+            pass
+        if self._reason == _NOT_TRIED:
+            self._reason = "the name server has not answered"
+        answers: list[Addresses] = []
+        read_end, write_end = os.pipe()
+
+        def look_up() -> None:
+            try:
+                answers.append(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+            except OSError:
+                answers.append([])
+            os.close(write_end)
+
+        def resolved(mask: int) -> None:
+            self._loop.unwatch(read_end)
+            os.close(read_end)
+            # It may have been stopped in the meantime.
+            if self._since is not None and answers and answers[0]:
+                self._connect(answers[0])
+            elif self._since is not None:
+                self._failed("name not resolved")
+
+        self._loop.watch(read_end, READ, resolved)
+        threading.Thread(target=look_up, daemon=True).start()
+
+    def _connect(self, addresses: Addresses) -> None:
+        family, kind, protocol, _, address = addresses[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            return self._failed(os.strerror(code).lower())
+        timeout = self._loop.after(CONNECT_S, lambda: self._settled(sock, errno.ETIMEDOUT))
+
+        def ready(mask: int) -> None:
+            timeout.cancel()
+            self._settled(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+        self._loop.watch(sock.fileno(), WRITE, ready)
+
+    def _settled(self, sock: socket.socket, code: int) -> None:
+        self._loop.unwatch(sock.fileno())
+        if code == 0 and self._since is not None:
+            self.stop()
+            return self._connected(sock)
+        sock.close()
+        if self._since is not None:
+            self._failed(os.strerror(code).lower())
+
+    def _failed(self, reason: str) -> None:
+        self._reason = reason
+        self._retry = self._loop.after(RETRY_S, self._resolve)
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
 
 # The leader's silence on a new connection: it may have thousands to accept before this one.
 CHALLENGE_S = 60.0
 RETRY_REFUSED_S = 2.0
-
-Handler = Callable[[Any], None]
 
 
 class LeaderConnection:
@@ -34,7 +212,7 @@ class LeaderConnection:
         *,
         say: Callable[[str], None],
         hello: Callable[[], Hello],
-        handlers: dict[str, Handler],
+        handlers: dict[str, Callable[[Any], None]],
         on_admitted: Callable[[], None],
         on_refused: Callable[[Refused], None],
         on_lost: Callable[[str], None],

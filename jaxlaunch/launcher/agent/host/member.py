@@ -14,25 +14,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.messages import Judged, Leave, Ping, Refused, Start
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import of_lost_leader
-from jaxlaunch.launcher.agent.host import ephemeral
-from jaxlaunch.launcher.agent.host.child import Child
-from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection
-from jaxlaunch.launcher.agent.host.member_state import MemberState, Press, WhenIdle
-from jaxlaunch.launcher.agent.host.processes import Processes
-from jaxlaunch.launcher.agent.host.rank_reports import RankReports
-from jaxlaunch.launcher.agent.host.reported_metrics import ReportedMetrics
-from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
-from jaxlaunch.launcher.agent.io.dial import RETRY_S
+from jaxlaunch.launcher.agent.gang.protocol import Hello, Judged, Leave, Ping, Refused, Start
+from jaxlaunch.launcher.agent.gang.root_cause import of_lost_leader
+from jaxlaunch.launcher.agent.host.folders import SiteFolder
+from jaxlaunch.launcher.agent.host.leader_connection import RETRY_S, LeaderConnection, MemberState, Press, WhenIdle
+from jaxlaunch.launcher.agent.host.processes import Child, Processes
+from jaxlaunch.launcher.agent.host.rank_reports import RankReports, ReportedMetrics
 from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
-from jaxlaunch.records import checked, messages
-from jaxlaunch.records.failure import (
+from jaxlaunch.launcher.agent.io.resources import find_excess
+from jaxlaunch.records import checked
+from jaxlaunch.records.members import from_wire as members_of
+from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
     Numbers,
@@ -40,9 +35,11 @@ from jaxlaunch.records.failure import (
     StopFacts,
     StopOutcome,
     StopReason,
+    Verdict,
+    render_excess,
+    verdict_for,
+    verdict_for_code,
 )
-from jaxlaunch.records.members import from_wire as members_of
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 TICK_S = 0.2
 # By then a Python program has loaded our site hook.
@@ -76,7 +73,13 @@ class Member:
         self._config, self._loop, self._hello = config, loop, hello
         self._say, self._finish, self._orphaned, self._take_ranks = say, finish, orphaned, take
         self.processes = Processes(
-            config, loop, site_folder, stdout, say=say, on_report=self._child_reported, on_end=self._child_ended
+            config,
+            loop,
+            site_folder,
+            stdout,
+            say=say,
+            on_report=lambda child, message: self.reports.take(child, message),
+            on_end=self._child_ended,
         )
         self.leader = LeaderConnection(
             config,
@@ -118,15 +121,15 @@ class Member:
         press = self.state.take_signal(time.monotonic())
         if press is Press.REPEATED:
             return
-        excess = ephemeral.excess(self._config.job, self._config.host) if press is Press.STOP else None
+        excess = find_excess(self._config.job, self._config.host) if press is Press.STOP else None
         if not self.leader.is_admitted:
             self.processes.kill()
             reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
             stop = StopFacts(reason, StopOutcome.NOT_JOINED, excess=excess)
-            verdict = verdict_for_code(stop.code, Failure(FailureKind.STOPPED, stop=stop))
+            verdict = verdict_for(Failure(FailureKind.STOPPED, stop=stop))
             return self._finish(verdict, self._config.job.replaces and excess is None)
         if press is Press.STOP:
-            self._say("received a signal to stop" + (f": {messages.render_excess(excess)}" if excess else ""))
+            self._say("received a signal to stop" + (f": {render_excess(excess)}" if excess else ""))
             return self.leader.send("stop", excess=checked.to_json(excess))
         self._say("received a second signal to stop: killing the processes")
         self.leader.send("kill")
@@ -212,7 +215,7 @@ class Member:
             return
         wait = RendezvousFacts(address=":".join(map(str, self._config.leader)))
         facts = Failure(FailureKind.CANNOT_JOIN, detail=self.leader.fault, rendezvous=wait)
-        self._give_up(verdict_for_code(contract.LOST, facts, rank=0, host=0))
+        self._give_up(verdict_for(facts, rank=0, host=0))
 
     def _give_up(self, verdict: Verdict) -> None:
         self._say(verdict.message)
@@ -220,9 +223,6 @@ class Member:
         self._finish(verdict, False)
 
     # --- the processes ------------------------------------------------------------------------------------------------
-
-    def _child_reported(self, child: Child, message: Mapping[str, Any]) -> None:
-        self.reports.take(child, message)
 
     def _child_ended(self, child: Child, code: int) -> None:
         self.reports.take_end(child, code)

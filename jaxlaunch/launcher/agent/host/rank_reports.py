@@ -1,34 +1,40 @@
-"""What a host tells its leader of its processes: events, changes of their states, stacks, notes and metrics."""
+"""What the processes of a host report: to the leader, to the files of the run folder, to whoever asks for a profile."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import queue
+import re
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
+from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.nccl_status import asks_nccl
-from jaxlaunch.launcher.agent.gang.progress import Changes, Status, phase_timeouts
-from jaxlaunch.launcher.agent.gang.reports import UNSTARTABLE
-from jaxlaunch.launcher.agent.gang.stacks import MAX_CHARS
-from jaxlaunch.launcher.agent.gang.verdict import Kind, is_signals
-from jaxlaunch.launcher.agent.host import nccl_ras
-from jaxlaunch.launcher.agent.host.child import Child
-from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection
-from jaxlaunch.launcher.agent.host.member_state import MemberState
-from jaxlaunch.launcher.agent.host.processes import Processes
-from jaxlaunch.launcher.agent.host.profiles import Profiles
-from jaxlaunch.launcher.agent.host.reported_metrics import ReportedMetrics
-from jaxlaunch.launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.gang.nccl import Question, asks_nccl
+from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, Changes, phase_timeouts
+from jaxlaunch.launcher.agent.gang.root_cause import Kind, is_signals
+from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection, MemberState
+from jaxlaunch.launcher.agent.host.processes import Child, Processes
+from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import BEAT_S
 from jaxlaunch.records import checked
-from jaxlaunch.records.failure import HangFacts
+from jaxlaunch.records.verdict import HangFacts
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, finite
 
 MAX_NOTES = 50  # of a process
 MAX_NOTE_CHARS = 2000
+# Of one rank's stacks, in messages and in the summary.
+MAX_STACKS_CHARS = 16_000
 # For the processes to write their stacks.
 STACKS_S = 2.0
 # What a start spends its first seconds on, by the phase that rank 0 is in.
@@ -60,7 +66,7 @@ class RankReports:
         self._leader, self._say, self._metrics = leader, say, metrics
         self._stacks: _StackDump | None = None
         self._beat_at = time.monotonic()
-        self._oom_kills = cgroup.oom_kills()
+        self._oom_kills = resources.oom_kills()
         self._changes = Changes()
         # Ranks whose timeout was reported in this attempt, and those without our site hook.
         self._overdue: set[int] = set()
@@ -84,8 +90,12 @@ class RankReports:
             self.send_event(Kind.UNSTARTABLE, child, text=message[UNSTARTABLE])
         if "atexit" in message and (child.tree.is_program or child.progress.status.waits):
             self.send_event(Kind.LEFT, child)
-        if "note" in message:
-            self._pass_on(child, str(message["note"])[:MAX_NOTE_CHARS])
+        if "note" in message and self._leader.is_admitted:
+            # Each once, and no more of them than the summary holds.
+            note = str(message["note"])[:MAX_NOTE_CHARS]
+            if note not in child.notes and len(child.notes) < MAX_NOTES:
+                child.notes.add(note)
+                self._leader.send("note", text=note)
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
@@ -106,7 +116,10 @@ class RankReports:
         # The wrapper of a Python that failed passed the failure on.
         if child.handled is not None and code > 0 and not is_signals(code):
             self.send_event(Kind.ERROR, child, error=child.handled)
-        self.send_event(Kind.EXIT, child, exit=code, oom=self._is_oom_kill(code), text=child.tail_text[-MAX_CHARS:])
+        # The OOM killer may have sent a SIGKILL. Outside of a container its count is the whole machine's.
+        kills_before, self._oom_kills = self._oom_kills, resources.oom_kills()
+        is_oom_kill = code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
+        self.send_event(Kind.EXIT, child, exit=code, oom=is_oom_kill, text=child.tail_text[-MAX_STACKS_CHARS:])
 
     def send_event(self, kind: Kind, child: Child, **fields: Any) -> None:
         """Report what happened to a process, with its status."""
@@ -125,9 +138,10 @@ class RankReports:
 
     def dump_stacks(self) -> None:
         """Have every process write its stacks, and ask NCCL what it knows."""
-        self._processes.dump_stacks()
-        nccl = nccl_ras.Question(os.environ) if asks_nccl(self._config.job.platform, self._config.host) else None
-        self._stacks = _StackDump(time.monotonic() + STACKS_S, nccl)
+        for child in self._processes.alive():
+            child.dump_stacks()
+        question = Question(os.environ) if asks_nccl(self._config.job.platform, self._config.host) else None
+        self._stacks = _StackDump(time.monotonic() + STACKS_S, question)
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -135,8 +149,16 @@ class RankReports:
             self.beat()
         if self._state.verdict is None:
             self._check_timeouts(now)
-        if self._stacks is not None:
-            self._send_stacks(self._stacks, now)
+        if (dump := self._stacks) is None:
+            return
+        # Each look reads a file of every process.
+        alive = self._processes.alive() if dump.is_awaited else []
+        if dump.is_awaited and dump.is_complete({child.rank: child.stacks for child in alive}, now):
+            for rank, text in dump.take_texts().items():
+                about = self._about(self._processes.children[rank])
+                self._leader.send("stacks", **about, text=text[-MAX_STACKS_CHARS:])
+        if (answer := dump.take_nccl()) is not None:
+            self._leader.send("nccl", attempt=self._state.attempt, text=answer)
 
     def beat(self) -> None:
         """Send what has changed of the ranks' states, and the newest metrics."""
@@ -153,19 +175,18 @@ class RankReports:
         self._changes.told(child.rank, status)
         return {"attempt": self._state.attempt, "rank": child.rank, "status": status.to_wire()}
 
-    def _pass_on(self, child: Child, note: str) -> None:
-        """Send a note of a process to the leader: each once, and no more of them than the summary holds."""
-        if self._leader.is_admitted and note not in child.notes and len(child.notes) < MAX_NOTES:
-            child.notes.add(note)
-            self._leader.send("note", text=note)
-
     def _count(self, child: Child, message: Mapping[str, Any]) -> None:
         """Pass rank 0's phases to the clock, on host 0."""
         if self._clock is None or child.rank != 0 or self._state.verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
-        if (cause := _restart_cause(message, status)) is not None:
-            self._clock.restart.enter(cause, now)
+        # The part of a start that begins with this line, of contract.RESTART.
+        if message.get("hello") == "site":
+            self._clock.restart.enter("import", now)
+        elif "joined" in message:
+            self._clock.restart.enter("init", now)
+        elif "phase" in message and status.phase is not None:
+            self._clock.restart.enter(_RESTART_CAUSES.get(status.phase, status.phase), now)
         if status.phase == "step" and status.step is not None and status.step >= (status.first_step or 0):
             self._clock.restart.stepped(now)
         if "phase" in message and status.phase is not None:
@@ -175,58 +196,35 @@ class RankReports:
         if "committed" in message and status.committed is not None:
             self._clock.committed(status.committed)
 
-    def _is_oom_kill(self, code: int) -> bool:
-        """Return whether the OOM killer sent this SIGKILL. Outside of a container its count is the whole machine's."""
-        kills_before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
-        return code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
-
     def _check_timeouts(self, now: float) -> None:
         for child in self._processes.alive():
             progress = child.progress
-            if (
-                child.rank in self._overdue
-                or not progress.overdue(self.timeouts_s, now)
-                or child.tree.has_lost_reporter
-            ):
+            is_reported = child.rank in self._overdue
+            if is_reported or not progress.overdue(self.timeouts_s, now) or child.tree.has_lost_reporter:
                 continue
             self._overdue.add(child.rank)
             elapsed_s, limit_s = progress.in_phase_s(now), progress.timeout_s(self.timeouts_s) or 0.0
             hang = HangFacts(progress.status.phase or "", limit_s, elapsed_s, child.rank)
             self.send_event(Kind.HANG, child, hang=checked.to_json(hang), unseen_s=elapsed_s)
 
-    def _send_stacks(self, dump: _StackDump, now: float) -> None:
-        # Each look reads a file of every process.
-        if dump.is_awaited and dump.is_complete({child.rank: child.stacks for child in self._processes.alive()}, now):
-            for rank, text in dump.take_texts().items():
-                self._leader.send("stacks", **self._about(self._processes.children[rank]), text=text[-MAX_CHARS:])
-        if (answer := dump.take_nccl()) is not None:
-            self._leader.send("nccl", attempt=self._state.attempt, text=answer)
-
 
 class _StackDump:
     """Stacks that the processes write and NCCL's answer, until both were sent."""
 
-    def __init__(self, until: float, nccl: nccl_ras.Question | None) -> None:
-        self._until: float | None = until
-        self._nccl = nccl
+    def __init__(self, until: float, nccl: Question | None) -> None:
+        self._until, self._nccl = until, nccl
+        self.is_awaited = True
         self._texts: Mapping[int, str] = {}
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the stacks are still to be sent."""
-        return self._until is not None
 
     def is_complete(self, texts: Mapping[int, str], now: float) -> bool:
         """Return whether the stacks are to be sent: no text grows, or a process cannot write any."""
-        if self._until is None:
-            return False
         texts_before, self._texts = self._texts, texts
         is_growing = any(not text or text != texts_before.get(rank) for rank, text in texts.items())
         return not is_growing or now >= self._until
 
     def take_texts(self) -> Mapping[int, str]:
         """Return the stacks by rank, once."""
-        self._until = None
+        self.is_awaited = False
         return self._texts
 
     def take_nccl(self) -> str | None:
@@ -237,10 +235,161 @@ class _StackDump:
         return answer
 
 
-def _restart_cause(message: Mapping[str, Any], status: Status) -> str | None:
-    """Return the part of a start that begins with a line of rank 0's, of contract.RESTART; None if none begins."""
-    if message.get("hello") == "site":
-        return "import"
-    if "joined" in message:
-        return "init"
-    return _RESTART_CAUSES.get(status.phase or "", status.phase) if "phase" in message else None
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+SHOWN_EVERY_S = 10.0  # between two lines on the screen
+MAX_QUEUED = 1000  # rows for storage that stalls; more are dropped
+LAST_WORDS_S = 5.0  # for what waits when the program has ended
+
+Row = tuple[int, Mapping[str, Any]]
+
+
+class ReportedMetrics:
+    """What rank 0 of a program reports by `jaxlaunch.report`, where the metrics of `train:` are.
+
+    That is metrics.jsonl, TensorBoard events, and a line on the screen now and then. Files are written by a thread,
+    since storage may stall for longer than a host may be silent; `note` gets a sentence where they cannot be.
+    """
+
+    def __init__(self, folder: Path | None, say: Callable[[str], None], note: Callable[[str], object]) -> None:
+        self._folder, self._say, self._note = folder, say, note
+        self.unsent: Mapping[str, Any] | None = None  # the newest, until the leader has them
+        self._shown_at = time.monotonic()
+        self._unsaid: Row | None = None
+        self._rows: queue.Queue[Row | None] | None = None
+        self._writer: threading.Thread | None = None
+
+    def add(self, step: int | None, metrics: Mapping[str, Any]) -> None:
+        """Keep the numbers of a step. Those of no step, and of a loop of ours, which keeps its own, are left out."""
+        self.unsent = metrics
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) or value is None}
+        if step is None or STEP in metrics or not numbers:
+            return
+        if self._unsaid is not None and self._unsaid[0] == step:
+            self._unsaid = step, {**self._unsaid[1], **numbers}
+        else:
+            self._unsaid = step, numbers
+        if time.monotonic() - self._shown_at >= SHOWN_EVERY_S:
+            self._show()
+        if self._folder is not None:
+            self._put((step, {**finite(numbers), **({} if "time" in numbers else {"time": time.time()})}))
+
+    def end(self) -> None:
+        """Show the last numbers of a program that has ended; return when they are written, or storage stalls."""
+        self._show()
+        if self._rows is not None and self._writer is not None:
+            self._put(None)
+            self._writer.join(LAST_WORDS_S)
+        self._rows = self._writer = None
+
+    def _show(self) -> None:
+        if self._unsaid is not None:
+            step, numbers = self._unsaid
+            known = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+            self._say(f"step {step}  {known}")
+        self._unsaid, self._shown_at = None, time.monotonic()
+
+    def _put(self, row: Row | None) -> None:
+        if self._rows is None:
+            self._rows = queue.Queue(MAX_QUEUED)
+            self._writer = threading.Thread(target=self._write, args=(self._rows,), daemon=True)
+            self._writer.start()
+        try:
+            self._rows.put_nowait(row)
+        except queue.Full:
+            # The storage has not answered for minutes.
+            pass
+
+    def _write(self, rows: queue.Queue[Row | None]) -> None:
+        files: tuple[Journal, TensorBoard] | None = None
+        try:
+            while (row := rows.get()) is not None:
+                step, values = row
+                if files is None:
+                    board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
+                    files = Journal(f"{self._folder}/{layout.METRICS}", step - 1), board
+                files[0].add(step, values)
+                files[1].write(step, {f"train/{name}": value for name, value in values.items() if name != "time"})
+        except OSError as error:
+            self._note(f"no more metrics.jsonl: {error}")
+        finally:
+            for file in files or ():
+                file.close()
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------------
+
+DEFAULT_STEPS = 5
+MAX_SHOWN = 60  # characters of a wrong value
+_STEPS = re.compile(r"[0-9]{1,9}")  # int() raises for thousands of digits
+
+Reply = tuple[HTTPStatus, Mapping[str, Any]]
+
+
+class Profiles:
+    """The newest request for a profile, and the answers of the processes that were alive then.
+
+    Each is requested through a file. Only this machine may request one: `launcher profile` connects by loopback, in a
+    pod through a port-forward.
+    """
+
+    def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
+        """`is_trainer`: the processes run the built-in trainer; others can be profiled where they train as it does."""
+        self._is_trainer, self._alive = is_trainer, alive
+        self._numbers = itertools.count(1)
+        self._number: int | None = None
+        self._requested: dict[int, Child] = {}
+        self._answers: dict[int, Mapping[str, Any]] = {}
+
+    def reply(self, method: str, query: str, is_local: bool) -> Reply:
+        """Answer an HTTP request: POST requests a profile, GET reads the state of the newest."""
+        if not is_local:
+            why = "profiles are served on loopback only: connect from this host, or through kubectl port-forward"
+            return _refusal(HTTPStatus.FORBIDDEN, why)
+        if method == "GET":
+            return HTTPStatus.OK, self._state()
+        if method != "POST":
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "use POST to request a profile, GET to read its state")
+        text = parse_qs(query).get("steps", [str(DEFAULT_STEPS)])[-1]
+        if not _STEPS.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
+            why = f"steps = {text[:MAX_SHOWN]} is not a number from 1 to {contract.PROFILE_STEPS}"
+            return _refusal(HTTPStatus.BAD_REQUEST, why)
+        if (against := self._reason_against()) is not None:
+            return _refusal(HTTPStatus.CONFLICT, against)
+        self._number, self._answers = next(self._numbers), {}
+        self._requested = {child.rank: child for child in self._alive()}
+        request = json.dumps({"id": self._number, "steps": int(text)}).encode()
+        try:
+            for child in self._requested.values():
+                atomic_file.write(Path(child.profile_path), request)
+        except OSError as error:
+            self._requested = {}
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")
+        return HTTPStatus.ACCEPTED, self._state()
+
+    def update(self, child: Child, message: Mapping[str, Any]) -> None:
+        """Record what a process reports of its profile."""
+        if self._requested.get(child.rank) is child and message.get("id") == self._number:
+            self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
+
+    def _reason_against(self) -> str | None:
+        alive = list(self._alive())
+        if not self._is_trainer and not any(child.progress.status.trainer for child in alive):
+            trains = "and programs that train by jaxlaunch.run"
+            return f"this job runs its own command; only the built-in trainer can be profiled, {trains}"
+        if not alive:
+            return "no process is running"
+        busy = [rank for rank, answer in self._state()["ranks"].items() if answer["state"] not in contract.PROFILED]
+        return f"a profile is already being taken, on rank {', '.join(busy)}" if busy else None
+
+    def _state(self) -> dict[str, Any]:
+        answers = {}
+        for rank, child in self._requested.items():
+            answer = self._answers.get(rank, {"state": "asked"})
+            is_gone = child.progress.status.exit is not None and answer["state"] not in contract.PROFILED
+            answers[str(rank)] = {"state": "gone"} if is_gone else answer
+        return {"id": self._number, "ranks": answers}
+
+
+def _refusal(status: HTTPStatus, why: str) -> Reply:
+    return status, {"error": why}

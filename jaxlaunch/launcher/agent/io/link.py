@@ -2,18 +2,25 @@
 
 A line is one object with a `type`. Once both ends know the leader's epoch every line carries it and a counter; a line
 from another epoch or out of order closes the connection, and the other side connects again.
+
+TCP ports: choosing one that stays free until it is used, and listening on one.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop
-from jaxlaunch.records import wire
+from jaxlaunch.records import checked
+
+if TYPE_CHECKING:
+    from jaxlaunch.launcher.agent.io.tls import Channel
+
 
 MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
 MAX_FIRST = 16 * 1024  # ... until the epoch is known: whoever sends it may be a stranger
@@ -21,9 +28,6 @@ BEAT_S, SILENCE_S = 1.0, 10.0  # how often a host sends a message, and when eith
 MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as lost
 
 Message = dict[str, Any]
-
-if TYPE_CHECKING:
-    from jaxlaunch.launcher.agent.io.tls import Channel
 
 
 def encoded(kind: str, /, **fields: Any) -> bytes:
@@ -195,7 +199,7 @@ class Link:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = wire.decoded(line)
+            message = checked.decode_line(line)
         except ValueError:
             return self._lost("it sent a line that is not JSON")
         if type(message) is not dict or type(message.get("type")) is not str:
@@ -211,3 +215,42 @@ class Link:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+# Below Linux's ephemeral range (32768 on) and Kubernetes' node ports (30000 on): no outgoing connection and no bind to
+# port 0 can take one of these first, and a client that dials too early cannot connect to itself.
+RANGE = range(20_000, 30_000)
+TRIES = 1_000
+BACKLOG = 4_096  # all hosts of a job connect at once; the system caps it at net.core.somaxconn
+
+
+def free_port() -> int:
+    """A TCP port that is free on every IPv4 interface. Raises OSError when none is found."""
+    chosen = random.SystemRandom()
+    for _ in range(TRIES):
+        port = chosen.choice(RANGE)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port between {RANGE.start} and {RANGE.stop}")
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands before `:port`: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: on the address `host` alone, or on every interface, IPv6 included, where it is empty.
+
+    Port 0 is any free one. Raises OSError when the port is in use, or the address not this machine's.
+    """
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("", port), backlog=BACKLOG)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.verdict import (
+from jaxlaunch.launcher.agent.gang.root_cause import (
     Closeness,
     Event,
     Kind,
@@ -28,8 +28,17 @@ from jaxlaunch.launcher.agent.gang.verdict import (
 )
 from jaxlaunch.launcher.agent.leader.hang import Hang
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
-from jaxlaunch.records.failure import Failure, FailureKind, LostHost, Numbers, StopFacts, StopOutcome, StopReason
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.records.verdict import (
+    Failure,
+    FailureKind,
+    LostHost,
+    Numbers,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+    Verdict,
+    verdict_for_code,
+)
 
 # Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no longer visible.
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0

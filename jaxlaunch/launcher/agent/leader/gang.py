@@ -32,16 +32,24 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import Action as Outcome
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.messages import Stop
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal, refusal
+from jaxlaunch.launcher.agent.gang.protocol import Hello, Refusal, Stop, refusal
 from jaxlaunch.launcher.agent.leader.attempt import FROM_OUTSIDE, Attempt
 from jaxlaunch.launcher.agent.leader.membership import Gathering, Growth, Membership
 from jaxlaunch.records import checked
-from jaxlaunch.records.attempt import Record, furthest
-from jaxlaunch.records.failure import DiskExcess, Failure, FailureKind, StopFacts, StopOutcome, StopReason
-from jaxlaunch.records.messages import names, render_stop_reason
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.records.summary import Record, furthest
+from jaxlaunch.records.verdict import (
+    DiskExcess,
+    Failure,
+    FailureKind,
+    StopFacts,
+    StopOutcome,
+    StopReason,
+    Verdict,
+    names,
+    render_stop_reason,
+    verdict_for_code,
+)
 from jaxlaunch.runs import history
 
 # A process that SIGKILL does not end within this time is given up.

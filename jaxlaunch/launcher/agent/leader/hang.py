@@ -1,17 +1,186 @@
-"""Which rank is to blame when the gang makes no progress, by the stacks of all ranks and by what NCCL says."""
+"""Reads the stacks that faulthandler wrote of every rank, groups them, and finds the rank that the others wait for.
+
+Which rank is to blame when the gang makes no progress, by the stacks of all ranks and by what NCCL says.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from jaxlaunch.launcher.agent.gang import nccl_status, stacks
+from jaxlaunch.launcher.agent.gang import nccl
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.stacks import Stacks
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, failure_of
+from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, failure_of
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
-from jaxlaunch.records import messages
-from jaxlaunch.records.failure import HangFacts, Numbers
+from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")  # Python's own files
+_IMPORTS = "<frozen importlib"
+# A rank waits for the device or its peers where the innermost frame, those of Python's own files apart, is JAX's, but
+# for a compilation; and in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
+_JAX = re.compile(r"/(jax|jaxlib)/")
+_COMPILES = "backend_compile"
+_MEETS = re.compile(r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$")
+MAX_CHARS = 16_000  # of one rank's stacks, in messages and in the summary
+MOST_PLACES = 8  # that a message tells of: ranks that compute may be at as many as a program has lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file.rpartition('/')[2]}:{self.line})"
+
+
+class Thread:
+    """One thread: the line that begins it, and its frames, the innermost first."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+        self.frames: list[tuple[str, Frame]] = []  # each with its line
+
+    @property
+    def _telling(self) -> int:
+        """Which is the innermost frame that is not of Python's own files, else the innermost of all."""
+        return next((at for at, (_, frame) in enumerate(self.frames) if not _STANDARD.search(frame.file)), 0)
+
+    @property
+    def _module(self) -> int:
+        """Which is the innermost frame of a module's own code, which runs while it is imported."""
+        return next((at for at, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
+
+    @property
+    def cut(self) -> str:
+        """The thread with the frames alone that say what it does."""
+        kept = sorted({0, self._telling, self._module})
+        return "".join(f"{line}\n" for line in (self.header, *(self.frames[at][0] for at in kept)))
+
+    @property
+    def imports(self) -> bool:
+        """Whether it imports JAX, or the import itself is at work."""
+        _, module = self.frames[self._module]
+        is_of_jax = module.name == "<module>" and _JAX.search(module.file) is not None
+        return is_of_jax or self.frames[0][1].file.startswith(_IMPORTS)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the device or for other ranks."""
+        _, frame = self.frames[self._telling]
+        is_in_jax = _JAX.search(frame.file) is not None and not frame.name.startswith(_COMPILES)
+        return self.meets or (is_in_jax and not self.imports)
+
+    @property
+    def meets(self) -> bool:
+        """Whether it waits for other ranks without their devices."""
+        return _MEETS.search(self.frames[self._telling][1].file) is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is in Python's own code, as one that waits for another thread."""
+        return _STANDARD.search(self.frames[0][1].file) is not None and not self.imports
+
+
+def cut(text: str) -> str:
+    """The stacks with those frames of every thread alone that `Stacks` looks at."""
+    return "".join(thread.cut for thread in _threads(text))
+
+
+def _wait(threads: Sequence[Thread]) -> bool:
+    return bool(threads) and (threads[-1].waits or (threads[-1].is_idle and any(each.meets for each in threads)))
+
+
+def _threads(text: str) -> list[Thread]:
+    """Every thread that has a frame; the main one comes last, as faulthandler writes it."""
+    found: list[Thread] = []
+    for line in text.splitlines():
+        if line.endswith("(most recent call first):"):
+            found.append(Thread(line))
+        elif found and (frame := _frame(line)) is not None:
+            found[-1].frames.append((line, frame))
+    return [thread for thread in found if thread.frames]
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame(line: str) -> Frame | None:
+    """The frame in a line, which thousands of ranks have alike."""
+    match = _FRAME.match(line)
+    return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
+
+
+class Stacks:
+    """Where ranks are, by their stacks, each read once: thousands of ranks have megabytes of them."""
+
+    def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
+        """The ranks with a status; those without a text wrote no stacks."""
+        self._statuses = statuses
+        self._threads = {rank: _threads(texts.get(rank, "")) for rank in sorted(statuses)}
+        self._places = {rank: _place(statuses[rank], own) for rank, own in self._threads.items()}
+        self._waits = {rank: _wait(own) for rank, own in self._threads.items()}
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that wait for the device or for others: by their main thread, or one that it waits for."""
+        return [rank for rank, waits in self._waits.items() if waits]
+
+    def describe(self, suspect: int) -> str:
+        """Where the ranks are: the MOST_PLACES largest groups, and that of the suspect.
+
+        For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
+        """
+        groups: dict[str, list[int]] = {}
+        for rank, place in self._places.items():
+            groups.setdefault(place, []).append(rank)
+        ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+        said, others = [], []
+        for number, (place, ranks) in enumerate(ordered):
+            if number < MOST_PLACES or place == self._places[suspect]:
+                said.append(f"{_names(ranks)} {place}")
+            else:
+                others += ranks
+        return ", ".join([*said, *([f"{_names(others)} elsewhere"] if others else [])])
+
+    def suspect(self, first: int) -> int:
+        """The rank the others most likely wait for; `first` is the one whose timeout passed first.
+
+        In this order: a process that cannot even dump its stacks; one that does not wait for others while others do;
+        the odd one out; the one furthest behind; the one with a thread that no other rank has.
+        """
+        frames = {rank: [thread.frames[0][1] for thread in own] for rank, own in self._threads.items()}
+        places = Counter(self._places.values())
+        threads = Counter(str(frame) for of_rank in frames.values() for frame in set(of_rank))
+
+        def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
+            own = frames[rank]
+            return (
+                bool(own),
+                self._waits[rank],
+                places[self._places[rank]],
+                self._statuses[rank].step or 0,
+                -sum(threads[str(frame)] == 1 and not _JAX.search(frame.file) for frame in own),
+                rank != first,
+            )
+
+        return min(frames, key=order)
+
+
+def _place(status: Status, threads: Sequence[Thread]) -> str:
+    phase = f"in {status.phase} " if status.phase else ""
+    doing = "importing " if threads and threads[-1].imports else ""
+    return f"{phase}{doing}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+
 
 # Every rank's stacks arrive within this time or never, and so does NCCL's answer.
 STACKS_S = 4.0
@@ -28,7 +197,7 @@ class Hang:
         self.stacks: dict[int, str] = {}
         self._stacks_chars = 0
         self.nccl = ""
-        self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl_status.asks_nccl(platform, host)}
+        self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl.asks_nccl(platform, host)}
         self._overdue: tuple[float, Event] | None = None
         self.is_requested = False
         self._blamed: Event | None = None
@@ -46,7 +215,7 @@ class Hang:
     def overdue(self) -> str | None:
         """The message about the timeout that was exceeded."""
         hang = None if self._overdue is None else self._overdue[1].hang
-        return None if hang is None else messages.render_timeout(hang)
+        return None if hang is None else render_timeout(hang)
 
     def add_timeout(self, event: Event, now: float) -> None:
         """Record the first timeout of the attempt."""
@@ -55,7 +224,7 @@ class Hang:
     def add_stacks(self, rank: int, text: str) -> None:
         """Record the stacks of a rank, cut if there are many already."""
         is_cut = self._stacks_chars + len(text) > MAX_WHOLE_STACKS_CHARS
-        self.stacks[rank] = stacks.cut(text) if is_cut else text
+        self.stacks[rank] = cut(text) if is_cut else text
         self._stacks_chars += len(self.stacks[rank])
 
     def add_nccl(self, host: int, text: str) -> None:
@@ -110,7 +279,7 @@ class Hang:
         if waiting and culprit not in waiting:
             late = sorted(living.keys() - waiting)
             facts = dataclasses.replace(facts, waiting=Numbers.of(waiting), late=Numbers.of(late))
-        if self.nccl and (faults := nccl_status.describe(self.nccl)):
+        if self.nccl and (faults := nccl.describe(self.nccl)):
             facts = dataclasses.replace(facts, nccl=faults)
         host = self._statuses.host_of(culprit)
         return dataclasses.replace(event, rank=culprit, host=host, status=status, hang=facts)

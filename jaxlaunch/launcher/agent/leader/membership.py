@@ -11,10 +11,8 @@ from collections.abc import Collection, Mapping
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.records.failure import Failure, FailureKind, Numbers, RendezvousFacts
-from jaxlaunch.records.messages import names
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.launcher.agent.gang.protocol import Hello
+from jaxlaunch.records.verdict import Failure, FailureKind, Numbers, RendezvousFacts, Verdict, names, verdict_for_code
 
 # Seconds between two log lines about missing hosts.
 LOG_S = 10.0

@@ -1,43 +1,37 @@
 """What host 0 reports of a run: summary and records, log lines of its pod, the JobSet's annotation, the webhook.
 
-Storage and servers may stall for longer than a host may be silent. What they are sent goes through threads that write
-only the newest value; the event loop waits for them where something must be on storage first, and never for long.
+`RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for longer than a host
+may be silent. What they are sent goes through threads that write only the newest value (`publishers`); the event loop
+waits for them where something must be on storage first, and never for long. When host 0 is lost, `record_lost_leader`
+writes the end of the attempt on another host.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
-from jaxlaunch.launcher.agent.gang import made_of
 from jaxlaunch.launcher.agent.gang.clock import Clock
-from jaxlaunch.launcher.agent.gang.config import Config, versions
+from jaxlaunch.launcher.agent.gang.config import Config, describe_versions, versions
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.leader import jobset
+from jaxlaunch.launcher.agent.leader import publishers
 from jaxlaunch.launcher.agent.leader.gang import Gang, Stage
-from jaxlaunch.launcher.agent.leader.jobset import JobSet
-from jaxlaunch.launcher.agent.leader.notifier import Notifier
-from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
-from jaxlaunch.records import checked, rank_history
-from jaxlaunch.records.attempt import Record, furthest
-from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.records.summary import Of, Summary, ratio
+from jaxlaunch.launcher.agent.leader.publishers import JobSet, LatestWriter, Notifier, PodLog, RankSampler, View
+from jaxlaunch.records import checked
+from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.records.summary import Of, Record, Summary, furthest, ratio
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import AGENTS
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts, close_unfinished, find_unfinished, settle_records
 
 # Seconds between two writes of the summary: on this machine, and on storage that outlives a pod, which may be slow.
 WRITE_LOCAL_S, WRITE_SHARED_S = 1.0, 10.0
@@ -45,238 +39,37 @@ WRITE_LOCAL_S, WRITE_SHARED_S = 1.0, 10.0
 ANNOTATE_S, ANNOTATE_WAIT_S = 60.0, 10.0
 MAX_NOTES, MAX_NOTE_CHARS = 50, 2_000
 
-T = TypeVar("T")
 
-
-class LatestWriter(Generic[T]):
-    """Writes values in a background thread; if several are queued, only the newest."""
-
-    def __init__(self, write: Callable[[T], None]) -> None:
-        self._write = write
-        self._lock = threading.Lock()
-        self._next: T | None = None
-        self._thread: threading.Thread | None = None
-
-    def keep(self, value: T, wait_s: float = 0.0) -> None:
-        """Queue a value, and wait for at most `wait_s` until it is written."""
-        with self._lock:
-            self._next = value
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_queued, daemon=True)
-                self._thread.start()
-            thread = self._thread
-        if wait_s:
-            thread.join(wait_s)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a value is queued or being written."""
-        with self._lock:
-            return self._thread is not None
-
-    def finish(self) -> None:
-        """Wait until nothing is being written. The queued value is dropped: the caller writes a newer one."""
-        with self._lock:
-            self._next, thread = None, self._thread
-        if thread is not None:
-            thread.join()
-
-    def _write_queued(self) -> None:
-        while True:
-            with self._lock:
-                value, self._next = self._next, None
-                if value is None:
-                    self._thread = None
-                    return
-            self._write(value)
-
-
-class RankSampler:
-    """Samples the phases of all ranks every few seconds, into a file of the run folder."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._history = RankHistory.from_json(folder.read(rank_history.FILE))
-        self._writer = LatestWriter[bytes](lambda data: folder.replace(rank_history.FILE, data))
-        self._written_at = -math.inf
-
-    def sample(self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False) -> None:
-        """Sample if it is time to or `is_due`, and write the file at most every `write_every_s` seconds."""
-        if not statuses or not (is_due or self._history.is_due(time.time())):
-            return
-        letters, unknown, ended = rank_history.LETTERS, rank_history.UNKNOWN, rank_history.ENDED
-        phases = (letters.get(status.phase, unknown) if status.exit is None else ended for status in statuses)
-        self._history.add(time.time(), phases, (status.step if status.stepped else None for status in statuses))
-        if (now := time.monotonic()) - self._written_at >= write_every_s:
-            self._written_at = now
-            self._writer.keep(self._history.encoded())
-
-
-@dataclasses.dataclass
-class Written:
-    """What was written last, and when.
+class RunState:
+    """What is known of the run now, by the gang, the clock and the starts before.
 
     Attributes:
-        state: Newest committed step and stage in the summary.
-        summary_at: Monotonic time of the summary.
-        annotated_at: Monotonic time of the JobSet's annotation.
+        starts: The starts of the run.
+        metrics: The newest metrics of rank 0.
+        notes: Notes of the summary.
         started_at: Unix time at which the attempt began.
         seconds_before: Seconds of the run by cause, without those of the attempt.
     """
 
-    state: tuple[int | None, Stage] | None
-    summary_at: float
-    annotated_at: float
-    started_at: float
-    seconds_before: Mapping[str, float]
+    def __init__(self, config: Config, gang: Gang, clock: Clock, run_folder: RunFolder) -> None:
+        self._config, self._gang, self._clock, self._run_folder = config, gang, clock, run_folder
+        self._made_of = describe_versions(versions(), os.environ)
+        self.starts = Starts(run_folder, config.uid)
+        self.metrics: Mapping[str, Any] | None = None
+        self.notes: list[str] = []
+        self.started_at = time.time()
+        self.seconds_before: Mapping[str, float] = clock.seconds(clock.began)
 
+    @property
+    def newest_attempt(self) -> int:
+        """Number of the attempt that runs; in GATHER that is the next one."""
+        return self._gang.number + (self._gang.stage is Stage.GATHER)
 
-class Reporter:
-    """Reads the state of the gang, and writes what happened to it."""
-
-    def __init__(
-        self,
-        config: Config,
-        gang: Gang,
-        loop: Loop,
-        clock: Clock,
-        run_folder: RunFolder,
-        pod_log: PodLog,
-        say: Callable[[str], None],
-    ) -> None:
-        def say_from_thread(text: str) -> None:
-            # The streams belong to the thread of the event loop.
-            loop.after(0.0, lambda: say(text))
-
-        self._config, self._gang, self._clock = config, gang, clock
-        self._run_folder, self._pod_log = run_folder, pod_log
-        self._starts = Starts(run_folder, config.uid)
-        self._summary_writer = LatestWriter[Summary](self._starts.write)
-        self._annotator: LatestWriter[Recorded] | None = None
-        if config.is_pod and jobset.has_token():
-            self._annotator = LatestWriter(JobSet(config.job.name, say_from_thread).annotate)
-        self._notifier = Notifier(config.job.name, os.environ, say)
-        self._sampler = RankSampler(run_folder)
-        self._made_of = made_of.of(versions(), os.environ)
-        self._metrics: Mapping[str, Any] | None = None
-        self._notes: list[str] = []
-        now = time.monotonic()
-        self._written = Written(None, now, now, time.time(), clock.seconds(clock.began))
-
-    # --- events -------------------------------------------------------------------------------------------------------
-
-    def begin(self, now: float) -> None:
-        """Write what is known before the first host joins."""
-        self.log_past()
-        self._starts.keep_job(job_fields(self._config, os.environ))
-        self._write_summary(now)
-
-    def log_past(self) -> None:
-        """Write the attempts of earlier pods to the pod's log."""
-        ranks = self._config.job.processes_per_host, self._config.processes
-        self._pod_log.begin(self._gang.records, self._run_folder, self._starts.number, *ranks)
-
-    def add_metrics(self, metrics: Any) -> None:
-        """Keep the newest metrics of rank 0."""
-        if not isinstance(metrics, Mapping):
-            raise TypeError(f"metrics are {metrics!r}")
-        self._metrics = metrics or self._metrics
-
-    def add_note(self, text: str) -> None:
-        """Add a note to the summary, unless it has it or is full."""
-        text = text[:MAX_NOTE_CHARS]
-        if text not in self._notes and len(self._notes) < MAX_NOTES:
-            self._notes.append(text)
-
-    def start_attempt(self, now: float) -> None:
-        """Write that the gang starts an attempt."""
-        self._written.started_at = time.time()
-        self._clock.restart.enter("start", now)
-        self._write_summary(now)
-
-    def judge(self, verdict: Verdict, now: float) -> None:
-        """Write the verdict on the newest attempt."""
-        number, attempt = self._gang.number, self._gang.attempt
-        self._pod_log.judged(verdict, number)
-        self._notifier.judged(verdict, number)
-        if attempt.number == number:
-            self._sampler.sample(attempt.statuses, 0.0, is_due=True)
-            self._clock.restart.begin(*attempt.end_timing(now), now)
-        self._write_summary(now, is_urgent=True)
-
-    def record(self, verdict: Verdict, now: float) -> Record:
-        """Put the attempt on record. Return host 1's record if it ended the attempt while this process stood still."""
-        if verdict.code == contract.DONE:
-            self._clock.ended(now)
-        else:
-            self._clock.died(now)
-        gang, ranks, table = self._gang, self._gang.attempt.ranks, self._gang.members.table
-        seconds = self._clock.seconds(now)
-        record = Record(
-            uid=self._config.uid,
-            generation=self._config.generation,
-            attempt=gang.number,
-            cause=verdict.cause,
-            rank=verdict.rank,
-            first_committed=ranks.first_committed,
-            last_committed=gang.attempt.last_committed,
-            seconds=self._attempt_seconds(seconds),
-            verdict=verdict,
-            started=self._written.started_at,
-            ended=time.time(),
-            restart=self._clock.restart.last,
-            members=table.to_wire() if table.have_moved else None,
-        )
-        self._written.seconds_before = seconds
-        records = self._run_folder.records(self._config.uid)
-        if records and records[-1].attempt == gang.number:
-            return records[-1]
-        self._run_folder.append(record)
-        return record
-
-    def await_hosts(self, now: float) -> None:
-        """Write that the gang waits for the replacement of hosts."""
-        self._clock.restart.enter("replace", now)
-        self._write_summary(now)
-
-    def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the last summary, of the run or of this host 0."""
-        if not is_alone:
-            self._notifier.ended()
-        self._summary_writer.finish()
-        self._starts.write(self._summary(verdict))
-        if not is_alone:
-            self._pod_log.look(self.view, time.monotonic(), is_news=True)
-
-    def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the end on the JobSet."""
-        is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
-        self._annotate("ended" if is_final and not is_alone else "left", verdict)
-
-    def look(self, now: float) -> None:
-        """Write to the pod's log and tell the webhook, if there is news or it is time."""
-        self._pod_log.look(self.view, now)
-        self._notifier.look(self.view, now)
-
-    def keep(self, now: float) -> None:
-        """Write the summary, the samples of the ranks and the annotation, if there is news or it is time."""
-        stage, written = self._gang.stage, self._written
-        every_s = WRITE_LOCAL_S if self._config.is_local else WRITE_SHARED_S
-        has_news = (self._gang.attempt.ranks.committed, stage) != written.state
-        if stage is not Stage.LEAVE and (has_news or now - written.summary_at >= every_s):
-            self._write_summary(now, has_news=has_news)
-        if stage is Stage.RUN:
-            self._sampler.sample(self._gang.attempt.statuses, every_s)
-            if now - written.annotated_at >= ANNOTATE_S:
-                self._annotate("running", None)
-
-    def is_busy(self, now: float) -> bool:
-        """Return whether the end still waits for the webhook or the JobSet; it waits for neither without limit."""
-        if self._notifier.is_busy(now):
-            return True
-        is_annotating = self._annotator is not None and self._annotator.is_busy
-        return is_annotating and now < self._written.annotated_at + ANNOTATE_WAIT_S
-
-    # --- reports ------------------------------------------------------------------------------------------------------
+    @property
+    def saved_step(self) -> int | None:
+        """Newest step on storage, by everything that is known."""
+        steps = (record.last_committed for record in self._gang.records)
+        return furthest(self.starts.known, *steps, self._gang.attempt.ranks.committed)
 
     def start_fields(self) -> dict[str, int | None]:
         """Return the number of this start of the run, and the newest step that attempts before this one saved.
@@ -284,9 +77,13 @@ class Reporter:
         The step is 0 if they only trained, and None if none did.
         """
         saved = history.saved(self._gang.records, self._config.generation)
-        if saved is None and self._starts.has_written:
+        if saved is None and self.starts.has_written:
             saved = 0
-        return {"start": self._starts.number, "saved": furthest(saved, self._gang.members.saved_step)}
+        return {"start": self.starts.number, "saved": furthest(saved, self._gang.members.saved_step)}
+
+    def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of this attempt alone, of those of the run."""
+        return {cause: round(spent - self.seconds_before.get(cause, 0.0), 3) for cause, spent in seconds.items()}
 
     def gang_state(self, now: float) -> dict[str, Any]:
         """Return the state of all hosts, for the metrics of every agent."""
@@ -307,7 +104,7 @@ class Reporter:
     def view(self) -> View:
         """Return the state of all hosts, for the pod's log and the webhook."""
         gang, now = self._gang, time.monotonic()
-        ranks, records = gang.attempt.ranks, gang.records
+        ranks = gang.attempt.ranks
         return View(
             stage=gang.stage.name.lower(),
             attempt=gang.number,
@@ -315,16 +112,205 @@ class Reporter:
             missing=gang.members.missing,
             refused=list(gang.gathering.refusals)[-3:],
             # Until the attempt has completed a step, it is at the one that is saved.
-            step=ranks.first_step or self._saved_step or ranks.first_step,
+            step=ranks.first_step or self.saved_step or ranks.first_step,
             committed=ranks.committed,
             statuses=ranks.by_rank,
             overdue=gang.attempt.hang.overdue,
             seconds=self._clock.seconds(now),
-            restarts=self._restarts,
-            preempted=None if self._run_folder.gap else history.preemptions_without_progress(records),
-            metrics=self._metrics,
+            restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
+            preempted=None if self._run_folder.gap else history.preemptions_without_progress(gang.records),
+            metrics=self.metrics,
             restart=self._restart_seconds(now),
         )
+
+    def summary(self, verdict: Verdict | None) -> Summary:
+        """Return the summary of the run, which ends with `verdict`."""
+        gang, now = self._gang, time.monotonic()
+        seconds = self._clock.seconds(now)
+        return Summary(
+            verdict,
+            step=gang.attempt.ranks.first_step,
+            saved=self.saved_step,
+            of=dataclasses.replace(self._progress(seconds, now), made_of=self._made_of),
+            seconds=seconds,
+            restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
+            metrics=self.metrics,
+            notes=self.notes,
+            stacks=gang.attempt.hang.stacks,
+            nccl=gang.attempt.hang.nccl,
+            restart_seconds=history.restarts(gang.records, gang.number, self._restart_seconds(now)),
+        )
+
+    def recorded(self, when: str, verdict: Verdict | None) -> Recorded:
+        """Return the annotation of the JobSet."""
+        view, config = self.view(), self._config
+        progress = config.uid, time.time(), when, view.attempt, config.generation, view.step, self.saved_step
+        # Pods that left for others, which start the next attempt.
+        restarts = history.restarts_by_cause(self._gang.records, self.newest_attempt + (when == "left"))
+        return Recorded(*progress, ratio({"step": 0.0, **view.seconds}), restarts, verdict)
+
+    def _progress(self, seconds: Mapping[str, float], now: float) -> Of:
+        """Return the attempt that a summary is about."""
+        gang, ranks = self._gang, self._gang.attempt.ranks
+        return Of(
+            uid=self._config.uid,
+            generation=self._config.generation,
+            attempt=self.newest_attempt,
+            started=self.started_at,
+            at=time.time(),
+            seconds=self.attempt_seconds(seconds),
+            first_committed=ranks.first_committed,
+            last_committed=gang.attempt.last_committed,
+            unsafe_s=round(self._clock.unsafe_s(now), 3),
+            first_step=ranks.by_rank[0].first_step if ranks.by_rank else None,
+            judged=gang.verdict if gang.stage is Stage.KILL else None,
+            restart=self._restart_seconds(now),
+        )
+
+    def _restart_seconds(self, now: float) -> Mapping[str, float]:
+        has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
+        return self._clock.restart.last if has_ended else self._clock.restart.seconds(now)
+
+
+class Reporter:
+    """Writes what happened to the gang."""
+
+    def __init__(
+        self,
+        config: Config,
+        gang: Gang,
+        loop: Loop,
+        clock: Clock,
+        run_folder: RunFolder,
+        pod_log: PodLog,
+        say: Callable[[str], None],
+    ) -> None:
+        def say_from_thread(text: str) -> None:
+            # The streams belong to the thread of the event loop.
+            loop.after(0.0, lambda: say(text))
+
+        self.state = RunState(config, gang, clock, run_folder)
+        self._config, self._gang, self._clock = config, gang, clock
+        self._run_folder, self._pod_log = run_folder, pod_log
+        self._summary_writer = LatestWriter[Summary](self.state.starts.write)
+        self._annotator: LatestWriter[Recorded] | None = None
+        if config.is_pod and publishers.has_token():
+            self._annotator = LatestWriter(JobSet(config.job.name, say_from_thread).annotate)
+        self._notifier = Notifier(config.job.name, os.environ, say)
+        self._sampler = RankSampler(run_folder)
+        # Newest committed step and stage in the summary, and the monotonic times of the last writes.
+        self._written: tuple[int | None, Stage] | None = None
+        self._summary_at = self._annotated_at = time.monotonic()
+
+    def begin(self, now: float) -> None:
+        """Write what is known before the first host joins."""
+        self.log_past()
+        self.state.starts.keep_job(job_fields(self._config, os.environ))
+        self._write_summary(now)
+
+    def log_past(self) -> None:
+        """Write the attempts of earlier pods to the pod's log."""
+        ranks = self._config.job.processes_per_host, self._config.processes
+        self._pod_log.begin(self._gang.records, self._run_folder, self.state.starts.number, *ranks)
+
+    def add_metrics(self, metrics: Any) -> None:
+        """Keep the newest metrics of rank 0."""
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"metrics are {metrics!r}")
+        self.state.metrics = metrics or self.state.metrics
+
+    def add_note(self, text: str) -> None:
+        """Add a note to the summary, unless it has it or is full."""
+        text, notes = text[:MAX_NOTE_CHARS], self.state.notes
+        if text not in notes and len(notes) < MAX_NOTES:
+            notes.append(text)
+
+    def start_attempt(self, now: float) -> None:
+        """Write that the gang starts an attempt."""
+        self.state.started_at = time.time()
+        self._clock.restart.enter("start", now)
+        self._write_summary(now)
+
+    def judge(self, verdict: Verdict, now: float) -> None:
+        """Write the verdict on the newest attempt."""
+        number, attempt = self._gang.number, self._gang.attempt
+        self._pod_log.judged(verdict, number)
+        self._notifier.judged(verdict, number)
+        if attempt.number == number:
+            self._sampler.sample(attempt.statuses, 0.0, is_due=True)
+            self._clock.restart.begin(*attempt.end_timing(now), now)
+        self._write_summary(now, is_urgent=True)
+
+    def record(self, verdict: Verdict, now: float) -> Record:
+        """Put the attempt on record. Return host 1's record if it ended the attempt while this process stood still."""
+        if verdict.code == contract.DONE:
+            self._clock.ended(now)
+        else:
+            self._clock.died(now)
+        gang, table = self._gang, self._gang.members.table
+        seconds = self._clock.seconds(now)
+        record = Record(
+            uid=self._config.uid,
+            generation=self._config.generation,
+            attempt=gang.number,
+            cause=verdict.cause,
+            rank=verdict.rank,
+            first_committed=gang.attempt.ranks.first_committed,
+            last_committed=gang.attempt.last_committed,
+            seconds=self.state.attempt_seconds(seconds),
+            verdict=verdict,
+            started=self.state.started_at,
+            ended=time.time(),
+            restart=self._clock.restart.last,
+            members=table.to_wire() if table.have_moved else None,
+        )
+        self.state.seconds_before = seconds
+        records = self._run_folder.records(self._config.uid)
+        if records and records[-1].attempt == gang.number:
+            return records[-1]
+        self._run_folder.append(record)
+        return record
+
+    def await_hosts(self, now: float) -> None:
+        """Write that the gang waits for the replacement of hosts."""
+        self._clock.restart.enter("replace", now)
+        self._write_summary(now)
+
+    def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
+        """Write the last summary, of the run or of this host 0."""
+        if not is_alone:
+            self._notifier.ended()
+        self._summary_writer.finish()
+        self.state.starts.write(self.state.summary(verdict))
+        if not is_alone:
+            self._pod_log.look(self.state.view, time.monotonic(), is_news=True)
+
+    def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
+        """Write the end on the JobSet."""
+        is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
+        self._annotate("ended" if is_final and not is_alone else "left", verdict)
+
+    def look(self, now: float) -> None:
+        """Write to the pod's log and tell the webhook, if there is news or it is time."""
+        self._pod_log.look(self.state.view, now)
+        self._notifier.look(self.state.view, now)
+
+    def keep(self, now: float) -> None:
+        """Write the summary, the samples of the ranks and the annotation, if there is news or it is time."""
+        stage = self._gang.stage
+        every_s = WRITE_LOCAL_S if self._config.is_local else WRITE_SHARED_S
+        has_news = (self._gang.attempt.ranks.committed, stage) != self._written
+        if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= every_s):
+            self._write_summary(now, has_news=has_news)
+        if stage is Stage.RUN:
+            self._sampler.sample(self._gang.attempt.statuses, every_s)
+            if now - self._annotated_at >= ANNOTATE_S:
+                self._annotate("running", None)
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether the end still waits for the webhook or the JobSet; it waits for neither without limit."""
+        is_annotating = self._annotator is not None and self._annotator.is_busy
+        return self._notifier.is_busy(now) or (is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S)
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
         """Write where the agent of each host answers, by its hello and its IP address, and which ranks it has."""
@@ -343,79 +329,14 @@ class Reporter:
         Storage that stalls delays this by a second at most, and only if it is urgent or the folder is on this machine.
         A write every second, without news, delays nothing: a busy disk may take longer than that to sync.
         """
-        self._written.state = self._gang.attempt.ranks.committed, self._gang.stage
-        self._written.summary_at = now
+        self._written, self._summary_at = (self._gang.attempt.ranks.committed, self._gang.stage), now
         wait_s = WRITE_LOCAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
-        self._summary_writer.keep(self._summary(None), wait_s=wait_s)
+        self._summary_writer.keep(self.state.summary(None), wait_s=wait_s)
 
     def _annotate(self, when: str, verdict: Verdict | None) -> None:
-        self._written.annotated_at = time.monotonic()
-        if self._annotator is None:
-            return
-        view, gang, config = self.view(), self._gang, self._config
-        progress = config.uid, time.time(), when, gang.number, config.generation, view.step, self._saved_step
-        goodput = ratio({"step": 0.0, **view.seconds})
-        # These pods left for others, which start the next attempt.
-        restarts = history.restarts_by_cause(gang.records, self._newest_attempt + (when == "left"))
-        self._annotator.keep(Recorded(*progress, goodput, restarts, verdict))
-
-    def _attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of this attempt alone, of those of the run."""
-        before = self._written.seconds_before
-        return {cause: round(spent - before.get(cause, 0.0), 3) for cause, spent in seconds.items()}
-
-    def _progress(self, seconds: Mapping[str, float], now: float) -> Of:
-        """Return the attempt that a summary is about; in GATHER that is the next one."""
-        gang, ranks = self._gang, self._gang.attempt.ranks
-        return Of(
-            uid=self._config.uid,
-            generation=self._config.generation,
-            attempt=self._newest_attempt,
-            started=self._written.started_at,
-            at=time.time(),
-            seconds=self._attempt_seconds(seconds),
-            first_committed=ranks.first_committed,
-            last_committed=gang.attempt.last_committed,
-            unsafe_s=round(self._clock.unsafe_s(now), 3),
-            first_step=ranks.by_rank[0].first_step if ranks.by_rank else None,
-            judged=gang.verdict if gang.stage is Stage.KILL else None,
-            restart=self._restart_seconds(now),
-        )
-
-    @property
-    def _newest_attempt(self) -> int:
-        return self._gang.number + (self._gang.stage is Stage.GATHER)
-
-    @property
-    def _restarts(self) -> Mapping[str, int]:
-        return history.restarts_by_cause(self._gang.records, self._newest_attempt)
-
-    def _restart_seconds(self, now: float) -> Mapping[str, float]:
-        has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
-        return self._clock.restart.last if has_ended else self._clock.restart.seconds(now)
-
-    @property
-    def _saved_step(self) -> int | None:
-        """Newest step on storage, by everything that is known."""
-        steps = (record.last_committed for record in self._gang.records)
-        return furthest(self._starts.known, *steps, self._gang.attempt.ranks.committed)
-
-    def _summary(self, verdict: Verdict | None) -> Summary:
-        gang, now = self._gang, time.monotonic()
-        seconds = self._clock.seconds(now)
-        return Summary(
-            verdict,
-            step=gang.attempt.ranks.first_step,
-            saved=self._saved_step,
-            of=dataclasses.replace(self._progress(seconds, now), made_of=self._made_of),
-            seconds=seconds,
-            restarts=self._restarts,
-            metrics=self._metrics,
-            notes=self._notes,
-            stacks=gang.attempt.hang.stacks,
-            nccl=gang.attempt.hang.nccl,
-            restart_seconds=history.restarts(gang.records, gang.number, self._restart_seconds(now)),
-        )
+        self._annotated_at = time.monotonic()
+        if self._annotator is not None:
+            self._annotator.keep(self.state.recorded(when, verdict))
 
 
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -442,3 +363,120 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     except ValueError:
         # The trainer says what is wrong with it.
         return fields
+
+
+# --- when host 0 is lost ----------------------------------------------------------------------------------------------
+
+FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Reported:
+    """What another host knows of the attempt when host 0 is lost."""
+
+    attempt: int  # the last that host 0 started on this host; 0: none yet
+    started: float  # in Unix time: of this host's agent
+    last: Of | None = None  # of host 0's last report; None: it never reported
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of the run, as in that report
+
+    @classmethod
+    def of(cls, gang: Mapping[str, Any], attempt: int, started: float) -> Reported:
+        """Read host 0's last report, `gang`; empty where there was none."""
+        if "of" not in gang:
+            return cls(attempt, started)
+        return cls(attempt, started, checked.read(Of, gang["of"]), gang["seconds"])
+
+
+def record_lost_leader(
+    folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict
+) -> None:
+    """Write the end of the attempt in place of host 0, which was lost, from what another host knows of it.
+
+    That is host 0's last report; the last summary in `folder`, if it is of the same attempt; and the statuses of this
+    host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
+    is written where this host never joined a host 0 that still writes summaries, nor where the end is on record.
+    """
+    summary = folder.summary(config.uid)
+    has_joined = reported.attempt > 0 or reported.last is not None
+    is_fresh = summary is not None and _is_fresh(summary)
+    if not has_joined and summary is not None and summary.of is not None:
+        if is_fresh and summary.of.generation == config.generation:
+            return
+        if summary.of.generation != config.generation:
+            # Host 0 would have done it.
+            settle_records(folder, config.uid)
+    records = folder.records(config.uid)
+    if has_joined and records and records[-1].attempt >= reported.attempt > 0:
+        # Host 0 went on without this host, which was held up, and has put the end of the attempt on record; or nobody
+        # took its place.
+        if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
+            Starts(folder, config.uid).write(dataclasses.replace(summary, verdict=verdict))
+        return
+    summary, of = _last_known(folder, config, reported, records)
+    committing = [status for status in statuses if status.first_committed is not None]
+    of = dataclasses.replace(
+        of,
+        first_committed=_least(of.first_committed, *(status.first_committed for status in committing)),
+        last_committed=furthest(of.last_committed, *(status.committed for status in committing)),
+    )
+    own_step = _least(*(status.step for status in statuses))
+    step = summary.step if own_step is None else own_step
+    record = close_unfinished(of, dataclasses.replace(verdict, step=step))
+    folder.append(record)
+    previous = records[-1].attempt if records else 0
+    records.append(record)
+    if reported.last is None or previous == of.attempt - 1:
+        # The attempts before this one have their records here.
+        seconds = history.carried(records, time.time(), config.started)
+    else:
+        # As host 0 said last, with the lost work of the attempt that it was in.
+        seconds = dict(reported.seconds)
+        for cause, spent in record.seconds.items() if reported.last.attempt == record.attempt else ():
+            seconds[cause] = seconds.get(cause, 0.0) + spent - reported.last.seconds.get(cause, 0.0)
+    ended = dataclasses.replace(
+        summary,
+        # Where hosts are replaced, another host 0 goes on.
+        verdict=None if config.job.replaces and has_joined else record.verdict,
+        step=step,
+        seconds=seconds,
+        restarts=history.restarts_by_cause(records),
+        saved=furthest(summary.saved, *(status.committed for status in statuses)),
+        of=of,
+    )
+    Starts(folder, config.uid).write(ended)
+
+
+def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
+    """Return the attempt that host 0 was in: its seconds as host 0 said last, and its summary where there is one."""
+    last = reported.last
+    number = max(reported.attempt, 0 if last is None else last.attempt, records[-1].attempt + 1 if records else 1)
+    summary, of = find_unfinished(folder, config.uid, records) or (None, None)
+    if summary is None or of is None or (of.generation, of.attempt) != (config.generation, number):
+        now = time.time()
+        # A host without any report has only waited.
+        waited = {"rendezvous": max(0.0, now - reported.started)} if last is None else {}
+        of = Of(config.uid, config.generation, number, reported.started, at=now, seconds=waited)
+        summary = Summary(None, step=None, seconds={}, restarts={})
+    if last is not None and last.attempt == number:
+        of = dataclasses.replace(
+            of,
+            started=last.started,
+            at=last.at,
+            seconds=last.seconds,
+            unsafe_s=last.unsafe_s,
+            first_committed=_least(of.first_committed, last.first_committed),
+            last_committed=furthest(of.last_committed, last.last_committed),
+            first_step=of.first_step or last.first_step,
+            judged=of.judged or last.judged,
+            restart=of.restart or last.restart,
+        )
+    return summary, of
+
+
+def _is_fresh(summary: Summary) -> bool:
+    """Return whether the host 0 that wrote a summary lives."""
+    return summary.verdict is None and summary.of is not None and abs(time.time() - summary.of.at) < FRESH_S
+
+
+def _least(*steps: int | None) -> int | None:
+    return min((step for step in steps if step is not None), default=None)

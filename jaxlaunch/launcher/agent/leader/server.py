@@ -17,20 +17,28 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.handshake import LeaderSide, NotProven
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello, Refusal
-from jaxlaunch.launcher.agent.io import limits
-from jaxlaunch.launcher.agent.io.link import BEAT_S, SILENCE_S, Link, Message, encoded, secured
+from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderSide, NotProven, Refusal
+from jaxlaunch.launcher.agent.io import resources
+from jaxlaunch.launcher.agent.io.link import (
+    BEAT_S,
+    SILENCE_S,
+    Link,
+    Message,
+    bracketed,
+    encoded,
+    free_port,
+    listen,
+    secured,
+)
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
-from jaxlaunch.launcher.agent.io.ports import bracketed, free_port, listen
 from jaxlaunch.launcher.agent.leader import gang as actions
 from jaxlaunch.launcher.agent.leader.gang import Action, Gang, Stage
-from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.publishers import PodLog
 from jaxlaunch.launcher.agent.leader.reporter import Reporter
 from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import Verdict
-from jaxlaunch.runs import history, unfinished
-from jaxlaunch.runs.run_folder import RunFolder
+from jaxlaunch.runs import history
+from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
 TICK_S = 0.2
 # From this many hosts on, messages are read this many seconds apart: each look at the connections then finds many.
@@ -175,13 +183,13 @@ class Server:
     ) -> None:
         self._config, self._loop, self._say, self._finish = config, loop, say, finish
         self._gate = Gate(config, loop, say=say, admit=self._greet)
-        max_connections = limits.allow_connections(config.hosts)
+        max_connections = resources.allow_connections(config.hosts)
         if max_connections is not None:
             say(f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for {config.hosts} hosts")
         if config.hosts >= MANY_HOSTS:
             loop.pause_between(PAUSE_S)
         now = time.monotonic()
-        records = unfinished.settle(run_folder, config.uid)
+        records = settle_records(run_folder, config.uid)
         clock.carry(history.carried(records, time.time() - (now - clock.began), config.started))
         spent_s = sum(clock.seconds(clock.began).values())
         deadline_at = None if config.job.deadline_s is None else clock.began + config.job.deadline_s - spent_s
@@ -303,7 +311,7 @@ class Server:
             case actions.WriteEnd(verdict, is_alone):
                 reporter.write_end(verdict, is_alone=is_alone)
                 if not is_alone:
-                    self._send(list(self._peers), "ping", gang=reporter.gang_state(time.monotonic()))
+                    self._send(list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic()))
                 self._gang.end_written(time.monotonic())
             case actions.PublishEnd(verdict, is_alone):
                 reporter.publish_end(verdict, is_alone=is_alone)
@@ -331,7 +339,7 @@ class Server:
     def _send_start(self, hosts: Iterable[int]) -> None:
         number, members = self._gang.number, self._gang.members.table.to_wire()
         attempt = {"attempt": number, "coordinator": self._coordinator, "members": members}
-        self._send(hosts, "start", **attempt, **self._reporter.start_fields())
+        self._send(hosts, "start", **attempt, **self._reporter.state.start_fields())
 
     def _list_agents(self) -> None:
         self._has_late_host, self._listed_table = False, self._gang.members.table
@@ -372,4 +380,4 @@ class Server:
         turn = [host for host in range(self._turn, hosts, turns) if host in self._peers]
         self._turn = (self._turn + 1) % turns
         if turn:
-            self._send(turn, "ping", gang=self._reporter.gang_state(now))
+            self._send(turn, "ping", gang=self._reporter.state.gang_state(now))

@@ -36,7 +36,7 @@ from jaxlaunch.launcher.diagnose.text import (
 )
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_line, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
-from jaxlaunch.records.messages import names
+from jaxlaunch.records.verdict import names
 from jaxlaunch.spelling import in_full, nearest
 
 MAX_EVIDENCE = 24

@@ -29,8 +29,7 @@ from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import State, state_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import condition, pod_template
-from jaxlaunch.records.failure import FailureKind
-from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.records.verdict import FailureKind, Verdict
 
 _TRACEBACK_LINES = 20
 _BUS_ERROR = 128 + signal.SIGBUS

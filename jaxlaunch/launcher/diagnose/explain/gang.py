@@ -50,7 +50,7 @@ from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
-from jaxlaunch.records.messages import names
+from jaxlaunch.records.verdict import names
 
 # So many charged restarts without a committed step make a crash loop.
 _LOOPS = 2

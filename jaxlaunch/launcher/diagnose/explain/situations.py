@@ -284,17 +284,9 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
 }
 
-# What to do after an end with this code, where it is not what the row of the situation says. A code that JobSet
-# restarts ends a job only when its restarts are used up.
 STEPS_BY_CODE: Mapping[int, NextStep] = {
-    contract.BAD_SPEC: resubmit("fix what the message names in job.yaml, then `{again}`", again=SUBMIT_AGAIN),
-    contract.BAD_DATA: resubmit("fix the data or its path, then `{again}`", again=SUBMIT_AGAIN),
-    contract.STARTUP: resubmit("fix the program: the traceback shows where; then `{again}`", again=SUBMIT_AGAIN),
-    contract.NOT_FINITE: resubmit(
-        "fix the data if it is named, else lower the learning rate; then `{again}`", again=SUBMIT_AGAIN
-    ),
-    contract.NO_CHECKPOINT: change("check the checkpoint folder: is it complete, and does no other run own it?"),
-    contract.NO_PROGRESS: change("fix the first error; another try does not help."),
+    code: resubmit(step, again=SUBMIT_AGAIN) if "{again}" in step else change(step)
+    for code, step in contract.NEXT_STEPS.items()
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.records.lines import CONTINUED
+from jaxlaunch.records.log_lines import CONTINUED
 
 _RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.records.log_lines import Beat, Judged, Line, Past
-from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Recorded
 from jaxlaunch.records.summary import ratio
 from jaxlaunch.records.verdict import Verdict
 

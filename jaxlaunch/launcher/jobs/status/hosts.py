@@ -18,8 +18,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     SLICE_LABEL,
 )
 from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, pod_template, replicated_jobs
-from jaxlaunch.records import log_lines
-from jaxlaunch.records.agent_job import read_agent_job
+from jaxlaunch.records import checked, log_lines
 from jaxlaunch.records.log_lines import Termination
 from jaxlaunch.records.members import Members
 
@@ -129,7 +128,7 @@ def agent_job(spec: Obj) -> AgentJob | None:
     """What the agents of pods of this spec read of the job; None where they have none."""
     texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
     text = next(texts, None)
-    return read_agent_job(text.replace("$$", "$")) if text else None
+    return checked.read(AgentJob, checked.decode_record(text.replace("$$", "$"))) if text else None
 
 
 def table(jobset: Obj) -> Members:

@@ -21,8 +21,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     terminal_state,
 )
 from jaxlaunch.records import checked
-from jaxlaunch.records.log_lines import Beat
-from jaxlaunch.records.progress_annotation import WHEN
+from jaxlaunch.records.log_lines import WHEN, Beat
 from jaxlaunch.runs import history
 
 _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy

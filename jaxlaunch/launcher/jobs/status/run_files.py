@@ -18,11 +18,10 @@ from typing import Any
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
-from jaxlaunch.records import checked, wire
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Malformed, Whole
-from jaxlaunch.records.progress_annotation import Recorded, shortened
-from jaxlaunch.records.summary import Summary, ratio
+from jaxlaunch.records.log_lines import Recorded, shortened
+from jaxlaunch.records.summary import Record, Summary, ratio
 
 MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
@@ -96,7 +95,7 @@ def _broken(why: str) -> UserError:
 def _recorded(text: Any, uid: str) -> Recorded | None:
     """What summary.json says; None for another run's, and for what is no such file."""
     try:
-        found = Summary.from_json(wire.decoded(text.encode()))
+        found = Summary.from_json(checked.decode_line(text.encode()))
         if found.of is None:
             return None
         of, verdict = checked.fields_of(found.of), found.verdict and found.verdict.to_json()
@@ -110,7 +109,7 @@ def _attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
     """The attempts of this job in attempts.jsonl, the oldest first; what is no such line is left out."""
     for line in text.splitlines() if isinstance(text, str) else ():
         with contextlib.suppress(ValueError):
-            one = checked.read(Record, checked.decoded(line))
+            one = checked.read(Record, checked.decode_record(line))
             if one.uid == uid:
                 yield AttemptEnd(shortened(one.verdict), one.attempt, one.generation, one.ended)
 

@@ -15,9 +15,8 @@ from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.labels import QUEUE
 from jaxlaunch.launcher.kubernetes.objects import MAX_NAMED, Obj, is_suspended, terminal_state
 from jaxlaunch.records import members
-from jaxlaunch.records.log_lines import Line
+from jaxlaunch.records.log_lines import Line, Recorded
 from jaxlaunch.records.members import Members
-from jaxlaunch.records.progress_annotation import Recorded
 
 # Warnings about a pod that are over once it has a node, or once its container runs.
 _UNTIL_PLACED = ("FailedScheduling",)

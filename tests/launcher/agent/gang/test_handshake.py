@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.handshake import HostSide, LeaderSide, NotProven
+from jaxlaunch.launcher.agent.gang.protocol import HostSide, LeaderSide, NotProven
 
 KEY = b"the-uid"
 FIELDS = {"host": 1, "hostname": "caf\udce9", "fault": None}

@@ -3,23 +3,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import made_of
+from jaxlaunch.launcher.agent.gang import config
 
 
 def test_the_digest_is_of_names_and_contents_of_python_files_alone(tmp_path: Path) -> None:
     environ = {contract.CODE_ROOT: str(tmp_path)}
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "a.py").write_text("x = 1")
-    first = made_of.of({"python": "3.11.2", "jax": None}, environ)
-    assert first["python"] == "3.11.2" and "jax" not in first and len(first["code"]) == made_of.DIGITS
+    first = config.describe_versions({"python": "3.11.2", "jax": None}, environ)
+    assert first["python"] == "3.11.2" and "jax" not in first and len(first["code"]) == config.DIGITS
     for other in ("runs", ".git", "__pycache__"):
         (tmp_path / other).mkdir()
         (tmp_path / other / "b.py").write_text("y")
     (tmp_path / "data.txt").write_text("z")
-    assert made_of.code(environ) == {"code": first["code"]}
+    assert config.code_digest(environ) == {"code": first["code"]}
     (tmp_path / "pkg" / "a.py").write_text("x = 2")
-    changed = made_of.code(environ)
+    changed = config.code_digest(environ)
     (tmp_path / "pkg" / "a.py").rename(tmp_path / "pkg" / "b.py")
-    assert len({first["code"], changed["code"], made_of.code(environ)["code"]}) == 3
+    assert len({first["code"], changed["code"], config.code_digest(environ)["code"]}) == 3
     (tmp_path / "pkg" / "large.py").write_bytes(b"#" * (17 << 20))
-    assert made_of.code(environ) == {} == made_of.code({})
+    assert config.code_digest(environ) == {} == config.code_digest({})

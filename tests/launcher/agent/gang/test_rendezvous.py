@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello, refusal
+from jaxlaunch.launcher.agent.gang.protocol import Hello, refusal
 from jaxlaunch.records.checked import Malformed
-from jaxlaunch.records.messages import names
+from jaxlaunch.records.verdict import names
 
 LEADER = Hello(0, 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang import stacks
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.stacks import Stacks
+from jaxlaunch.launcher.agent.leader import hang
+from jaxlaunch.launcher.agent.leader.hang import Stacks
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3/threading.py", line 320 in wait
@@ -97,7 +97,7 @@ def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
 ) -> None:
     of = {0: works, 1: waits}
     if is_cut:
-        of = {number: stacks.cut(text) for number, text in of.items()}
+        of = {number: hang.cut(text) for number, text in of.items()}
     found = Stacks(dict.fromkeys(of, Status(phase=phase)), of)
     assert (found.suspect(first=1), found.waiting) == (0, [1])
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from jaxlaunch.launcher.agent.host import nccl_ras
+from jaxlaunch.launcher.agent.gang import nccl
 
 
 def play(*pieces: str | bytes, pause_s: float = 0.0, forever: bool = False) -> Callable[[socket.socket], None]:
@@ -31,7 +31,7 @@ def server(act: Callable[[socket.socket], None]) -> Iterator[str]:
 
         def serve() -> None:
             with contextlib.suppress(OSError), listener.accept()[0] as peer:
-                assert peer.recv(1000) == nccl_ras.QUESTION
+                assert peer.recv(1000) == nccl.QUESTION
                 act(peer)
 
         threading.Thread(target=serve, daemon=True).start()

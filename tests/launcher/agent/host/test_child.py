@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.gang import progress
 
 NONE = {"note": "rank 0 wrote a line to the progress pipe that is not JSON"}
 
@@ -26,4 +26,4 @@ NONE = {"note": "rank 0 wrote a line to the progress pipe that is not JSON"}
     ],
 )
 def test_a_line_behind_half_a_line_is_read(line: bytes, message: Any) -> None:
-    assert reports.read(line, 0) == message
+    assert progress.read_line(line, 0) == message

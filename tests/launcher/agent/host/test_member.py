@@ -15,10 +15,9 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
-from jaxlaunch.launcher.agent.gang.handshake import LeaderSide
 from jaxlaunch.launcher.agent.gang.progress import Progress
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
-from jaxlaunch.launcher.agent.gang.verdict import Kind
+from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderSide
+from jaxlaunch.launcher.agent.gang.root_cause import Kind
 from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.host.member import Member
 from jaxlaunch.launcher.agent.io import link

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.host.member_state import ONE_PRESS_S, MemberState, Press, WhenIdle
+from jaxlaunch.launcher.agent.host.leader_connection import ONE_PRESS_S, MemberState, Press, WhenIdle
 from jaxlaunch.records.verdict import verdict_for_code
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.host import preflight
-from jaxlaunch.launcher.agent.io import limits
+from jaxlaunch.launcher.agent.io import resources
 
 CPU = AgentJob("t")
 TPU = AgentJob("t", platform="tpu", accelerator="v5e")
@@ -30,27 +29,27 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_closed_device_file_is_named_with_its_owner_and_the_key(dev: Path) -> None:
     uid = os.geteuid()
-    assert preflight.fault(TPU, is_pod=True, dev=dev) == (
+    assert resources.find_fault(TPU, is_pod=True, dev=dev) == (
         f"cannot open {dev}/vfio/0 as uid {uid}: its owner is uid {uid}, its mode 0600; set users: {{v5e: root}} in "
         "the cluster defaults, or device_ownership_from_security_context = true in the configuration of the nodes' "
         "containerd"
     )
-    said = preflight.fault(TPU, is_pod=False, dev=dev)
+    said = resources.find_fault(TPU, is_pod=False, dev=dev)
     assert said is not None and said.endswith(f"run as that user, or give uid {uid} the file")
 
 
 def test_open_device_files_and_other_jobs_are_no_fault(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preflight.fault(AgentJob("t", platform="cuda"), is_pod=True, dev=dev) is None
+    assert resources.find_fault(AgentJob("t", platform="cuda"), is_pod=True, dev=dev) is None
     monkeypatch.undo()
     for path in (dev / "vfio").iterdir():
         path.chmod(0o777)
-    assert preflight.fault(TPU, is_pod=True, dev=dev) is None
-    assert preflight.fault(TPU, is_pod=True, dev=dev / "vfio" / "devices") is None
+    assert resources.find_fault(TPU, is_pod=True, dev=dev) is None
+    assert resources.find_fault(TPU, is_pod=True, dev=dev / "vfio" / "devices") is None
 
 
 def test_a_closed_folder_of_devices_is_named(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, how: Path(path) != dev / "vfio")  # root reads every folder
-    said = preflight.fault(TPU, is_pod=True, dev=dev)
+    said = resources.find_fault(TPU, is_pod=True, dev=dev)
     assert said is not None and said.startswith(f"cannot open {dev}/vfio as uid")
 
 
@@ -70,10 +69,10 @@ def test_a_small_limit_on_pinned_memory_is_told_of_a_network_that_needs_it(
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, limit))
     monkeypatch.setattr(resource, "setrlimit", lambda which, both: raised.append(both))
-    monkeypatch.setattr(limits, "_has_capability", lambda number: has_capability)
-    assert preflight.fault(CPU, is_pod=True) is None and not raised
-    assert preflight.fault(TPU, is_pod=True, dev=Path("/nowhere")) is None
-    found = preflight.fault(EFA, is_pod=True)
+    monkeypatch.setattr(resources, "_has_capability", lambda number: has_capability)
+    assert resources.find_fault(CPU, is_pod=True) is None and not raised
+    assert resources.find_fault(TPU, is_pod=True, dev=Path("/nowhere")) is None
+    found = resources.find_fault(EFA, is_pod=True)
     assert raised == 2 * [(limit, limit)]
     if said is None:
         assert found is None

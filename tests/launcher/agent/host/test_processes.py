@@ -10,14 +10,14 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang import reports
+from jaxlaunch.launcher.agent.gang import progress
 from jaxlaunch.launcher.agent.host.processes import Processes
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
 def test_a_refusal_is_in_the_log_and_shown_unless_launcher_run_says_it_at_the_end(is_launched: bool) -> None:
     line = json.dumps(contract.refusal_record("no data:\n  in /d", contract.BAD_DATA)).encode()
-    message = reports.read(line, 3)
+    message = progress.read_line(line, 3)
     child, log = SimpleNamespace(rank=3), MagicMock()
     processes: Any = object.__new__(Processes)
     processes._config, processes._is_paused = SimpleNamespace(is_launched=is_launched), False

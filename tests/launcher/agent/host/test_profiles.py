@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.host.profiles import Profiles
+from jaxlaunch.launcher.agent.host.rank_reports import Profiles
 
 
 def child(folder: Path, rank: int) -> Any:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxlaunch.launcher.agent.host import programs
+from jaxlaunch.launcher.agent.host import process_tree
 from tests.gang.agents import eventually
 
 
@@ -21,8 +21,8 @@ def running(*command: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            for pid in [*programs.below(process.pid, signal.SIGTERM), process.pid]:
-                programs.signal(pid, signal.SIGKILL)
+            for pid in [*process_tree.below(process.pid, signal.SIGTERM), process.pid]:
+                process_tree.send_signal(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
 ) -> None:
     def names(pid: int) -> list[str]:
         found = []
-        for each in programs.below(pid, signal.SIGTERM):
+        for each in process_tree.below(pid, signal.SIGTERM):
             with open(f"/proc/{each}/comm") as comm:
                 found.append(comm.read().strip())
         return found
@@ -52,12 +52,12 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
 def test_a_program_with_workers_gets_its_signal_itself() -> None:
     text = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
     with running("python3", "-c", text) as pid:
-        assert list(programs.below(pid, signal.SIGTERM)) == [pid] and programs.children(pid)
-        for child in programs.children(pid):
-            programs.signal(child, signal.SIGKILL)
+        assert list(process_tree.below(pid, signal.SIGTERM)) == [pid] and process_tree.children(pid)
+        for child in process_tree.children(pid):
+            process_tree.send_signal(child, signal.SIGKILL)
 
 
 def test_a_handler_is_seen_and_its_absence() -> None:
     text = "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
     with running("python3", "-c", text) as pid:
-        assert programs.catches(pid, signal.SIGUSR1) and not programs.catches(pid, signal.SIGUSR2)
+        assert process_tree.catches(pid, signal.SIGUSR1) and not process_tree.catches(pid, signal.SIGUSR2)

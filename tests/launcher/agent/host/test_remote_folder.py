@@ -12,8 +12,8 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
-from jaxlaunch.launcher.agent.host import remote_folder
-from jaxlaunch.launcher.agent.host.remote_folder import RemoteFolder
+from jaxlaunch.launcher.agent.host import folders
+from jaxlaunch.launcher.agent.host.folders import RemoteFolder
 from jaxlaunch.launcher.agent.io.loop import Loop
 
 
@@ -25,7 +25,7 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         script = tmp_path / "python"
         script.write_text(f"#!/bin/sh\necho ready\n{lines}\n")
         script.chmod(0o755)
-        monkeypatch.setattr(remote_folder, "sys", SimpleNamespace(executable=str(script)))
+        monkeypatch.setattr(folders, "sys", SimpleNamespace(executable=str(script)))
         environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0", contract.UID: "u"}
         place = config.read(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
         return RemoteFolder("gs://team-b/r", place)
@@ -45,7 +45,7 @@ def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_wi
     copied.take(range(1))  # those that it began with
     copied.take(range(2, 3))
     assert copied.close() is True, "what it repeats is read before its last word"
-    monkeypatch.setattr(remote_folder, "MOVE_S", 0.1)
+    monkeypatch.setattr(folders, "MOVE_S", 0.1)
     silent = copier("cat > /dev/null; echo done")
     silent.take(range(2, 3))
     assert silent.close() is True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.host.site_folder import SiteFolder
+from jaxlaunch.launcher.agent.host.folders import SiteFolder
 
 COLLECTS = "import gc; print(gc.isenabled())"
 IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COLLECTS!r}])"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.host import temporary_folder
+from jaxlaunch.launcher.agent.host import folders
 
 MAKES = """
 import sys, time
-from jaxlaunch.launcher.agent.host import temporary_folder
-made, _ = temporary_folder.make("run-")
+from jaxlaunch.launcher.agent.host import folders
+made, _ = folders.make_folder("run-")
 open(made + "/file", "w").close()
 print(made, flush=True)
 time.sleep(3600)
@@ -33,10 +33,10 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place
     with subprocess.Popen([sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
-        temporary_folder.sweep()
+        folders.sweep_folders()
         assert (folder / "file").exists() and folder.parent == place
         process.kill()
-    temporary_folder.sweep()
+    folders.sweep_folders()
     assert list(place.iterdir()) == []
 
 
@@ -51,22 +51,22 @@ def test_a_folder_of_a_version_without_locks_is_removed_a_week_later_unless_a_pr
         os.utime(made[name], (0, 0))
     environ = {"PYTHONPATH": f"{made['told']}/site"}
     with subprocess.Popen(["/bin/cat"], env=environ, stdin=subprocess.PIPE):
-        temporary_folder.sweep()
+        folders.sweep_folders()
     assert set(place.iterdir()) == {made["told"], made["new"], made["profiles-x"]}
 
 
 def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
-    mine, lock = temporary_folder.make()
+    mine, lock = folders.make_folder()
     others = place / "elsewhere"
     (others / "inner").mkdir(parents=True)
-    (others / temporary_folder.LOCK).touch()
+    (others / folders.LOCK).touch()
     (place / "jaxlaunch-link").symlink_to(others)
     (place / "jaxlaunch-file").touch()
     (place / "jaxlaunch-of-another-version").mkdir()
     (place / "jaxlaunch-fifo").mkdir()
-    os.mkfifo(place / "jaxlaunch-fifo" / temporary_folder.LOCK)
+    os.mkfifo(place / "jaxlaunch-fifo" / folders.LOCK)
     before = sorted(place.rglob("*"))
-    temporary_folder.sweep()
+    folders.sweep_folders()
     assert sorted(place.rglob("*")) == before and Path(mine).is_dir()
     os.close(lock)
 
@@ -74,4 +74,4 @@ def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
 def test_agents_that_start_together_may_remove_the_same_folders(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: [*listed(folder), "jaxlaunch-removed-by-another"])
-    temporary_folder.sweep()
+    folders.sweep_folders()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxlaunch.launcher.agent.host.profiles import Profiles
-from jaxlaunch.launcher.agent.http.server import MAX_CONNECTIONS, MetricsServer
+from jaxlaunch.launcher.agent.host.rank_reports import Profiles
 from jaxlaunch.launcher.agent.io.loop import Loop
+from jaxlaunch.launcher.agent.metrics_server import MAX_CONNECTIONS, MetricsServer
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.io import cgroup
+from jaxlaunch.launcher.agent.io import resources
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}
@@ -45,7 +45,7 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
     ],
 )
 def test_files_the_kernel_can_drop_are_not_in_use(own: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert cgroup.read(kernel(tmp_path, own, **files)) == {"in_use": 3000.0, "limit": 8000.0}
+    assert resources.read_memory(kernel(tmp_path, own, **files)) == {"in_use": 3000.0, "limit": 8000.0}
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_files_the_kernel_can_drop_are_not_in_use(own: str, files: dict[str, str
     ],
 )
 def test_without_a_limit_the_machine_is_the_limit(own: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert cgroup.read(kernel(tmp_path, own, **files)) == MACHINE
+    assert resources.read_memory(kernel(tmp_path, own, **files)) == MACHINE
 
 
 def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert cgroup.read(tmp_path) == {"in_use": None, "limit": None}
+    assert resources.read_memory(tmp_path) == {"in_use": None, "limit": None}
 
 
 OOM_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
@@ -76,5 +76,5 @@ def test_the_count_of_the_oom_killer_is_read_where_there_is_one(
 ) -> None:
     if text is not None:
         (tmp_path / "count").write_text(text)
-    monkeypatch.setattr(cgroup, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count")))
-    assert cgroup.oom_kills() == kills
+    monkeypatch.setattr(resources, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count")))
+    assert resources.oom_kills() == kills

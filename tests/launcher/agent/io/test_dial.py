@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.dial import Dialer
+from jaxlaunch.launcher.agent.host.leader_connection import Dialer
 from jaxlaunch.launcher.agent.io.loop import Loop
 
 

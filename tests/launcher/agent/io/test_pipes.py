@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from jaxlaunch.launcher.agent.io.loop import Loop
-from jaxlaunch.launcher.agent.io.pipes import LinePipe
+from jaxlaunch.launcher.agent.io.output import LinePipe
 
 
 class NoLoop:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.ports import listen
+from jaxlaunch.launcher.agent.io.link import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost"])

@@ -19,11 +19,10 @@ from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.handshake import HostSide
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.protocol import Hello, HostSide
 from jaxlaunch.launcher.agent.io.loop import Timer
-from jaxlaunch.launcher.agent.leader.pod_log import PodLog
+from jaxlaunch.launcher.agent.leader.publishers import PodLog
 from jaxlaunch.launcher.agent.leader.server import Server
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs.run_folder import RunFolder

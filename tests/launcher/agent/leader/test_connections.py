@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.protocol import HostSide
 from jaxlaunch.launcher.agent.io.link import MAX_FIRST
 from jaxlaunch.launcher.agent.leader.membership import MAX_REFUSALS
 from jaxlaunch.launcher.agent.leader.server import HELLO_S, LOG_S

@@ -17,10 +17,10 @@ from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.rendezvous import Hello
+from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.leader import gang as actions
 from jaxlaunch.launcher.agent.leader.gang import KILL_S, Action, Gang, Stage
-from jaxlaunch.records.attempt import Record
+from jaxlaunch.records.summary import Record
 from jaxlaunch.records.verdict import Verdict
 
 RANKS = 2

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.leader.jobset import JobSet, has_token
-from jaxlaunch.records.progress_annotation import Recorded
+from jaxlaunch.launcher.agent.leader.publishers import JobSet, has_token
+from jaxlaunch.records.log_lines import Recorded
 
 KNOWN = Recorded("1234", 1.0, "running", 1, 0, step=7)
 

@@ -15,17 +15,15 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.gang.handshake import HostSide
+from jaxlaunch.launcher.agent.gang.protocol import HostSide
 from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
 from jaxlaunch.launcher.agent.leader.gang import CLOSE_S
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.summary import Summary
+from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.records.summary import Record, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import AGENTS
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
@@ -263,14 +261,14 @@ def test_a_disk_that_takes_seconds_to_sync_does_not_stop_the_leader_each_second(
     for second in range(1, 4):
         own.keep(time.monotonic() + 2 * second)
     assert waits == [0.0, 0.0, 0.0]
-    own._written.state = None
+    own._written = None
     own.keep(time.monotonic())
     assert waits[3:] == [reporter.WRITE_LOCAL_S]
 
 
 def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:
     of = gang(3)
-    said = of.leader._reporter.gang_state(1e6)
+    said = of.leader._reporter.state.gang_state(1e6)
     assert said["of"]["attempt"] == 1 and said["of"]["generation"] == 0 and said["of"]["started"] > 0
     assert set(said["of"]["seconds"]) == set(said["seconds"])
 
@@ -413,9 +411,9 @@ def test_a_restart_is_at_the_step_that_is_saved_until_it_trains_one(gang: Callab
     of.send(0, "gone")
     assert of.said[-1].startswith("starting attempt 2")
     of.send(0, "beat", ranks={"0": {"phase": "init", "step": 0}}, metrics=None, attempt=2)
-    assert of.leader._reporter.view().step == 20
+    assert of.leader._reporter.state.view().step == 20
     of.send(0, "beat", ranks={"0": {"phase": "step", "step": 21}}, metrics=None, attempt=2)
-    assert of.leader._reporter.view().step == 21
+    assert of.leader._reporter.state.view().step == 21
 
 
 def test_a_spare_with_another_job_is_refused_and_the_gang_continues(gang: Callable[..., Gang]) -> None:

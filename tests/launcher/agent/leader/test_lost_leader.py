@@ -13,13 +13,12 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.leader import lost_leader
-from jaxlaunch.launcher.agent.leader.lost_leader import Reported
+from jaxlaunch.launcher.agent.leader import reporter
+from jaxlaunch.launcher.agent.leader.reporter import Reported
 from jaxlaunch.records.summary import Of, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs import unfinished
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs import run_folder
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 GENERATION = 1
 LOST = verdict_for_code(contract.LOST, "host 0 was lost: connection closed", rank=0, host=0)
@@ -56,7 +55,7 @@ def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_th
     keep(folder, of(1, generation=0, seconds={"step": 500.0}))  # as of when the pods started
     last = of(3, unsafe_s=5.0)
     said = gang(last, {"step": 700.0, "init": 30.0})  # of all three attempts
-    lost_leader.record_lost_leader(folder, place, Reported.of(said, 3, 0.0), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of(said, 3, 0.0), [], LOST)
     (record,) = folder.records("u")
     assert (record.generation, record.attempt, record.started) == (1, 3, last.started)
     assert (record.seconds["step"], record.seconds["lost_work"], record.seconds["init"]) == (35.0, 5.0, 10.0)
@@ -67,7 +66,7 @@ def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_th
 
 def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1, seconds={"step": 31.0}, last_committed=6, first_committed=2))
-    lost_leader.record_lost_leader(folder, place, Reported.of(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST)
     (record,) = folder.records("u")
     assert (record.attempt, record.first_committed, record.last_committed) == (1, 2, 6)
     assert record.seconds["step"] == 40.0  # as reported later than written
@@ -76,8 +75,8 @@ def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(place: Confi
 
 
 def test_an_attempt_has_a_number_after_the_last_where_host_0_never_reported(place: Config, folder: RunFolder) -> None:
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     assert [record.attempt for record in folder.records("u")] == [1, 2]
 
 
@@ -85,7 +84,7 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
     place: Config, folder: RunFolder
 ) -> None:
     began = time.time() - 90
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 0, began), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 0, began), [], LOST)
     (record,) = folder.records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
     found = folder.summary("u")
@@ -95,8 +94,8 @@ def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_se
 def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1))
     said = gang(of(1), {"step": 40.0})
-    lost_leader.record_lost_leader(folder, place, Reported.of(said, 1, 0.0), [], LOST)
-    lost_leader.record_lost_leader(
+    reporter.record_lost_leader(folder, place, Reported.of(said, 1, 0.0), [], LOST)
+    reporter.record_lost_leader(
         folder, place, Reported.of(said, 2, 0.0), [], LOST
     )  # lost before it said anything of attempt 2
     records = folder.records("u")
@@ -106,7 +105,7 @@ def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(pla
 
 def test_a_host_that_never_joined_ends_no_attempt_of_a_host_0_that_lives(place: Config, folder: RunFolder) -> None:
     keep(folder, of(4))
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     found = folder.summary("u")
     assert not folder.records("u") and found is not None and found.verdict is None
 
@@ -115,7 +114,7 @@ def test_a_host_that_joined_ends_the_attempt_that_host_0_started_and_never_repor
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(1))
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 1, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 1, time.time()), [], LOST)
     found = folder.summary("u")
     assert [record.attempt for record in folder.records("u")] == [1]
     assert found is not None and found.verdict is not None
@@ -125,18 +124,18 @@ def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attemp
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(4, generation=0))
-    lost_leader.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of({}, 0, time.time()), [], LOST)
     assert [(record.generation, record.attempt) for record in folder.records("u")] == [(0, 4), (1, 5)]
 
 
 def test_a_host_that_was_held_up_does_not_replace_the_end_that_host_0_wrote_without_it(
     place: Config, folder: RunFolder
 ) -> None:
-    ended = unfinished.close(
+    ended = run_folder.close_unfinished(
         of(2), verdict_for_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1)
     )
     folder.append(ended)
     Starts(folder, "u").write(Summary(ended.verdict, step=9, seconds={}, restarts={}, of=of(2)))
-    lost_leader.record_lost_leader(folder, place, Reported.of(gang(of(2), {"step": 4.0}), 2, time.time()), [], LOST)
+    reporter.record_lost_leader(folder, place, Reported.of(gang(of(2), {"step": 4.0}), 2, time.time()), [], LOST)
     assert folder.records("u") == [ended]
     assert (found := folder.summary("u")) is not None and found.verdict == ended.verdict

@@ -10,10 +10,10 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.leader.pod_log import PodLog, View
+from jaxlaunch.launcher.agent.leader.publishers import PodLog, View
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.attempt import Record
 from jaxlaunch.records.log_lines import Beat, Tail
+from jaxlaunch.records.summary import Record
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 

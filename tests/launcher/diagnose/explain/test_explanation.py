@@ -18,10 +18,8 @@ from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.objects import fold_events, trim_event, trim_node
 from jaxlaunch.launcher.manifests import nodes
-from jaxlaunch.records.failure import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts
-from jaxlaunch.records.log_lines import Past
-from jaxlaunch.records.progress_annotation import Recorded
-from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.records.log_lines import Past, Recorded
+from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts, verdict_for_code
 from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.diagnose.words import other_words

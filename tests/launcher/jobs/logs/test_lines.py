@@ -10,8 +10,7 @@ from jaxlaunch.launcher.jobs.logs.lines import Line, exist, merged, parse, selec
 from jaxlaunch.launcher.jobs.logs.pods import source
 from jaxlaunch.launcher.jobs.status.hosts import Host, newest
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.lines import CONTINUED, Lines
-from jaxlaunch.records.log_lines import Past, Tail, Termination
+from jaxlaunch.records.log_lines import CONTINUED, Lines, Past, Tail, Termination
 from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher import objects

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.jobs.status.hosts import main_container
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.lines import CONTINUED
+from jaxlaunch.records.log_lines import CONTINUED
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server
 from tests.launcher.invoke import Left, launcher

@@ -17,12 +17,10 @@ from jaxlaunch.launcher.agent.io.output import RankLog
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.status import read_run, run_files
 from jaxlaunch.launcher.jobs.status.run_files import RunFiles
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.summary import Of, Record, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import ATTEMPTS, SUMMARY, log_path, start_folder
-from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.starts import Starts
+from jaxlaunch.runs.run_folder import RunFolder, Starts
 
 KEPT = 4_000  # bytes of each rank's log
 

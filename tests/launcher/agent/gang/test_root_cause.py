@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Progress, Status
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
+from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, decide, of_lost_leader, verdict_of
 from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, Attempt
 from jaxlaunch.launcher.agent.leader.hang import STACKS_S
-from jaxlaunch.records.failure import HangFacts, LostHost
+from jaxlaunch.records.verdict import HangFacts, LostHost
 from tests.found import shows
 
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}

@@ -17,7 +17,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Exit, Seconds, Whole
-from jaxlaunch.records.failure import (
+from jaxlaunch.records.verdict import (
     ExceptionFacts,
     Failure,
     FailureKind,
@@ -26,8 +26,9 @@ from jaxlaunch.records.failure import (
     StopFacts,
     StopOutcome,
     StopReason,
+    Verdict,
+    verdict_for_code,
 )
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.

@@ -11,10 +11,12 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.verdict import Event, Kind, decide, of_lost_leader, verdict_of
-from jaxlaunch.records import checked, log_lines, messages
-from jaxlaunch.records.attempt import Record
-from jaxlaunch.records.failure import (
+from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, decide, of_lost_leader, verdict_of
+from jaxlaunch.records import checked, log_lines
+from jaxlaunch.records.log_lines import MAX_BYTES, Recorded
+from jaxlaunch.records.summary import Record
+from jaxlaunch.records.verdict import (
+    CATALOG,
     DiskExcess,
     ExceptionFacts,
     Failure,
@@ -26,9 +28,11 @@ from jaxlaunch.records.failure import (
     StopFacts,
     StopOutcome,
     StopReason,
+    Verdict,
+    names,
+    render,
+    verdict_for_code,
 )
-from jaxlaunch.records.progress_annotation import MAX_BYTES, Recorded
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs import history
 
 HANG = HangFacts(
@@ -241,10 +245,10 @@ EVENTS = [
 
 def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put nonsense in the place of every word of the catalog."""
-    for name, template in messages.CATALOG.items():
+    for name, template in CATALOG.items():
         parts = re.split(r"(\{[^}]*\})", template)
         replaced = [part if part.startswith("{") else re.sub(r"[A-Za-z']+", "zq", part) for part in parts]
-        monkeypatch.setitem(messages.CATALOG, name, "".join(replaced))
+        monkeypatch.setitem(CATALOG, name, "".join(replaced))
 
 
 def record(attempt: int, verdict: Verdict) -> Record:
@@ -284,7 +288,7 @@ def all_verdicts() -> list[Verdict]:
 def test_every_kind_has_a_case_and_a_sentence() -> None:
     assert {failure.kind for _, failure, _ in CASES} == set(FailureKind)
     for _, failure, sentence in CASES:
-        assert messages.render(failure) == sentence
+        assert render(failure) == sentence
 
 
 def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +305,7 @@ def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.Monkey
 def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
     for verdict in all_verdicts():
         text = json.dumps(verdict.to_json())
-        assert checked.read(Verdict, checked.decoded(text)) == verdict
+        assert checked.read(Verdict, checked.decode_record(text)) == verdict
     fields = verdict_for_code(83, RAISED).to_json()
     fields["failure"]["kind"] = "of_next_year"
     read = checked.read(Verdict, fields)
@@ -310,11 +314,11 @@ def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
 
 def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
     verdict = verdict_for_code(contract.CRASH, "it broke")
-    assert messages.render(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
+    assert render(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
 
 
 def test_names_cuts_a_long_list() -> None:
-    assert messages.names(list(range(30)), "rank").endswith("18, 19 and 10 more")
+    assert names(list(range(30)), "rank").endswith("18, 19 and 10 more")
     assert Numbers.of(range(30)).count == 30
 
 

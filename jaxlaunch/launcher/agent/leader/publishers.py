@@ -1,0 +1,400 @@
+"""Whom host 0 tells of the job: its pod's log, the JobSet's annotation, a webhook, and files of the run folder.
+
+Storage and servers may stall for longer than a host may be silent, so they are written by threads: whoever listens can
+neither hold up nor fail a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import math
+import os
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import Status
+from jaxlaunch.records import log_lines, rank_history
+from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Recorded, Tail
+from jaxlaunch.records.members import from_wire
+from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.summary import Record, furthest
+from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.runs import history, layout
+from jaxlaunch.runs.run_folder import RunFolder
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The state of all hosts, as the leader knows it now."""
+
+    stage: str
+    attempt: int
+    members: str  # which hosts hold ranks, as jaxlaunch/records/members writes them
+    missing: Sequence[int]
+    refused: Sequence[str]
+    step: int | None
+    committed: int | None
+    statuses: Sequence[Status]  # of every rank
+    overdue: str | None
+    seconds: Mapping[str, float]
+    restarts: Mapping[str, int]
+    preempted: int | None  # preemptions in a row without a newly committed step; None: not known
+    metrics: Mapping[str, Any] | None
+    restart: Mapping[str, float]  # seconds until the first step of the attempt, by cause
+
+
+# --- the pod's log ----------------------------------------------------------------------------------------------------
+
+MAX_PAST = 3  # attempts of earlier pods that have a line each
+CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without
+LOOP = frozenset({"step", "data", "eval", "save"})  # of the training loop: to go from one to another is no change
+
+
+class PodLog:
+    """Writes lines for programs (jaxlaunch/records/log_lines) by `write`; None outside of a pod, where nobody reads."""
+
+    def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
+        self._generation, self._write = generation, write
+        self._told = -1  # attempts whose past is written
+        self._looked_at = self._beat_at = -math.inf
+        self._beat_state: Any = None  # of the last beat: a change of it is written early
+        self._phase: Any = None
+        self._phase_since = time.time()
+        self._committed: int | None = None
+        self._committed_at: float | None = None
+
+    def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, each: int, processes: int) -> None:
+        """Write the attempts of earlier pods, and the ends of their logs, which were deleted with them.
+
+        Each host holds `each` of at most `processes` ranks. A job that was suspended gets new pods of the same
+        generation.
+        """
+        if self._write is None or not (self._generation or records) or self._told == len(records):
+            return
+        self._told = len(records)
+        self._committed = furthest(*(record.last_committed for record in records))
+        last = records[-1] if records else None
+        number, generation = (last.attempt, last.generation) if last else (0, self._generation - 1)
+        ends = history.restarts_by_cause(records, number + 1)
+        self._log(Past(**self._about(number), ends=ends, attempts=len(records), unknown=run_folder.gap))
+        for record in records[-MAX_PAST:]:
+            names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
+            fields = {name: getattr(record, name) for name in names}
+            self._log(Past(**self._about(record.attempt, record.generation), **fields))
+        # Where hosts held other ranks than their indexes say.
+        members = from_wire(last.members, each, processes) if last is not None and last.members is not None else None
+        failing = last and last.rank
+        for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
+            host = None if members is None else members.host(rank)
+            self._log(Tail(**self._about(number, generation), rank=rank, lines=lines, host=host))
+
+    def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
+        """Write a beat, if something changed or BEAT_S have passed; `now` in monotonic seconds."""
+        is_due = is_news or now - self._beat_at >= BEAT_S
+        if self._write is None or not (is_due or now - self._looked_at >= CHANGE_S):
+            return
+        self._looked_at, view = now, read()
+        phases = _ranks_by_phase(view.statuses)
+        phase = max(phases, key=lambda name: len(phases[name]), default=None)
+        if (view.attempt, phase) != self._phase:
+            self._phase, self._phase_since = (view.attempt, phase), time.time()
+        if view.committed is not None and view.committed > (-1 if self._committed is None else self._committed):
+            self._committed, self._committed_at = view.committed, time.time()
+        kind = "loop" if phase in LOOP else phase
+        state = view.stage, view.attempt, view.members, tuple(view.missing), view.overdue, kind
+        if state == self._beat_state and not is_due:
+            return
+        self._beat_state, self._beat_at = state, now
+        beat = Beat(
+            **self._about(view.attempt),
+            stage=view.stage,
+            members=view.members,
+            missing=view.missing[: log_lines.MAX_LISTED],
+            missing_count=len(view.missing),
+            refused=view.refused,
+            step=view.step,
+            phase=phase,
+            since=round(self._phase_since, 1),
+            phases={name: ranks[: log_lines.MAX_LISTED] for name, ranks in phases.items()},
+            counts={name: len(ranks) for name, ranks in phases.items()},
+            committed=self._committed,
+            committed_at=self._committed_at and round(self._committed_at, 1),
+            seconds={cause: round(spent, 1) for cause, spent in view.seconds.items() if spent},
+            restarts=view.restarts,
+            preempted=view.preempted,
+            overdue=view.overdue,
+            metrics=view.metrics,
+            restart=view.restart,
+        )
+        self._log(beat)
+
+    def judged(self, verdict: Verdict, attempt: int) -> None:
+        """Write the verdict on an attempt."""
+        self._log(Judged(**self._about(attempt), verdict=verdict))
+
+    def _about(self, attempt: int, generation: int | None = None) -> dict[str, Any]:
+        generation = self._generation if generation is None else generation
+        return {"at": round(time.time(), 1), "attempt": attempt, "generation": generation}
+
+    def _log(self, line: Line) -> None:
+        if self._write is not None:
+            self._write(log_lines.line(line))
+
+
+def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
+    """Return the ranks in each phase; "unsaid" has those without a report, "ended" those whose process has ended."""
+    phases: dict[str, list[int]] = {}
+    previous = None
+    for rank, status in enumerate(statuses):
+        # The ranks of a host mostly have the same.
+        if status is not previous:
+            ranks = phases.setdefault("ended" if status.exit is not None else status.phase or "unsaid", [])
+            previous = status
+        ranks.append(rank)
+    return phases
+
+
+# --- files and servers, by threads ------------------------------------------------------------------------------------
+
+
+class LatestWriter(Generic[T]):
+    """Writes values in a background thread; if several are queued, only the newest."""
+
+    def __init__(self, write: Callable[[T], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._next: T | None = None
+        self._thread: threading.Thread | None = None
+
+    def keep(self, value: T, wait_s: float = 0.0) -> None:
+        """Queue a value, and wait for at most `wait_s` until it is written."""
+        with self._lock:
+            self._next = value
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_queued, daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if wait_s:
+            thread.join(wait_s)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a value is queued or being written."""
+        with self._lock:
+            return self._thread is not None
+
+    def finish(self) -> None:
+        """Wait until nothing is being written. The queued value is dropped: the caller writes a newer one."""
+        with self._lock:
+            self._next, thread = None, self._thread
+        if thread is not None:
+            thread.join()
+
+    def _write_queued(self) -> None:
+        while True:
+            with self._lock:
+                value, self._next = self._next, None
+                if value is None:
+                    self._thread = None
+                    return
+            self._write(value)
+
+
+class RankSampler:
+    """Samples the phases of all ranks every few seconds, into a file of the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._history = RankHistory.from_json(folder.read(layout.RANKS))
+        self._writer = LatestWriter[bytes](lambda data: folder.replace(layout.RANKS, data))
+        self._written_at = -math.inf
+
+    def sample(self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False) -> None:
+        """Sample if it is time to or `is_due`, and write the file at most every `write_every_s` seconds."""
+        if not statuses or not (is_due or self._history.is_due(time.time())):
+            return
+        letters, unknown, ended = rank_history.LETTERS, rank_history.UNKNOWN, rank_history.ENDED
+        phases = (letters.get(status.phase, unknown) if status.exit is None else ended for status in statuses)
+        self._history.add(time.time(), phases, (status.step if status.stepped else None for status in statuses))
+        if (now := time.monotonic()) - self._written_at >= write_every_s:
+            self._written_at = now
+            self._writer.keep(self._history.encoded())
+
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
+_PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
+_API_TIMEOUT_S = 10.0
+
+
+def has_token(account: Path = ACCOUNT) -> bool:
+    """Return whether this pod may talk to the API server: only those of a job with a service account have a token."""
+    return (account / "token").is_file()
+
+
+class JobSet:
+    """The JobSet of that name in the pod's namespace, on which host 0 writes how far the job is."""
+
+    def __init__(
+        self,
+        name: str,
+        say: Callable[[str], None],
+        account: Path = ACCOUNT,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._name, self._say, self._account, self._environ = name, say, account, environ
+        self._has_failed = self._is_refused = False
+
+    def annotate(self, progress: Recorded) -> None:
+        """Replace the annotation; a server that cannot be reached is tried again next time. Log the first failure."""
+        if self._is_refused:
+            return
+        patch = {"metadata": {"uid": progress.uid, "annotations": {contract.ANNOTATION: progress.to_json()}}}
+        try:
+            code, message = self._patch(json.dumps(patch).encode())
+            self._is_refused = 400 <= code < 500 and code != 429
+            fault = f"HTTP {code}: {message}" if code >= 300 else None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            fault = str(error) or type(error).__name__
+        if fault is not None and not self._has_failed:
+            self._has_failed = True
+            self._say(f"how far the job is cannot be written on its JobSet (patch jobsets {self._name}): {fault}")
+
+    def _patch(self, body: bytes) -> tuple[int, str]:
+        """Return the status, and the begin of the answer's message."""
+        # It takes 20 ms, which most jobs need not wait for.
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        host, port = self._environ["KUBERNETES_SERVICE_HOST"], int(self._environ["KUBERNETES_SERVICE_PORT"])
+        connection = http.client.HTTPSConnection(host, port, timeout=_API_TIMEOUT_S, context=context)
+        path = _PATH.format((self._account / "namespace").read_text().strip(), self._name)
+        # The token is replaced about once an hour.
+        token = (self._account / "token").read_text().strip()
+        headers = {"Content-Type": "application/merge-patch+json", "Authorization": f"Bearer {token}"}
+        try:
+            connection.request("PATCH", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(300).decode(errors="replace")
+        finally:
+            connection.close()
+
+
+MAX_QUEUED = 32  # messages
+ANSWER_TIMEOUT_S = 10.0
+RETRY_S = 2.0  # between three tries
+LAST_S = 5.0  # for which the end of a job waits for its last message
+LOOK_S = 5.0
+_SCHEMES = ("http://", "https://")
+
+
+class Notifier:
+    """Tells a webhook, at the address that the job names, what becomes of the job; without one, nobody.
+
+    Messages wait in a bounded queue for a thread; what does not fit is dropped, and what cannot be sent is given up.
+    """
+
+    def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        options = json.loads(environ.get(contract.NOTIFY, "null")) or {}
+        self._events = frozenset(options.get("events", ()))
+        self._is_slack = options.get("format") == "slack"
+        self._stall_s = float(options.get("stall_s") or 0.0)
+        self._url = environ.get(options.get("url", ""), "")
+        self._waiting = queue.Queue[Mapping[str, Any]](MAX_QUEUED)
+        self._thread: threading.Thread | None = None
+        self._until = math.inf
+        self._looked_at = self._changed_at = time.monotonic()
+        self._state: Any = None
+        self._is_stalled = self._has_failed = False
+        self._best: Any = None
+        if options and not self._url.startswith(_SCHEMES):
+            self._events = frozenset()
+            say(f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told")
+
+    def look(self, read: Callable[[], View], now: float) -> None:
+        """Tell of a job that makes no progress, and of a new best evaluation."""
+        if not self._events or now - self._looked_at < LOOK_S:
+            return
+        self._looked_at, view = now, read()
+        metrics = view.metrics or {}
+        best, self._best = self._best, metrics.get(contract.Key.BEST_STEP)
+        if self._best is not None and self._best != best:
+            held_out = {key: value for key, value in metrics.items() if key.startswith(contract.HELD_OUT)}
+            self._tell("best", f"has its best evaluation so far at step {self._best}", metrics=held_out)
+        state = view.stage, view.attempt, view.step, sorted({status.phase for status in view.statuses}, key=str)
+        if state != self._state:
+            self._state, self._changed_at, self._is_stalled = state, now, False
+        elif self._stall_s and not self._is_stalled and now - self._changed_at >= self._stall_s:
+            self._is_stalled = True
+            where = f"waits for {len(view.missing)} hosts" if view.missing else f"is at step {view.step}"
+            self._tell("stall", f"{where} without progress for {now - self._changed_at:.0f} s", step=view.step)
+
+    def judged(self, verdict: Verdict, attempt: int) -> None:
+        """Tell that an attempt ended."""
+        is_done = verdict.code == contract.DONE
+        fields = {"attempt": attempt, "code": verdict.code, "cause": verdict.cause, "step": verdict.step}
+        at = "" if verdict.step is None else f" at step {verdict.step}"
+        how = "is done" if is_done else f"ended attempt {attempt}"
+        text = f"{how}{at}: {verdict.message} (exit {verdict.code})"
+        self._tell("done" if is_done else "failure", text, rank=verdict.rank, **fields)
+
+    def ended(self) -> None:
+        """Begin to wait for what is queued: it is sent within LAST_S, or never, since the job is about to end here."""
+        self._until = time.monotonic() + LAST_S
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether the end has to wait for a message still."""
+        return now < self._until and self._waiting.unfinished_tasks > 0 and not self._has_failed
+
+    def _tell(self, event: str, text: str, **fields: Any) -> None:
+        if event not in self._events:
+            return
+        line = f"{self._name} {text}"
+        message = {"event": event, "job": self._name, "text": line, "time": round(time.time(), 3), **fields}
+        if self._is_slack:
+            message = {"text": line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(message)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_all, name="notify", daemon=True)
+            self._thread.start()
+
+    def _send_all(self) -> None:
+        while True:
+            message = self._waiting.get()
+            for is_last in (False, False, True):
+                fault = self._send(message)
+                if fault is not None and not self._has_failed:
+                    self._say(f"notify: a message could not be sent: {fault}")
+                self._has_failed = fault is not None
+                if fault is None or is_last:
+                    break
+                time.sleep(RETRY_S)
+            self._waiting.task_done()
+
+    def _send(self, message: Mapping[str, Any]) -> str | None:
+        """Send a message, or return why not, in words without the address, which is a secret."""
+        headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
+        try:
+            request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
+                return None
+        except urllib.error.HTTPError as error:
+            return f"the server answers {error.code}"
+        except urllib.error.URLError as error:
+            reason = error.reason
+            return reason.strerror or type(reason).__name__ if isinstance(reason, OSError) else type(error).__name__
+        except Exception as error:
+            # Any, whatever a library makes of an address or an answer: no run ends by it.
+            return type(error).__name__

@@ -1,0 +1,330 @@
+"""The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. Never blocks the loop.
+
+/metrics has the agent's rows of contract.PROMETHEUS, merged with those that this host's processes serve on their
+sockets; a process that does not answer in time is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.config import PROTOCOL
+from jaxlaunch.launcher.agent.gang.progress import Progress
+from jaxlaunch.launcher.agent.io.link import listen
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
+from jaxlaunch.records.summary import ratio
+
+MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
+MAX_CONNECTIONS = 16  # a further one takes the place of the oldest that waits for its client
+TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
+SCRAPE_INTERVAL_S = 75.0  # Prometheus scrapes every minute by default
+
+PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
+
+Exposition = Callable[[Sequence[str]], str]  # of the texts of this host's processes
+Reply = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # to method, query, is_local
+
+
+class MetricsServer:
+    """Listens until the agent ends. Raises OSError when the port is in use."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: str,
+        port: int,
+        sockets: Callable[[], Sequence[str]],
+        exposition: Exposition,
+        replies: Mapping[str, Reply],
+    ) -> None:
+        """`replies` are in JSON, by path."""
+        self.loop, self.sockets, self.exposition, self.replies = loop, sockets, exposition, replies
+        self._open: dict[Request, None] = {}  # the oldest first
+        self._scraped_at: float | None = None
+        self._on_scrape: Callable[[], None] = lambda: None
+        self._listener = listen(host, port)
+        self._listener.setblocking(False)
+        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, also where any free one was requested."""
+        return int(self._listener.getsockname()[1])
+
+    def after_scrape(self, call: Callable[[], None]) -> None:
+        """Call back after the next scrape, or SCRAPE_INTERVAL_S later; at once if nobody scraped for that long."""
+        if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
+            return call()
+        self._on_scrape = call
+        self.loop.after(SCRAPE_INTERVAL_S, call)
+
+    def scraped(self) -> None:
+        """Note that a scrape has its answer."""
+        self._scraped_at = time.monotonic()
+        self._on_scrape()
+
+    def closed(self, request: Request) -> None:
+        """Forget a connection that is closed."""
+        del self._open[request]
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            # The client closed before it was accepted.
+            return
+        if len(self._open) >= MAX_CONNECTIONS:
+            slow = next((request for request in self._open if request.waits_for_client), None)
+            if slow is None:
+                return sock.close()
+            slow.close()
+        self._open[Request(self, sock)] = None
+
+
+class Request:
+    """One connection: one request, one response."""
+
+    def __init__(self, server: MetricsServer, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.waits_for_client = True  # to send its request, or to read the response
+        self._server, self._loop, self._sock = server, server.loop, sock
+        self._request, self._response = bytearray(), bytearray()
+        self._is_scrape = False
+        self._timeout = self._loop.after(TIMEOUT_S, self.close)
+        self._loop.watch(sock.fileno(), READ, lambda mask: self._read())
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(MAX_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._request += data
+        if not data or len(self._request) > MAX_REQUEST:
+            return self.close()
+        if b"\r\n\r\n" not in self._request:
+            return
+        self._loop.unwatch(self._sock.fileno())
+        self.waits_for_client = False
+        first, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
+        method, _, target = first.partition(" ")
+        path, _, query = target.partition(" ")[0].partition("?")
+        self._route(method, path, query, any(line.lower().startswith("origin:") for line in headers))
+
+    def _route(self, method: str, path: str, query: str, is_from_page: bool) -> None:
+        server = self._server
+        if path in server.replies and is_from_page:
+            self._respond(HTTPStatus.FORBIDDEN, json.dumps({"error": f"web pages may not ask for {path}"}) + "\n", JSON)
+        elif path in server.replies:
+            status, answer = server.replies[path](method, query, self._is_local())
+            self._respond(status, json.dumps(answer) + "\n", JSON)
+        elif method == "GET" and path in ("/metrics", "/metrics/"):
+            self._is_scrape = True
+            Gather(self._loop, server.sockets(), lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts)))
+        else:
+            paths = ", ".join(("/metrics", *server.replies))
+            self._respond(HTTPStatus.NOT_FOUND, f"not found: this server has {paths}\n")
+
+    def _is_local(self) -> bool:
+        try:
+            address = str(self._sock.getpeername()[0])
+        except OSError:
+            # It has closed.
+            return False
+        # A service mesh's sidecar is 127.0.0.6.
+        return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")
+
+    def _respond(self, status: HTTPStatus, text: str, kind: str = PLAIN) -> None:
+        body = text.encode(errors="backslashreplace")
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._response += head.encode() + body
+        self.waits_for_client = True
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock.fileno(), WRITE, lambda mask: self._write())
+
+    def _write(self) -> None:
+        try:
+            sent = self._sock.send(self._response)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self.close()
+        del self._response[:sent]
+        if not self._response:
+            self.close()
+            if self._is_scrape:
+                self._server.scraped()
+
+    def close(self) -> None:
+        """Close the connection, answered or not."""
+        self._timeout.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._server.closed(self)
+
+
+class Gather:
+    """Reads every Unix socket to its end at the same time; one that has not ended in CHILD_TIMEOUT_S is left out."""
+
+    def __init__(self, loop: Loop, paths: Sequence[str], done: Callable[[Sequence[str]], None]) -> None:
+        self._loop, self._done = loop, done
+        self._open: dict[socket.socket, bytearray] = {}
+        self._texts: list[str] = []
+        self._timeout: Timer = loop.after(CHILD_TIMEOUT_S, self._finish)
+        for path in paths:
+            self._connect(path)
+        if not self._open:
+            self._finish()
+
+    def _connect(self, path: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except OSError:
+            # It serves no metrics (yet), or its backlog is full.
+            return sock.close()
+        self._open[sock] = bytearray()
+        self._loop.watch(sock.fileno(), READ, lambda mask: self._read(sock))
+
+    def _read(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self._end(sock, is_whole=False)
+        if not data:
+            return self._end(sock, is_whole=True)
+        self._open[sock] += data
+        if len(self._open[sock]) > MAX_EXPOSITION:
+            self._end(sock, is_whole=False)
+
+    def _end(self, sock: socket.socket, is_whole: bool) -> None:
+        self._loop.unwatch(sock.fileno())
+        sock.close()
+        text = self._open.pop(sock)
+        if is_whole:
+            self._texts.append(text.decode(errors="replace"))
+        if not self._open:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._timeout.cancel()
+        for sock in list(self._open):
+            self._loop.unwatch(sock.fileno())
+            sock.close()
+        self._open.clear()
+        done, self._done = self._done, lambda texts: None
+        done(self._texts)
+
+
+# --- the text of /metrics ---------------------------------------------------------------------------------------------
+
+NAN = float("nan")
+_SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # how one begins
+Labels = tuple[str, ...]
+Values = Mapping[Labels, float]  # by the row's labels, in its order
+
+
+def own(
+    generation: int,
+    gang: Mapping[str, Any],
+    ranks: Mapping[int, Progress],
+    timeouts_s: Mapping[str, float | None],
+    silence_s: float,
+    memory: Mapping[str, float | None],
+    now: float,
+) -> str:
+    """Return the agent's rows. `gang` is the leader's last report; an unknown value is NaN, never missing."""
+    values = _gang_values(generation, gang, silence_s) | _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
+    values["jaxlaunch_host_memory_bytes"] = {(kind,): _number(size) for kind, size in memory.items()}
+    lines: list[str] = []
+    for row in contract.PROMETHEUS:
+        if row.by == "agent":
+            lines += [f"# HELP {row.name} {row.help}", f"# TYPE {row.name} {row.type}"]
+            lines += [_sample(row.name, row.labels, labels, value) for labels, value in values[row.name].items()]
+    return "\n".join(lines) + "\n"
+
+
+def merge(texts: Iterable[str]) -> str:
+    """Merge expositions: each metric appears once, with the samples of all. Lines of no form are left out."""
+    families: dict[str, tuple[list[str], list[str]]] = {}  # comment lines and samples, by the metric's name
+    for text in texts:
+        name = ""
+        for line in text.split("\n"):
+            if line.startswith(("# HELP ", "# TYPE ")):
+                name = line.split(" ", 3)[2]
+                header, _ = families.setdefault(name, ([], []))
+                if not any(known.startswith(line[: len("# HELP ") + len(name) + 1]) for known in header):
+                    header.append(line)
+            elif (sample := _SAMPLE.match(line)) is not None:
+                families.setdefault(name or sample[0], ([], []))[1].append(line)
+    return "".join("\n".join([*header, *samples]) + "\n" for header, samples in families.values())
+
+
+def _gang_values(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict[str, Values]:
+    seconds = {cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK}
+    causes = [outcome.cause for outcome in contract.OUTCOMES.values()]
+    return {
+        "jaxlaunch_build_info": {(PROTOCOL, platform.python_version()): 1.0},
+        "jaxlaunch_goodput_ratio": _one(ratio(seconds)),
+        "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
+        "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
+        "jaxlaunch_restarts_left": {
+            (limit,): float(gang.get("left", {}).get(limit, NAN)) for limit in ("crash", "in_place", "preempted")
+        },
+        "jaxlaunch_last_verdict_code": _one(gang.get("code")),
+        "jaxlaunch_generation": _one(generation),
+        "jaxlaunch_attempt": _one(gang.get("attempt")),
+        "jaxlaunch_heartbeat_age_seconds": _one(max(silence_s, float(gang.get("silence_s", 0.0)))),
+    }
+
+
+def _rank_values(
+    ranks: Mapping[int, Progress], foremost: int | None, timeouts_s: Mapping[str, float | None], now: float
+) -> dict[str, Values]:
+    steps: dict[Labels, float] = {}
+    lags: dict[Labels, float] = {}
+    left: dict[Labels, float] = {}
+    phases: dict[Labels, float] = {}
+    for rank, progress in ranks.items():
+        label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
+        steps[(label,)] = NAN if status.step is None else float(status.step)
+        lags[(label,)] = NAN if status.step is None or foremost is None else float(max(0, foremost - status.step))
+        left[(label,)] = NAN if limit is None else limit - progress.in_phase_s(now)
+        phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
+    return {
+        "jaxlaunch_children_up": _one(sum(progress.status.exit is None for progress in ranks.values())),
+        "jaxlaunch_phase": phases,
+        "jaxlaunch_phase_timeout_left_seconds": left,
+        "jaxlaunch_rank_step": steps,
+        "jaxlaunch_rank_lag_steps": lags,
+    }
+
+
+def _one(value: float | None) -> Values:
+    return {(): _number(value)}
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else float(value)
+
+
+def _sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:
+    pairs = ",".join(f'{label}="{text}"' for label, text in zip(labels, values, strict=True))
+    number = "NaN" if value != value else repr(value)
+    return f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}"
