@@ -48,7 +48,7 @@ Start = Callable[..., tuple[Hook, Notifier, list[str]]]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr(publishers, "AGAIN_S", 0.0)
+    monkeypatch.setattr(publishers, "RETRY_S", 0.0)
     monkeypatch.setattr(publishers, "LOOK_S", 0.0)
     hooks: list[Hook] = []
 
@@ -135,7 +135,7 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(s
 
 @pytest.mark.parametrize("address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"])
 def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "AGAIN_S", 0.0)
+    monkeypatch.setattr(publishers, "RETRY_S", 0.0)
     said = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
     told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
