@@ -32,12 +32,16 @@ class Accelerator(NamedTuple):
     @classmethod
     def of(cls, device: jax.Device) -> Accelerator:
         """Return what a device is; a ROCm device is one of the platform gpu."""
-        # The client of a GPU that is only compiled for does not tell that it is CUDA's, but the GPU's name does.
-        names = f"{device.client.platform_version} {device.device_kind}".lower()
-        if device.platform != "gpu" or not ("cuda" in names or "nvidia" in names):
+        if not _is_cuda(device):
             return cls(device.platform)
         # Only the devices of CUDA have this attribute, and JAX's type does not declare it.
         return cls("cuda", capability(getattr(device, "compute_capability", None)))
+
+
+def _is_cuda(device: jax.Device) -> bool:
+    # The client of a GPU that is only compiled for does not tell that it is CUDA's, but the GPU's name does.
+    names = f"{device.client.platform_version} {device.device_kind}".lower()
+    return device.platform == "gpu" and ("cuda" in names or "nvidia" in names)
 
 
 def capability(text: str | None) -> tuple[int, int] | None:

@@ -84,7 +84,7 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
     name, params = equation.primitive.name, equation.params
     if (summed := _summed_sizes(equation)) is not None:
         # Two operations for each element of the result and of what is summed into it.
-        return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(summed)
+        return 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
     inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
     if name == "cond":
         return max(inner)
@@ -108,7 +108,7 @@ def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple
         flops, results = _backward_equation(equation, causal, operands)
         total += flops
         for variable, does in zip(equation.outvars, results, strict=True):
-            if does and jnp.issubdtype(variable.aval.dtype, jnp.floating):
+            if does and jnp.issubdtype(_aval(variable).dtype, jnp.floating):
                 moving.add(id(variable))
     return total, [id(variable) in moving for variable in jaxpr.outvars]
 
@@ -172,11 +172,11 @@ def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
     """Return the sizes of the axes that a product or convolution sums over; None for any other operation."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated":
-        kernel = equation.invars[1].aval.shape  # its input features are already those of one group
+        kernel = _aval(equation.invars[1]).shape  # its input features are already those of one group
         features = params["dimension_numbers"].rhs_spec[0]
         return [size for axis, size in enumerate(kernel) if axis != features]
     if params.get("name") == GROUPED:
-        return list(equation.invars[0].aval.shape[1:])
+        return list(_aval(equation.invars[0]).shape[1:])
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
     elif name == "ragged_dot_general":
@@ -184,4 +184,9 @@ def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
         (contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     else:
         return None
-    return [equation.invars[0].aval.shape[axis] for axis in contracted]
+    return [_aval(equation.invars[0]).shape[axis] for axis in contracted]
+
+
+def _aval(variable: Any) -> Any:
+    # JAX's type of it declares neither shape nor dtype.
+    return variable.aval

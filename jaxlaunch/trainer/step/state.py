@@ -179,7 +179,8 @@ class ModelArrays:
 
 
 def _split_model(model: nnx.Module) -> tuple[Any, Any, Any, Any]:
-    graph, params, rngs, _, rest = nnx.split(model, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+    graph, *states = nnx.split(model, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+    params, rngs, _, rest = states
     return graph, params, rngs, rest
 
 

@@ -109,7 +109,7 @@ def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> 
     counts_BT[rows, 1:] = is_target_RL
     if seen:
         # A key is read by the queries from its own position on, in its own segment, that predict something.
-        index_T = np.arange(counts_BT.shape[1])
+        index_T = np.arange(real_RT.shape[1])
         for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):
             numbers_T = batch["segments"][row] if "segments" in batch else np.zeros_like(index_T)
             segment_T = np.unique(numbers_T, return_inverse=True)[1]

@@ -132,7 +132,7 @@ def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
 def test_earlier_tokens_come_first_within_a_capacity_and_padding_has_no_place() -> None:
     experts, x_BLD = layer(capacity=0.5)
     real_BL = jnp.ones((2, 16), jnp.float32).at[0, :5].set(0.0)
-    places = experts._places(0.5, 16, 2, 4)
+    places = module._places(0.5, 16, 2, 4)
     assert places == 4
     shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
     chosen_BLK = np.asarray(jax.lax.top_k(shares, 2)[1])

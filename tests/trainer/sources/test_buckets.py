@@ -195,7 +195,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
 @pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])
 def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(remote.fsspec, "registry", {})
+    monkeypatch.setattr("fsspec.registry", {})
     for act in (storage.check_writable, files.match_files):
         with pytest.raises(SpecError, match=rf"= {url}: .* is not installed: .*{extra}") as caught:
             act(url)
@@ -204,7 +204,7 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
 
 def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(remote.fsspec, "registry", {})
+    monkeypatch.setattr("fsspec.registry", {})
     with pytest.raises(
         SpecError, match="train.compile_cache = s3://team-b/x: s3:// needs s3fs, which is not installed"
     ):

@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
     draw = np.random.default_rng(1)
     ours_VV, theirs_VV = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
     batch, task = some_pairs(draw), Preference()
-    task._of = of
+    task._config = of
 
     @jax.jit
     def loss(table_VV: Any) -> Any:
