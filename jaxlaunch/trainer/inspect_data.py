@@ -24,12 +24,12 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import mixture as sources
 from jaxlaunch.trainer.sources.images import build, listing, picture
-from jaxlaunch.trainer.sources.images.index import Index, joined
+from jaxlaunch.trainer.sources.images.index import Index, join_path
 from jaxlaunch.trainer.sources.images.picture import Broken, Picture
-from jaxlaunch.trainer.sources.images.source import SMALL, indexed
+from jaxlaunch.trainer.sources.images.source import SMALL, index_images
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables import features
 from jaxlaunch.trainer.sources.tables import files as of_tables
+from jaxlaunch.trainer.sources.tables import source
 from jaxlaunch.trainer.sources.tables.files import Columns
 from jaxlaunch.trainer.spec import Images, Mixture, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
@@ -74,10 +74,10 @@ def _holds_images(place: str) -> bool:
     if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
         return False
     try:
-        found = listing.found(place, "train")
+        found = listing.list_files(place, "train")
     except DataError:
         try:
-            is_table = all(map(of_tables.is_table, of_tables.found(place, "train", "path")[0]))
+            is_table = all(map(of_tables.is_table, of_tables.find_tables(place, "train", "path")[0]))
         except DataError:
             is_table = False
         if not is_table:
@@ -88,9 +88,9 @@ def _holds_images(place: str) -> bool:
         return False
     if not found.names or found.kind not in ("list", "table"):
         return True
-    first = joined(found.root, found.names[0])
+    first = join_path(found.root, found.names[0])
     if found.kind == "list":
-        row = next((row for _, row in build.rows(first)), {})
+        row = next((row for _, row in build.read_rows(first)), {})
         return any(isinstance(each, str) and each.lower().endswith(picture.ENDINGS) for each in row.values())
     return _has_bytes(first)
 
@@ -107,9 +107,9 @@ def _has_bytes(path: str) -> bool:
             schema = files.arrow_batches(pyarrow.memory_map(here))[0]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
-    from jaxlaunch.trainer.sources.images import columns
+    from jaxlaunch.trainer.sources.images import containers
 
-    return any(columns.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
+    return any(containers.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
 
 
 SHOWN_FILES = 10  # broken or duplicate files that are named
@@ -128,9 +128,9 @@ class Seen(NamedTuple):
 def inspect_images(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
     """What is there, and the data block that reads it. Raises DataError."""
     data = Images(source="images", path=place, label=label)
-    train = indexed(data, place, "train", "path", None)
+    train = index_images(data, place, "train", "path", None)
     splits = {"train": train}
-    if train.has_splits and len(held := indexed(data, place, "eval", "path", train.classes or None)):
+    if train.has_splits and len(held := index_images(data, place, "eval", "path", train.classes or None)):
         splits["eval"] = held
     seen = [(index, number, each) for index in splits.values() for number, each in enumerate(_seen(index))]
     broken = [f"{index.where(number)} {each.wrong}" for index, number, each in seen if each.wrong]
@@ -206,11 +206,11 @@ SHOWN_VALUES = 20  # values of a column that are named
 
 def inspect_table(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
     """What is there, and the data block that reads it. Raises DataError."""
-    paths, has_splits = of_tables.found(place, "train", "path")
-    table = of_tables.read(paths)
+    paths, has_splits = of_tables.find_tables(place, "train", "path")
+    table = of_tables.read_tables(paths)
     splits = {"train": len(table)}
-    if has_splits and (held := of_tables.found(place, "eval", "path")[0]):
-        splits["eval"] = len(of_tables.read(held))
+    if has_splits and (held := of_tables.find_tables(place, "eval", "path")[0]):
+        splits["eval"] = len(of_tables.read_tables(held))
     columns = {name: _column(table, name) for name in [*table.values, *table.unusable]}
     label = label or next((name for name in build.LABEL if name in table.values), None) or [*table.values][-1]
     if label not in table.values:
@@ -242,14 +242,14 @@ def _column(table: Columns, name: str) -> dict[str, Any]:
     if name in table.unusable:
         return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
     try:
-        found = features.numbers(table, name)
+        found = source.column_numbers(table, name)
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
     if found is None:
         counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
-        if len(counts) > features.MOST_VALUES:
+        if len(counts) > source.MOST_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
     known = found[np.isfinite(found)]
@@ -265,7 +265,7 @@ def _column(table: Columns, name: str) -> dict[str, Any]:
 
 def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
     """What is predicted, and the outputs of the model; the block gets the classes where they are no 0 to n - 1."""
-    found = features.numbers(table, label)
+    found = source.column_numbers(table, label)
     if found is None:
         return "class", about["different"]
     known = found[np.isfinite(found)]
@@ -330,7 +330,7 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
 
 
 def _counted(table: Columns, name: str) -> tuple[list[int], str, str]:
-    found = features.numbers(table, name)
+    found = source.column_numbers(table, name)
     if found is None:
         counts = collections.Counter(str(value) for value in table.values[name] if value)
         ordered = counts.most_common(BINS)

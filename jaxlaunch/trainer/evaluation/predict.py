@@ -36,11 +36,11 @@ from jaxlaunch.trainer.evaluation import trained
 from jaxlaunch.trainer.evaluation.trained import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.sources.images import held, index, listing, picture
-from jaxlaunch.trainer.sources.images.index import joined, shown
+from jaxlaunch.trainer.sources.images import containers, index, listing, picture
+from jaxlaunch.trainer.sources.images.index import join_path, printable
 from jaxlaunch.trainer.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
-from jaxlaunch.trainer.sources.tables.features import Features
+from jaxlaunch.trainer.sources.tables.source import Features
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.spec.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
@@ -101,21 +101,21 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
     paths: list[str] = []
     for name in names:
         if listing.is_folder(name):
-            members = sorted(listing.walked(name))
+            members = sorted(listing.walk_files(name))
             endings: tuple[str, ...] = (*picture.ENDINGS, ".tar", *listing.TABLES)
             if kind == "table":
                 endings, readable = tables.ENDINGS, [member for member in members if tables.is_table(member)]
             else:
                 # Images; where there are none, what holds images.
-                readable = [member for member in members if listing.kind_of(member) == "files"]
-                readable = readable or [member for member in members if listing.kind_of(member) in ("tar", "table")]
+                readable = [member for member in members if listing.file_kind(member) == "files"]
+                readable = readable or [member for member in members if listing.file_kind(member) in ("tar", "table")]
             if not readable:
-                raise DataError(f"{shown(name)} holds none of {', '.join(endings)}, which the model reads")
-            paths += [joined(name, member) for member in readable]
+                raise DataError(f"{printable(name)} holds none of {', '.join(endings)}, which the model reads")
+            paths += [join_path(name, member) for member in readable]
         elif remote.is_remote(name) or os.path.lexists(name):
             paths.append(name)
         else:
-            skip(f"{shown(name)} does not exist")
+            skip(f"{printable(name)} does not exist")
     return paths
 
 
@@ -210,33 +210,33 @@ def _skipping(path: str, skip: Skip) -> Iterator[None]:
     except DataError as error:
         skip(str(error))
     except OSError as error:
-        skip(f"{shown(path)} cannot be read: {error.strerror or error}")
+        skip(f"{printable(path)} cannot be read: {error.strerror or error}")
 
 
 def _items(path: str) -> Iterator[Item]:
     """Yield the images of a file: itself, members of a tar, rows of Parquet and Arrow. Raises DataError where it is
     damaged or holds none, OSError and StorageError."""
-    kind = listing.kind_of(path)
+    kind = listing.file_kind(path)
     if kind not in ("tar", "table"):
-        yield Item(shown(path), partial(index.whole, path))
+        yield Item(printable(path), partial(index.read_file, path))
         return
     item: Item | None = None
     for item in _tar_items(path) if kind == "tar" else _table_items(path):
         yield item
     if item is None:
-        raise DataError(f"{shown(path)} holds no image")
+        raise DataError(f"{printable(path)} holds no image")
 
 
 def _tar_items(path: str) -> Iterator[Item]:
     size_bytes = data_files.file_size(path)
-    with held.opened_tar(path) as tar:
+    with containers.open_tar(path) as tar:
         for member in tar:
             name = os.path.basename(member.name)
             if member.isreg() and not name.startswith(".") and name.lower().endswith(picture.ENDINGS):
                 if member.offset_data + member.size > size_bytes:
-                    raise DataError(f"{shown(path)} is truncated: it ends within {shown(member.name)}")
+                    raise DataError(f"{printable(path)} is truncated: it ends within {printable(member.name)}")
                 read = partial(data_files.read_bytes, path, member.offset_data, member.size)
-                yield Item(f"{shown(path)}, {shown(member.name)}", read)
+                yield Item(f"{printable(path)}, {printable(member.name)}", read)
 
 
 def _table_items(path: str) -> Iterator[Item]:
@@ -244,17 +244,15 @@ def _table_items(path: str) -> Iterator[Item]:
     import pyarrow
     from pyarrow import parquet
 
-    from jaxlaunch.trainer.sources.images import columns
-
     local = data_files.local_path(path)
     try:
         batches: Iterator[Any]
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local)
-            batches = file.iter_batches(COLUMN_ROWS, columns=[columns.image_of(None, path, file.schema_arrow)])
+            batches = file.iter_batches(COLUMN_ROWS, columns=[containers.image_column(None, path, file.schema_arrow)])
         else:
             schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
-            name = columns.image_of(None, path, schema)
+            name = containers.image_column(None, path, schema)
             batches = (batch.select([name]) for batch in batches)
         row = 0
         for batch in batches:
@@ -263,11 +261,11 @@ def _table_items(path: str) -> Iterator[Item]:
                 column = column.flatten()[column.type.get_field_index("bytes")]
             for value in column:
                 row += 1
-                yield Item(f"{shown(path)}, row {row}", partial(bytes, value.as_py() or b""))
+                yield Item(f"{printable(path)}, row {row}", partial(bytes, value.as_py() or b""))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the file system's
             raise
-        raise DataError(f"{shown(path)} is truncated or damaged: {error}") from None
+        raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
 
 
 def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
@@ -276,7 +274,7 @@ def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
     for path in paths:
         contents = None
         with _skipping(path, skip):
-            table = tables.read([path], features.texts)
+            table = tables.read_tables([path], features.texts)
             contents = table, *features.read(table)
         if contents is None:
             continue
@@ -286,7 +284,7 @@ def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
         valid = [row for row in range(len(table)) if row not in faults]
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
-            yield Part([{"file": shown(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
+            yield Part([{"file": printable(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def load(
             arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
         params = _StoredParameters(network, arrays)
         data, files, ends_from = recorded.get("data"), saved_files.saved_tokenizer(folder), config.init_from
-    tokenizer = tokenizers.of(network.config.vocab, data, files, folder)
+    tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
     # A text ends as the folder says, and as the tokenizer does.
     ends = {*(folders.end_tokens(ends_from) if ends_from else ()), *(tokenizer.ends if tokenizer else ())}
     return TextModel(Generator(network, network.unstack(params), tuple(ends)), tokenizer, loaded_step)
@@ -274,7 +274,7 @@ class TrainingSamples:
         try:
             network = Network(train.model, mesh, train.precision)
             files = tokenizer_files(train.data)
-            self._tokenizer = tokenizers.of(
+            self._tokenizer = tokenizers.find_tokenizer(
                 network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
             )
             self._sampling = Sampling(max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed)

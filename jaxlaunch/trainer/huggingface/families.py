@@ -327,7 +327,7 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
     """Yield a sentence for each key of a config.json that the family does not have, or whose value it has not."""
     known, plain = read_keys(name, family), {**UNSUPPORTED, **family.constant}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    can_divide = isinstance(width, int) and isinstance(heads, int) and heads > 0
+    head_size = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
     for key, value in config.items():
         fault = f"{key} is {json.dumps(value)}"
         if key in family.constant or (key in UNSUPPORTED and key not in known):
@@ -342,7 +342,7 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
             if value is None and is_count and family.absent.get(key) is not None:
                 yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
         # A family without such a key has heads of this size by itself.
-        elif key == "head_dim" and can_divide and value == width // heads:
+        elif key == "head_dim" and value == head_size:
             continue
         elif key not in SAYING_NOTHING and key not in family.silent and value not in (None, False, "", [], {}):
             yield (

@@ -70,7 +70,7 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
         found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
         for name, about in found["files"].items():
             path = folder / name
-            if not path.exists() or path.stat().st_size != about["size"] or shards.digest(path) != about["sha256"]:
+            if not path.exists() or path.stat().st_size != about["size"] or shards.file_digest(path) != about["sha256"]:
                 raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
         return found
     except (OSError, RuntimeError) as error:  # array_record raises a RuntimeError of C++ where a disk is full
@@ -182,7 +182,7 @@ def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) ->
         if time.monotonic() - said_at >= SAY_S:
             said_at = time.monotonic()
             print(f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True)
-        about = {"split": split, "rows": last - first, "size": path.stat().st_size, "sha256": shards.digest(path)}
+        about = {"split": split, "rows": last - first, "size": path.stat().st_size, "sha256": shards.file_digest(path)}
         yield path.name, about
 
 
@@ -210,7 +210,7 @@ def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Pat
 
 def main() -> int:
     """Packs the data of TRAIN_SPEC as the argument says and prints a report as JSON; returns the exit code."""
-    build.die_with(os.getppid())
+    build.die_with_parent(os.getppid())
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: stopped.append(signum))

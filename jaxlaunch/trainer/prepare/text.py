@@ -23,7 +23,7 @@ from jaxlaunch.trainer.text import build, recipe, tokenizer
 
 def main() -> int:
     """Prepares the data of TRAIN_SPEC and prints a report as JSON; returns the exit code."""
-    build.die_with(os.getppid())
+    build.die_with_parent(os.getppid())
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked.append(signum))
@@ -77,16 +77,18 @@ def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = Fals
 
 
 def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
-    from jaxlaunch.trainer.sources import packed  # reads files of array_record, which most runs need not import
+    from jaxlaunch.trainer.sources import (
+        text as sources,  # reads files of array_record, which most runs need not import
+    )
 
     sizes = model_sizes(spec.model)
     if sizes.length is None:
         raise SpecError("data.source = text needs train.model.length, the tokens of an example")
     if sizes.vocab is not None:
-        tokenizer.fits(tokenizer.load(data.tokenizer), sizes.vocab)
-    made = recipe.of(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
-    place = packed.prepared(data, made, whole=whole, is_stopped=is_stopped)
-    index = build.read(place)
+        tokenizer.check_vocab(tokenizer.load(data.tokenizer), sizes.vocab)
+    made = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
+    place = sources.prepare_rows(data, made, whole=whole, is_stopped=is_stopped)
+    index = build.read_index(place)
     del index["files"]
     return {"folder": str(place), "paths": len(made.paths), "first": made.paths[0], "packing": made.packing, **index}
 

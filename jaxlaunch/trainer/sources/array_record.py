@@ -28,8 +28,8 @@ ABOUT = "jaxlaunch.json"  # beside files that `launcher prepare` has packed: wha
 OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
 
 
-def source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
-    """The files of `split`, or its share of the records when one set of files holds both."""
+def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
+    """Open the files of `split`, or its share of the records when one set of files holds both."""
     if split == "eval" and data.eval_path is not None:
         return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
@@ -39,8 +39,8 @@ def source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | N
     if not share.kept:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} records leaves none to train on")
     if split == "eval":
-        return Part(whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
-    return Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
+        return _Part(whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
+    return _Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
 
 
 class Records(DataSource):
@@ -50,7 +50,7 @@ class Records(DataSource):
         self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         self._paths = paths
         idle = max(1, OPEN_FILES // len(paths))
-        self._files = [File(path, idle) for path in paths]
+        self._files = [RecordFile(path, idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
 
     def __len__(self) -> int:
@@ -68,16 +68,15 @@ class Records(DataSource):
     @property
     def about(self) -> dict[str, Any]:
         """What `launcher prepare` noted of its files, such as the names of the classes; empty for those of others."""
-        return described(tuple(self._paths))
+        return read_notes(tuple(self._paths))
 
     def fingerprint(self) -> str:
-        """Number of records and files, and a digest of the files."""
-        return (
-            f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {files.sample_digest(self._paths)}"
-        )
+        """Return the number of records and files, and a digest of the files."""
+        digest = files.sample_digest(self._paths)
+        return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {digest}"
 
 
-class Part(DataSource):
+class _Part(DataSource):
     """Some of the records: the k-th is `index(k)` of the whole."""
 
     def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
@@ -96,54 +95,51 @@ class Part(DataSource):
         return self._whole.about
 
     def fingerprint(self) -> str:
-        """The fingerprint of the whole, and which part this is."""
+        """Return the fingerprint of the whole, and which part this is."""
         return f"{self._whole.fingerprint()}, {self._label}"
 
 
 @functools.lru_cache(maxsize=8)
-def described(paths: tuple[str, ...]) -> dict[str, Any]:
-    """What the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
-    path = os.path.join(os.path.dirname(paths[0]), ABOUT)
-    if remote.is_remote(path):
-        if ABOUT not in remote.entries(os.path.dirname(path)):
-            return {}
-    elif not os.path.exists(path):
+def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
+    folder = os.path.dirname(paths[0])
+    path = os.path.join(folder, ABOUT)
+    if not (ABOUT in remote.entries(folder) if remote.is_remote(path) else os.path.exists(path)):
         return {}
     try:
-        found = json.loads(files.read_bytes(path, 0, files.file_size(path)))
-        return dict(found) if os.path.basename(paths[0]) in found["files"] else {}
+        notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))
+        return dict(notes) if os.path.basename(paths[0]) in notes["files"] else {}
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}; remove it, or the folder, and pack it again") from None
 
 
-class File:
+class RecordFile:
     """One file, of which `idle` readers are kept. Raises DataError where it is not in the array_record format."""
 
     def __init__(self, path: str, idle: int) -> None:
-        self._place = files.local_path(path)
+        self._path = files.local_path(path)
         try:
-            self.count = len(ArrayRecordDataSource(self._place))  # records
+            self.count = len(ArrayRecordDataSource(self._path))  # records
         except Exception as error:  # a RuntimeError of C++; a file cut short is one
-            raise DataError(_unreadable(path, error)) from error
+            # Of a file that is too small array_record says only that; all of ours end in a footer.
+            why = str(error).partition(";")[0]
+            detail = "" if "64KB" in why else f" ({why})"
+            raise DataError(
+                f"{path} is not an array_record file, or is truncated{detail}; data.source = array_record reads no "
+                "other"
+            ) from error
         # Readers that no thread uses; each has its own place in the file, and keeps it open.
         self._idle: deque[Any] = deque(maxlen=idle)
 
-    def read(self, record: int) -> bytes:
-        """A record. Raises what array_record raises, a RuntimeError or an IndexError."""
+    def read(self, number: int) -> bytes:
+        """Read a record. Raises what array_record raises, a RuntimeError or an IndexError."""
         try:
             reader = self._idle.pop()
         except IndexError:
             reader = array_record_module.ArrayRecordReader(
-                self._place, options=READER, file_reader_buffer_size=READ_BYTES
+                self._path, options=READER, file_reader_buffer_size=READ_BYTES
             )
-        reader.seek(record)
-        found: bytes = reader.read()
+        reader.seek(number)
+        record: bytes = reader.read()
         self._idle.append(reader)  # not one that failed: it would fail ever after
-        return found
-
-
-def _unreadable(path: str, error: Exception) -> str:
-    """Why a file does not open. Of one that is too small array_record says only that; all of ours end in a footer."""
-    why = str(error).partition(";")[0]
-    said = "" if "64KB" in why else f" ({why})"
-    return f"{path} is not an array_record file, or is truncated{said}; data.source = array_record reads no other"
+        return record

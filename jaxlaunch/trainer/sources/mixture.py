@@ -1,4 +1,4 @@
-"""Several sets of examples in fixed proportions: which one an example is of is a function of its position alone.
+"""Several sets of examples in fixed proportions: the set of an example is a function of its position alone.
 
 The endless sequence is cut into blocks of a thousand positions, or of more where that would round a small weight by
 more than a hundredth of it. Each block holds as many examples of a part as its weight says, rounded so that none is off
@@ -38,14 +38,23 @@ class Mixture(DataSource):
         self.is_light = all(part.is_light for part in self._parts)
         self.takes_rng = self.may_draw = any(part.may_draw for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
-        self._block, self._count_S = _block([weights[name] for name in parts])
-        for name, count in zip(parts, self._count_S.tolist(), strict=True):
+        # The first length that rounds no weight by more than ROUNDED, else the last.
+        share_S = np.array([weights[name] for name in parts]) / sum(weights[name] for name in parts)
+        for block in BLOCKS:
+            count_S = counts([weights[name] for name in parts], block)
+            if np.all(np.abs(count_S - share_S * block) <= ROUNDED * share_S * block):
+                break
+        self._block, self._count_S = block, count_S
+        for name, count in zip(parts, count_S.tolist(), strict=True):
             if not count and weights[name]:
                 raise SpecError(
                     f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {self._block}; "
                     "leave the part out, or raise its weight"
                 )
-        self._part_P = _spread(self._count_S)
+        # The part at each position of a block, those of a part as far from each other as can be.
+        part_P = np.repeat(np.arange(len(parts)), count_S)
+        number_P = np.arange(len(part_P)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
+        self._part_P = part_P[np.argsort((number_P + 0.5) / count_S[part_P], kind="stable")]
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -55,12 +64,12 @@ class Mixture(DataSource):
         return part.read_example(within, rng)
 
     def where(self, index: int) -> str | None:
-        """The file of an example, and where in it the example is; None where its part cannot say."""
+        """Return the file of an example, and where in it the example is; None where its part cannot say."""
         part, within = self._at(index)
         return part.where(within)
 
     def fingerprint(self) -> str:
-        """Each part's own, and its examples in a block."""
+        """Return that of each part, and its examples in a block."""
         parts = zip(self._names, self._count_S.tolist(), self._parts, strict=True)
         return f"mixture of {self._block}: " + "; ".join(
             f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
@@ -73,7 +82,7 @@ class Mixture(DataSource):
         return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
 
     def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
-        """Indices of the examples at positions `start` … `stop` − 1."""
+        """Return the indices of the examples at positions `start` … `stop` − 1."""
         part_P = self._part_P[np.arange(start, stop) % self._block]
         index_P = np.empty(stop - start, np.int64)
         for number, part in enumerate(self._parts):
@@ -86,7 +95,7 @@ class Mixture(DataSource):
         return index_P
 
     def epochs(self, positions: int) -> dict[str, float]:
-        """How often each part was seen in the first `positions`, by name."""
+        """Return how often each part was seen in the first `positions`, by name."""
         return {
             name: self._before(number, positions) / len(part)
             for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
@@ -101,27 +110,10 @@ class Mixture(DataSource):
         return blocks * int(self._count_S[part]) + int((self._part_P[:rest] == part).sum())
 
 
-def _block(weights: list[float]) -> tuple[int, npt.NDArray[np.int64]]:
-    """The first length of BLOCKS that rounds no weight by more than ROUNDED, else the last, and `counts` of it."""
-    share_S = np.array(weights) / sum(weights)
-    for block in BLOCKS:
-        count_S = counts(weights, block)
-        if np.all(np.abs(count_S - share_S * block) <= ROUNDED * share_S * block):
-            break
-    return block, count_S
-
-
 def counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
-    """Examples of each part in a block, [S]: the largest remainders are rounded up (Hamilton's method)."""
+    """Return the examples of each part in a block, [S]: the largest remainders are rounded up (Hamilton's method)."""
     exact_S = np.array(weights) / sum(weights) * block
     count_S = np.floor(exact_S).astype(np.int64)
     up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]
     count_S[up] += 1
     return count_S
-
-
-def _spread(count_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The part at each position of a block, those of a part as far from each other as can be."""
-    part_P = np.repeat(np.arange(len(count_S)), count_S)
-    number_P = np.arange(len(part_P)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
-    return np.asarray(part_P[np.argsort((number_P + 0.5) / count_S[part_P], kind="stable")])

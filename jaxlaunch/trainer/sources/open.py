@@ -64,74 +64,84 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     return source
 
 
-def get_ready(data: Data) -> None:
-    """Imports what opening `data` imports; nothing is opened, and nothing of the user's imported."""
+def import_modules(data: Data) -> None:
+    """Import what opening `data` imports; nothing is opened, and nothing of the user's imported."""
     _opener(data)
 
 
 def baselines(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
-    """Metrics of simpler models on the held-out data by name, reported beside those of the evaluation."""
-    from jaxlaunch.trainer.sources import text
+    """Return metrics of simpler models on the held-out data by name, reported with those of the evaluation."""
+    if isinstance(spec.data, Text) and spec.data.bigram:
+        from jaxlaunch.trainer.sources import text
 
-    has_bigram = isinstance(spec.data, Text) and spec.data.bigram
-    if has_bigram and isinstance(train, text.Stream) and isinstance(held_out, text.Stream):
-        return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
+        if isinstance(train, text.Stream) and isinstance(held_out, text.Stream):
+            return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
     return {}
 
 
 def tokenizer_files(data: Data) -> Mapping[str, bytes]:
-    """The files of the data's tokenizer by name, which checkpoints carry; none of bytes and of other data."""
+    """Return the files of the data's tokenizer by name, which checkpoints carry; none of bytes and of other data."""
     from jaxlaunch.trainer.text import tokenizer
 
     return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
 
 
+def open_mixture(block: str, split: Split) -> DataSource:
+    """Open a mixture of images that is given as JSON, in a worker process."""
+    from jaxlaunch.trainer.sources.images import source as images
+
+    source = images.open_mixture(Mixture.model_validate_json(block), split, _open_examples)
+    assert source is not None, "the process that asks has it open"
+    return source
+
+
 def _opener(data: Data) -> Opener:
-    """What opens `data`. Its modules are imported here: those of tensorflow-datasets take a quarter of a second."""
+    """Return what opens `data`.
+
+    Its modules are imported here: those of tensorflow-datasets take a quarter of a second.
+    """
     match data:
         case Tfds() | ArrayRecord() | Images():
-            examples = _examples_opener(data)
-            return lambda spec, split: examples(split)
+            open_examples = _examples_opener(data)
+            return lambda spec, split: open_examples(split)
         case Table():
             from jaxlaunch.trainer.sources.tables import source as tables
 
-            return lambda spec, split: tables.source(data, split, spec.loss.target)
+            return lambda spec, split: tables.open_source(data, split, spec.loss.target)
         case Text():
-            texts = _text_opener()
-            return lambda spec, split: texts(spec, data, split)
+            open_text = _text_opener()
+            return lambda spec, split: open_text(spec, data, split)
         case Mixture():
             return _mixture_opener(data)
         case Torch():
-            return _torch_opener(data)
+            from jaxlaunch.trainer.sources import torch
+
+            def open_torch(spec: TrainSpec, split: Split) -> DataSource | None:
+                if split == "train":
+                    return torch.open_source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
+                if data.eval_dataset is None and data.eval_args is None:
+                    return None
+                return torch.open_source(data.eval_dataset or data.dataset, data.eval_args or {}, workers=data.workers)
+
+            return open_torch
         case Synthetic():
-            return _synthetic_opener(data)
+            from jaxlaunch.trainer.sources import synthetic
+
+            def open_synthetic(spec: TrainSpec, split: Split) -> DataSource | None:
+                # Evaluation goes on where training ends: other examples of the same kind.
+                first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
+                if not examples:
+                    return None
+                if data.shape is None and model_sizes(spec.model).length is not None:
+                    length, vocab = _text_sizes(spec)
+                    return synthetic.Tokens(examples, length, vocab, first=first)
+                return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
+
+            return open_synthetic
 
 
-def _torch_opener(data: Torch) -> Opener:
-    from jaxlaunch.trainer.sources import torch
-
-    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
-        if split == "train":
-            return torch.source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
-        if data.eval_dataset is None and data.eval_args is None:
-            return None
-        name, args = data.eval_dataset or data.dataset, data.eval_args or {}
-        return torch.source(name, args, shuffle=False, workers=data.workers)
-
-    return _opened
-
-
-def mixed(block: str, split: Split) -> DataSource:
-    """The source of a mixture of images that is given as JSON: what a worker process opens."""
-    from jaxlaunch.trainer.sources.images import mixed as images
-
-    found = images.source(Mixture.model_validate_json(block), split, _examples)
-    assert found is not None, "the process that asks has it open"
-    return found
-
-
-def _examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
-    """Images as they lie, or as records have them."""
+def _open_examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
+    """Open images as they lie, or as records have them."""
     return _examples_opener(data)(split)
 
 
@@ -140,19 +150,19 @@ def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Dat
         case Tfds():
             from jaxlaunch.trainer.sources import tfds
 
-            return lambda split: _seen(tfds.source(data, split), data, split)
+            return lambda split: _augment(tfds.open_source(data, split), data, split)
         case ArrayRecord():
             from jaxlaunch.trainer.sources import array_record
 
-            return lambda split: _seen(array_record.source(data, split), data, split)
+            return lambda split: _augment(array_record.open_source(data, split), data, split)
         case Images():
             from jaxlaunch.trainer.sources.images import source as images
 
-            return lambda split: images.source(data, split)
+            return lambda split: images.open_source(data, split)
 
 
-def _seen(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
-    """The source with its images in the size, and changed in the way, that the job asks for."""
+def _augment(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
+    """Return the source with its images in the size, and changed in the way, that the job asks for."""
     if source is None or (data.augment is None and data.size is None):
         return source
     from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
@@ -161,63 +171,46 @@ def _seen(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> 
 
 
 def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
-    """What opens one stream of bytes, rows of documents that are prepared once, or pairs of texts."""
-    from jaxlaunch.trainer.sources import packed, text
+    """Return what opens one stream of bytes, rows of documents that are prepared once, or pairs of texts."""
+    from jaxlaunch.trainer.sources import text
     from jaxlaunch.trainer.text import preferences, tokenizer
 
-    def _opened(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
-        length, vocab = _window(spec)
-        tokenizer.fits(tokenizer.load(data.tokenizer), vocab)
+    def open_text(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
+        length, vocab = _text_sizes(spec)
+        tokenizer.check_vocab(tokenizer.load(data.tokenizer), vocab)
         if data.format == "preference":
-            return preferences.source(data, length, split)
-        return packed.source(data, length, split) if data.is_prepared else text.source(data, length, split)
+            return preferences.open_source(data, length, split)
+        return text.open_rows(data, length, split) if data.is_prepared else text.open_stream(data, length, split)
 
-    return _opened
+    return open_text
 
 
 def _mixture_opener(data: Mixture) -> Opener:
-    """What opens the parts that have examples of the split; all of them count in an evaluation, where each comes
-    once."""
+    """Return what opens the parts that have examples of the split; an evaluation counts all, each example once."""
     if data.of == "images":
-        from jaxlaunch.trainer.sources.images import mixed as images
+        from jaxlaunch.trainer.sources.images import source as images
 
-        return lambda spec, split: images.source(data, split, _examples)
+        return lambda spec, split: images.open_mixture(data, split, _open_examples)
     if data.of == "table":
         from jaxlaunch.trainer.sources.tables import mixed as tables
 
-        return lambda spec, split: tables.source(data, split, spec.loss.target)
+        return lambda spec, split: tables.open_source(data, split, spec.loss.target)
     from jaxlaunch.trainer.sources import mixture
 
     open_text = _text_opener()
 
-    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
+    def open_texts(spec: TrainSpec, split: Split) -> DataSource | None:
         weights = {name: part.weight for name, part in data.parts.items()}
         texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
-        found = {name: open_text(spec, part, split) for name, part in texts.items()}
-        parts = {name: each for name, each in found.items() if each is not None}
+        sources = {name: open_text(spec, part, split) for name, part in texts.items()}
+        parts = {name: source for name, source in sources.items() if source is not None}
         return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
 
-    return _opened
+    return open_texts
 
 
-def _synthetic_opener(data: Synthetic) -> Opener:
-    """What opens tokens for a model that has a length, images otherwise or when a shape is given."""
-    from jaxlaunch.trainer.sources import synthetic
-
-    def _opened(spec: TrainSpec, split: Split) -> DataSource | None:
-        # Evaluation goes on where training ends: other examples of the same kind.
-        first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
-        if not examples:
-            return None
-        if data.shape is None and hasattr(spec.model, "length"):
-            length, vocab = _window(spec)
-            return synthetic.Tokens(examples, length, vocab, first=first)
-        return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
-
-    return _opened
-
-
-def _window(spec: TrainSpec) -> tuple[int, int]:
+def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
+    """Return the tokens of an example, and of the vocabulary. Raises SpecError for a model without a length."""
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
         raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")

@@ -34,7 +34,7 @@ class Images(DataSource):
         return {"image": np.clip(picture + noise, 0, 255).astype(np.uint8), "label": label}
 
     def fingerprint(self) -> str:
-        """Number, shape and classes of the images, and the index of the first."""
+        """Return the number, shape and classes of the images, and the index of the first."""
         classes, *shape = self._picture.shape
         return f"synthetic, {self._examples} images {shape} of {classes} classes from {self._first}"
 
@@ -53,8 +53,7 @@ class Tokens(DataSource):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng(self._first + index)
-        vocab = len(self._next_V)
-        tokens_T = rng.integers(vocab, size=self._length + 1, dtype=np.int32)
+        tokens_T = rng.integers(len(self._next_V), size=self._length + 1, dtype=np.int32)
         is_noise_T = rng.random(self._length + 1) < NOISE
         for i in range(1, self._length + 1):
             if not is_noise_T[i]:
@@ -62,6 +61,5 @@ class Tokens(DataSource):
         return {"tokens": tokens_T}
 
     def fingerprint(self) -> str:
-        """Number and length of the windows, vocabulary, and the index of the first."""
-        vocab = len(self._next_V)
-        return f"synthetic, {self._examples} windows of {self._length} tokens of {vocab} from {self._first}"
+        """Return the number and length of the windows, the vocabulary, and the index of the first."""
+        return f"synthetic, {self._examples} windows of {self._length} tokens of {len(self._next_V)} from {self._first}"

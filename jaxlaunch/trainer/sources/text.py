@@ -1,33 +1,47 @@
-"""Text files as one stream of bytes, cut into windows; and the bigram model that a language model should beat.
+"""Text as a source: bytes of files cut into windows, or the rows of a prepared corpus; and a bigram model to beat.
 
-L length of a window. Window k is bytes k L … k L + L of the stream: each but the first byte is a target exactly once.
+L length of a window or row. Window k is bytes k L … k L + L of the stream: each but the first byte is a target exactly
+once. A row of a corpus is filled up with zeros, which are a segment of their own, 0, and are no targets; a corpus that
+has not been prepared is prepared first.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
-from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import documents
+from jaxlaunch.trainer.text import build, documents, recipe, shards
+from jaxlaunch.trainer.text.recipe import INDEX, Recipe
 
 VOCAB = 256
 CHUNK = 16 * 2**20  # bytes counted at once
-Bytes = npt.NDArray[np.uint8]
-Piece = tuple[str, int, int]  # path, first byte, behind the last
+KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)}
+POLL_S = 0.2
+
+Split = Literal["train", "eval"]
+Piece = tuple[str, int, int]  # path, first byte, after the last
 
 
-def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream | None:
-    """The files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
+def open_stream(data: Text, length: int, split: Split) -> Stream | None:
+    """Open the files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
         documents.check_packing(path)
@@ -50,9 +64,8 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Stream |
         held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out)]
     if not train:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
-    pieces, label = (train, "train") if split == "train" else (held_out, "eval")
     try:
-        return Stream(pieces, length, label, data.apart)
+        return Stream(train if split == "train" else held_out, length, split, data.apart)
     except DataError as error:
         raise DataError(f"{error}; data.eval_split = {data.eval_split} says how much either split has") from None
 
@@ -68,46 +81,45 @@ class Stream(DataSource):
         self.name = f"text {pieces[0][0]}" + (f" and {len(pieces) - 1} more files" if len(pieces) > 1 else "")
         self._pieces, self._window, self._label, self._apart = pieces, length, label, apart
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
+        self.bytes = self._ends[-1]  # of the stream
         if self.bytes < 2:
             raise DataError(f"{self.name}: the {label} split has {self.bytes} bytes, which leaves nothing to predict")
-
-    @property
-    def bytes(self) -> int:
-        """Length of the stream."""
-        return self._ends[-1]
 
     def __len__(self) -> int:
         return -(-(self.bytes - 1) // self._window)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         first = index * self._window
-        found = self.read(first, min(first + self._window + 1, self.bytes))
+        window = self.read(first, min(first + self._window + 1, self.bytes))
         tokens_T, mask_L = np.zeros(self._window + 1, np.int32), np.zeros(self._window, np.float32)
-        tokens_T[: len(found)] = found
-        mask_L[: len(found) - 1] = 1.0
-        return {"tokens": tokens_T, "mask": mask_L} | ({"segments": self._segments(first)} if self._apart else {})
+        tokens_T[: len(window)] = window
+        mask_L[: len(window) - 1] = 1.0
+        example = {"tokens": tokens_T, "mask": mask_L}
+        if self._apart:
+            places = np.arange(first, first + self._window + 1)
+            low, high = (bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1]))
+            number_T = 1 + np.searchsorted(self._ends[low:high], places, side="right")
+            example["segments"] = np.where(places < self.bytes, number_T, 0).astype(np.int32)
+        return example
 
-    def _segments(self, first: int) -> npt.NDArray[np.int32]:
-        """Which file each token of the window that begins at `first` is of; the window's own first is 1."""
-        places = np.arange(first, first + self._window + 1)
-        low, high = (bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1]))
-        number_T = 1 + np.searchsorted(self._ends[low:high], places, side="right")
-        return np.where(places < self.bytes, number_T, 0).astype(np.int32)
-
-    def read(self, start: int, stop: int) -> Bytes:
-        """Bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than it was at the start."""
+    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Read bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than at the start."""
         parts = []
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
             path, first, last = self._pieces[number]
-            begin = self._ends[number] - (last - first)
+            offset = first + start - (self._ends[number] - (last - first))
             until = min(stop, self._ends[number])
-            parts.append(_read(path, first + start - begin, until - start))
+            part = files.read_bytes(path, offset, until - start)
+            if len(part) < until - start:
+                end = offset + until - start
+                raise DataError(f"{path} ends at byte {files.file_size(path)}; at the start of the run it had {end}")
+            parts.append(part)
             start, number = until, number + 1
         return np.frombuffer(b"".join(parts), np.uint8)
 
     def fingerprint(self) -> str:
-        """Bytes, files, window length and a digest of the files of this split."""
+        """Return bytes, files, window length and a digest of the files of this split."""
         digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
@@ -115,35 +127,129 @@ class Stream(DataSource):
         )
 
 
-def _read(path: str, offset: int, count: int) -> bytes:
-    found = files.read_bytes(path, offset, count)
-    if len(found) < count:
-        raise DataError(f"{path} ends at byte {files.file_size(path)}; at the start of the run it had {offset + count}")
-    return found
-
-
 def bigram_bits_per_byte(train: Stream, held_out: Stream) -> float:
-    """Bits a byte of `held_out` costs a bigram model counted on `train`; each byte but the first is predicted.
+    """Return the bits that a byte of `held_out` costs a bigram model counted on `train`; the first is not predicted.
 
     Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a) is how many
     different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen and Goodman 1998, section 2.5.
     """
-    count_VV = _pairs(train)
+    count_VV = _count_pairs(train)
     unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + VOCAB)
     follow_V1 = np.maximum((count_VV > 0).sum(1, keepdims=True), 1)  # never seen: the unigram alone
     bigram_VV = (count_VV + follow_V1 * unigram_V) / (count_VV.sum(1, keepdims=True) + follow_V1)
-    seen_VV = _pairs(held_out)
+    seen_VV = _count_pairs(held_out)
     return float(-(seen_VV * np.log2(bigram_VV)).sum() / seen_VV.sum())
 
 
-def _pairs(stream: Stream) -> npt.NDArray[np.int64]:
-    """How often each byte (column) follows each (row) in the stream."""
+def _count_pairs(stream: Stream) -> npt.NDArray[np.int64]:
+    """Count how often each byte (column) follows each (row) in the stream."""
     count = np.zeros(VOCAB * VOCAB, np.int64)
-    for found in _chunks(stream):
-        count += np.bincount(found[:-1].astype(np.int64) * VOCAB + found[1:], minlength=VOCAB * VOCAB)
+    for start in range(0, stream.bytes - 1, CHUNK):
+        chunk = stream.read(start, min(start + CHUNK + 1, stream.bytes))
+        count += np.bincount(chunk[:-1].astype(np.int64) * VOCAB + chunk[1:], minlength=VOCAB * VOCAB)
     return count.reshape(VOCAB, VOCAB)
 
 
-def _chunks(stream: Stream) -> Iterator[Bytes]:
-    for start in range(0, stream.bytes - 1, CHUNK):
-        yield stream.read(start, min(start + CHUNK + 1, stream.bytes))
+# --- prepared rows ----------------------------------------------------------------------------------------------------
+
+
+def open_rows(data: Text, length: int, split: Split) -> Packed | None:
+    """Open the rows of a split, prepared first if need be; None where nothing is held out."""
+    if split == "eval" and data.eval_path is not None:
+        return Packed(prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train")
+    made = recipe.make_recipe(data, length)
+    return Packed(prepare_rows(data, made), split) if split == "train" or made.eval_split else None
+
+
+def prepare_rows(
+    data: Text, made: Recipe, *, whole: bool = False, is_stopped: Callable[[], bool] = lambda: False
+) -> Path:
+    """Return the folder of a recipe, complete; with `whole` verified to the byte.
+
+    Raises what `build` raises, and Stopped once `is_stopped`, which is asked from time to time.
+    """
+    folder = Path(recipe.prepared_root(data)).absolute() / made.address
+    if not (folder / INDEX).exists():
+        _build(made, folder, is_stopped)
+    elif (folder / build.MAKING).exists():  # of a process that was killed at the very end
+        build.tidy(folder)
+    build.check_folder(folder, whole=whole)
+    return folder
+
+
+def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
+    """Build in a process of its own: this one holds jax, of which a worker needs nothing."""
+    print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
+    command = isolated.command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
+    pipe = subprocess.PIPE
+    recipe_text: str | None = made.to_json()
+    output: str | None = None
+    with subprocess.Popen(command, env=isolated.inherited(os.environ), stdin=pipe, stdout=pipe, text=True) as child:
+        while output is None:
+            try:
+                output, _ = child.communicate(recipe_text, POLL_S)
+            except subprocess.TimeoutExpired:
+                recipe_text = None  # it goes on being written
+                if is_stopped():
+                    child.terminate()
+    code = child.returncode
+    if code and is_stopped():
+        raise Stopped(build.STOPPED.format(folder))
+    if code in KINDS and output:
+        raise KINDS[code](json.loads(output.splitlines()[-1])["message"])
+    if code < 0:
+        raise StorageError(
+            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the system does where "
+            "memory is short: give it more, or fewer cores; what is complete is kept, and the next start resumes"
+        )
+    if code:
+        raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")
+
+
+class Packed(DataSource):
+    """Rows: `tokens` int32 [L + 1], `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
+
+    is_light = True  # a row takes a fifth of a millisecond, most of it Python: one thread reads twice as fast as four
+
+    def __init__(self, folder: Path, split: str) -> None:
+        index = build.read_index(folder)
+        self.name, self._length = f"text {folder.name} {split}", index["length"]
+        names = [name for name, file in sorted(index["files"].items()) if file["split"] == split and file["rows"]]
+        if not names:
+            raise DataError(
+                f"the {split} split of {folder} has no rows: data.eval_split of {index['documents']} documents leaves "
+                "it none; change data.eval_split, or name data.eval_path"
+            )
+        self._records = Records([str(folder / name) for name in names])
+        digest = shards.file_digest(folder / INDEX)[:12]
+        self._fingerprint = (
+            f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, prepared as "
+            f"{index['address']}, sha256 {digest}"
+        )
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return unpack_row(self._records[index], self._length)
+
+    def fingerprint(self) -> str:
+        """Return split, rows and length, the address, a digest of the recipe, and that of the rows."""
+        return self._fingerprint
+
+
+def unpack_row(row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return a row as it is read, as an example of this length, with the keys of `Packed`."""
+    count = len(row["tokens"])
+    tokens_T, segments_T = np.zeros(length + 1, np.int32), np.zeros(length + 1, np.int32)
+    tokens_T[:count] = row["tokens"]
+    segments_T[:count] = np.repeat(np.arange(1, len(row["lengths"]) + 1), row["lengths"])
+    is_target_L = (segments_T[1:] == segments_T[:-1]) & (segments_T[1:] > 0)
+    if "targets" in row:  # of chats, the assistant's
+        is_target_L[: count - 1] &= row["targets"][1:].astype(np.bool_)
+    return {
+        "tokens": tokens_T,
+        "segments": segments_T,
+        "mask": is_target_L.astype(np.float32),
+        "text_bytes": np.float32(row["bytes"]),
+    }

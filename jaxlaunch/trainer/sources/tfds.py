@@ -1,23 +1,53 @@
-"""A split of a dataset of tensorflow-datasets, read at random without TensorFlow."""
+"""Splits of tensorflow-datasets, found by name, prepared once as array_record and read at random without TensorFlow.
+
+Several processes of a host may need a dataset at once: one prepares it, under a file lock, the others wait. The folder
+of a dataset appears by a rename, when it is complete. Most builders use TensorFlow for two things only, opening files
+and encoding images; both are done here in plain Python. A builder that needs more fails with an error that names it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
-from typing import Any, Literal
+import importlib.util
+import io
+import logging
+import os
+import re
+import socket
+import sys
+import types
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+from tensorflow_datasets.core.download import extractor
 
-from jaxlaunch import user_cache
+from jaxlaunch import installation, user_cache
+from jaxlaunch.spelling import nearest
+from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.prepare import prepared
 from jaxlaunch.trainer.spec import Tfds
 
 SAMPLES = 16  # examples that go into the fingerprint
+# Random access needs array_record; the builders' default, TFRecord, has none.
+FORMAT = "array_record"
+OURS = "digits"  # the builder that is ours and not in tensorflow-datasets' list
+
+# Logged for every dataset that is about to be prepared, and for every first image (we depend on Pillow, on purpose).
+NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
+logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
 
 
-def source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
-    """The dataset's split for training or evaluation, prepared first if need be; None when the job has none.
+def open_source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
+    """Open the dataset's split for training or evaluation, prepared first if need be; None when the job has none.
 
     Slices work: `train[:90%]`. Raises DataError for an unknown split, and where the data cannot be prepared.
     """
@@ -30,7 +60,7 @@ class Split(DataSource):
 
     def __init__(self, dataset: str, split: str, folder: str) -> None:
         self.name = f"tfds {dataset} {split}"
-        builder = prepared(dataset, folder)
+        builder = prepare_dataset(dataset, folder)
         self._title = f"tfds {builder.info.full_name} {split}"
         try:
             self._data = builder.as_data_source(split=split)
@@ -53,20 +83,133 @@ class Split(DataSource):
         return record
 
     def fingerprint(self) -> str:
-        """Dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
+        """Return dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
         # Decoded, for the files are not the same everywhere: another version of zlib packs a PNG differently.
-        hashed = hashlib.sha256()
+        digest = hashlib.sha256()
         for index in np.linspace(0, len(self) - 1, min(SAMPLES, len(self)), dtype=int):
-            _feed(hashed, self[int(index)])
-        return f"{self._title}, {len(self)} examples, sha256 {hashed.hexdigest()[:12]}"
+            _update_digest(digest, self[int(index)])
+        return f"{self._title}, {len(self)} examples, sha256 {digest.hexdigest()[:12]}"
 
 
-def _feed(hashed: Any, value: Any) -> None:
+def _update_digest(digest: Any, value: Any) -> None:
     if isinstance(value, dict):
         for key in sorted(value):
-            hashed.update(key.encode())
-            _feed(hashed, value[key])
+            digest.update(key.encode())
+            _update_digest(digest, value[key])
     else:
         array = np.asarray(value)
-        hashed.update(f"{array.dtype.kind} {array.shape}".encode())
-        hashed.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
+        digest.update(f"{array.dtype.kind} {array.shape}".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
+
+
+def prepare_dataset(name: str, folder: str) -> Any:
+    """Return the builder of `name`, prepared in `folder`. Raises DataError when it is not prepared and cannot be."""
+    builder = _make_builder(name, folder)
+    if builder.is_prepared():
+        return builder
+    path = Path(folder) / f".{name.replace('/', '-')}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a")
+    except OSError as error:
+        why = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
+        raise DataError(why) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
+        builder = _make_builder(name, folder)  # another process may have prepared it meanwhile
+        if not builder.is_prepared():
+            _prepare(builder, name, folder)
+            builder = _make_builder(name, folder)
+    return builder
+
+
+def _make_builder(name: str, folder: str) -> Any:
+    if name == OURS:
+        from jaxlaunch.trainer.sources.digits.digits_dataset_builder import Builder
+
+        return Builder(data_dir=folder)
+    try:
+        return tfds.builder(name, data_dir=folder)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        near = nearest(name, [OURS, *tfds.list_builders(with_community_datasets=False)], 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name one of tensorflow-datasets, or digits"
+        raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
+
+
+def _prepare(builder: Any, name: str, folder: str) -> None:
+    if name == OURS and importlib.util.find_spec("sklearn") is None:
+        raise DataError(f"data.name = digits needs scikit-learn, which has the images: {installation.hint('train')}")
+    _require_network(builder, name, folder)
+    tfds.disable_progress_bar()
+    output: TextIO = sys.stderr  # results belong on stdout, what tensorflow-datasets prints is not a result
+    if not builder.url_infos:
+        print(f"preparing {name} in {folder}", file=sys.stderr)
+        output = io.StringIO()  # it would speak of a download of unknown size
+    try:
+        with without_tensorflow(builder), contextlib.redirect_stdout(output):
+            builder.download_and_prepare(file_format=FORMAT)
+    except Exception as error:  # any builder's own code runs in there
+        raise faults.kind_of(error)(
+            f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
+            "prepare it where that works and set data.data_dir to its folder"
+        ) from error
+
+
+def _require_network(builder: Any, name: str, folder: str) -> None:
+    """Raise DataError when no host that `builder` downloads from has an address: retrying that takes minutes."""
+    hosts = sorted({urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""})
+    if not hosts or urllib.request.getproxies():  # behind a proxy names are resolved by the proxy
+        return
+    for host in hosts:
+        with contextlib.suppress(socket.gaierror):
+            socket.getaddrinfo(host, None)
+            return
+    raise DataError(
+        f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} has no address); "
+        "prepare it where there is one and set data.data_dir to its folder"
+    )
+
+
+# Replaces the name `tf` in the modules that only open files with it.
+FILES_ONLY = types.SimpleNamespace(
+    compat=types.SimpleNamespace(as_text=os.fsdecode),
+    io=types.SimpleNamespace(gfile=types.SimpleNamespace(GFile=open)),
+)
+
+
+@contextlib.contextmanager
+def without_tensorflow(builder: Any) -> Iterator[None]:
+    """Let `builder` open files and encode images without TensorFlow within the block, if that is not installed."""
+    if importlib.util.find_spec("tensorflow") is not None:
+        yield
+        return
+    generate = builder._generate_examples  # the documented place where a builder makes its examples
+    images = {
+        key
+        for key, feature in (builder.info.features or {}).items()
+        if isinstance(feature, tfds.features.Image) and feature.np_dtype == np.uint8
+    }
+
+    def generate_encoded(*args: Any, **kwargs: Any) -> Any:
+        examples = generate(*args, **kwargs)
+        return _encode_images(examples, images) if isinstance(examples, Iterator) else examples  # else of Beam
+
+    builder._generate_examples = generate_encoded
+    modules = [module for module in (extractor, sys.modules[type(builder).__module__]) if hasattr(module, "tf")]
+    with contextlib.ExitStack() as restored:
+        for module in modules:
+            restored.callback(setattr, module, "tf", module.tf)
+            setattr(module, "tf", FILES_ONLY)  # noqa: B010  # as an attribute mypy would know its type
+        yield
+
+
+def _encode_images(examples: Iterator[tuple[Any, Any]], images: set[str]) -> Iterator[tuple[Any, Any]]:
+    """Yield the same examples, arrays under a key of `images` as PNG files."""
+    for key, example in examples:
+        encoded = dict(example)
+        for name in images & set(example):
+            if isinstance(image_HWC := example[name], np.ndarray):
+                file = io.BytesIO()
+                Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC).save(file, "png")
+                encoded[name] = io.BytesIO(file.getvalue())
+        yield key, encoded

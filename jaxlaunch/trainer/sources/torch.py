@@ -11,24 +11,23 @@ import numpy as np
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.source import DataSource, fingerprint_arguments
+from jaxlaunch.trainer.data.source import DataSource, describe_place, fingerprint_arguments
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.user_code import load
 
 
-def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
-    """The dataset that `path`, a `module:name`, names: of a class with `args`, an object, or that of a DataLoader.
+def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
+    """Open the dataset that `path`, a `module:name`, names: of a class with `args`, an object, or that of a DataLoader.
 
     `workers` processes read it; None: as many as the DataLoader has. Raises SpecError for what is none, and for an
     iterable one whose order is not stated, or that processes are to read.
     """
-    found = load(path)
-    with user_code.placed(found):
-        built = _built(path, found, args)
-        dataset = _dataset(path, built)
+    target = user_code.load(path)
+    with user_code.placed(target):
+        built = _build(path, target, args)
+        dataset = _find_dataset(path, built)
         if hasattr(dataset, "__getitem__"):
-            asked = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
-            return MapStyle(path, args, dataset, user_code.place(found), asked or 0)
+            count = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
+            return MapStyle(path, args, dataset, user_code.place(target), count or 0)
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
@@ -40,35 +39,36 @@ def source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers
                 "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
                 "rows, and a run that resumes reads what it has seen again to skip it"
             )
-        return Stream(path, args, dataset, user_code.place(found))
+        return Stream(path, args, dataset, user_code.place(target))
 
 
-def _built(path: str, found: Any, args: Mapping[str, Any]) -> Any:
-    """What the class or function `found` makes of `args`; an object as it is."""
-    if not (isinstance(found, type) or callable(found) and not hasattr(found, "__len__")):
+def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
+    """Return what a class or function makes of `args`; an object as it is."""
+    if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
-            raise SpecError(f"{path} is {user_code.kind(found)}, not a class, so it takes no args; leave data.args out")
-        return found
+            kind = user_code.kind(target)
+            raise SpecError(f"{path} is {kind}, not a class, so it takes no args; leave data.args out")
+        return target
     try:
-        return found(**args)
+        return target(**args)
     except (Exception, SystemExit) as error:  # whatever the user's class raises
-        given = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
-        raise faults.unreadable(f"{path}{given} cannot be built", error) from error
+        names = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
+        raise faults.unreadable(f"{path}{names} cannot be built", error) from error
 
 
-def _dataset(path: str, found: Any) -> Any:
-    """`found`, or the dataset that it loads. Raises SpecError for a loader with ways of its own, and for no dataset."""
-    if all(hasattr(found, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
-        sampler = type(found.sampler).__name__
+def _find_dataset(path: str, built: Any) -> Any:
+    """Return `built`, or the dataset that it loads. Raises SpecError for a loader with ways of its own."""
+    if all(hasattr(built, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
+        sampler = type(built.sampler).__name__
         if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler"):
             raise SpecError(f"{path} uses a {sampler}; here the run's seed orders the examples: leave the sampler out")
-        if not str(found.collate_fn.__module__).startswith("torch."):
+        if not str(built.collate_fn.__module__).startswith("torch."):
             raise SpecError(f"{path} has a collate_fn of its own; make each example whole in its dataset's __getitem__")
-        found = found.dataset
-    by = "__getitem__" if hasattr(found, "__getitem__") or not hasattr(found, "__iter__") else "__iter__"
-    if missing := [method for method in ("__len__", by) if not hasattr(found, method)]:
+        built = built.dataset
+    read = "__getitem__" if hasattr(built, "__getitem__") or not hasattr(built, "__iter__") else "__iter__"
+    if missing := [method for method in ("__len__", read) if not hasattr(built, method)]:
         raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
-    return found
+    return built
 
 
 class MapStyle(DataSource):
@@ -85,32 +85,30 @@ class MapStyle(DataSource):
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
-        self.opener = f"{source.__module__}:{source.__name__}", (path, self._args)
+        self.opener = f"{__name__}:{open_source.__name__}", (path, self._args)
         self.takes_rng = hasattr(dataset, "__getitem__") and order.takes_rng(dataset.__getitem__)
 
     def __len__(self) -> int:
-        if self._length is not None:
-            return self._length
-        try:
-            self._length = len(self._dataset)
-            return self._length
-        except (TypeError, ValueError) as error:  # what Python says of a length that is not a whole number, or negative
-            where = f" ({self.place})" if self.place else ""
-            raise DataError(
-                f"{self.name}: its __len__ must return the number of its examples: {error}{where}"
-            ) from error
+        if self._length is None:
+            try:
+                self._length = len(self._dataset)
+            except (TypeError, ValueError) as error:  # Python's, of a length that is not a whole number, or negative
+                raise DataError(
+                    f"{self.name}: its __len__ must return the number of its examples: {error}{describe_place(self)}"
+                ) from error
+        return self._length
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        return _mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
+        return _as_mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
 
     def fingerprint(self) -> str:
-        """Class, number of examples and digests of the arguments; not the content."""
+        """Return class, number of examples and digests of the arguments; not the content."""
         # Not the content: such classes often draw at random, and then no two readings are equal.
         return f"{self.name}, {len(self)} examples, {fingerprint_arguments(self._args)}"
 
 
 class Stream(MapStyle):
-    """An iterable dataset with a length, read in its own order; to read before the last example is to begin again."""
+    """An iterable dataset with a length, read in its own order; to read an earlier example is to begin again."""
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
         super().__init__(path, args, dataset, place)
@@ -120,36 +118,32 @@ class Stream(MapStyle):
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         with self._lock:
             if index < self._next or not self._next:
-                self._next, self._items = 0, self._begun()
+                self._next, self._items = 0, iter(self._dataset)
             for item in self._items:
                 self._next += 1
                 if self._next > index:
-                    return _mapping(item)
+                    return _as_mapping(item)
         raise IndexError(f"it ended after {self._next} examples, and its __len__ is {len(self)}")
 
-    def _begun(self) -> Iterator[Any]:
-        return iter(self._dataset)
 
+def _as_mapping(item: Any) -> dict[str, Any]:
+    """Return an item of a dataset by keys.
 
-def _mapping(item: Any) -> dict[str, Any]:
-    """An item of a dataset by keys, tensors as arrays of the same memory where they can be."""
+    Tensors (`.numpy()`) and images (`__array_interface__`) become arrays, of the same memory where they can be.
+    """
     if hasattr(item, "_asdict"):
         item = item._asdict()
     if isinstance(item, tuple | list) and len(item) == 2:
         item = {"image": item[0], "label": item[1]}
     if not isinstance(item, Mapping):
-        raise TypeError(f"an item is a mapping or a pair (image, label), not {_described(item)}")
-    return {str(key): _plain(value) for key, value in item.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Arrays for tensors (`.numpy()`) and for images (`__array_interface__`); all else unchanged."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-    if hasattr(value, "numpy"):
-        return value.numpy()
-    return np.asarray(value) if hasattr(value, "__array_interface__") else value
-
-
-def _described(item: Any) -> str:
-    return f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        kind = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        raise TypeError(f"an item is a mapping or a pair (image, label), not {kind}")
+    example: dict[str, Any] = {}
+    for key, value in item.items():
+        value = value.detach() if hasattr(value, "detach") else value
+        if hasattr(value, "numpy"):
+            value = value.numpy()
+        elif hasattr(value, "__array_interface__"):
+            value = np.asarray(value)
+        example[str(key)] = value
+    return example

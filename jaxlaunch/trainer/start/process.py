@@ -78,7 +78,7 @@ def get_ready(environ: Mapping[str, str]) -> None:
     """
     with contextlib.suppress(Exception):
         if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
-            sources.get_ready(read_spec(environ)[0].data)
+            sources.import_modules(read_spec(environ)[0].data)
 
 
 def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:

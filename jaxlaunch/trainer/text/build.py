@@ -40,168 +40,175 @@ SHARD_BYTES = 64 << 20  # of text in a shard, about, where there are few
 MOST_SHARDS = 256  # whoever reads them holds two files of each open
 MAKING = "parts"  # folder of what is begun
 LEAST = 2  # tokens of a text in which one is predicted
-SAY_S = 2.0  # seconds between two lines of progress
+PROGRESS_S = 2.0  # between two lines of progress
 PR_SET_PDEATHSIG = 1  # prctl(2)
 NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # of a file system without flock
-STOPPED = "stopped while the text was prepared, in {}; what is complete is kept, and the next start resumes from there"
+RESUMES = "what is complete is kept, and the next start resumes from there"
+STOPPED = f"stopped while the text was prepared, in {{}}; {RESUMES}"
 
 
 def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
-    """Makes the folder of a recipe, or what is lacking of it; its index. Raises DataError, SpecError, StorageError."""
+    """Make the folder of a recipe, or what is missing of it, and return its index.
+
+    Raises DataError, SpecError, StorageError.
+    """
     with _locked(folder):
         try:
             if not (folder / INDEX).exists():
                 _make(recipe, folder, processes)
             tidy(folder)
-            return read(folder)
+            return read_index(folder)
         except OSError as error:
             if (folder / INDEX).exists():  # another finished meanwhile, where there are no locks, and tidied
-                return read(folder)
-            raise StorageError(_failed(folder, error)) from error
+                return read_index(folder)
+            raise StorageError(_describe_failure(folder, error)) from error
 
 
-def _failed(folder: Path, error: OSError) -> str:
-    """Why it could not be written, in one sentence."""
-    why, hint = str(error), "what is complete is kept, and the next start resumes from there"
+def _describe_failure(folder: Path, error: OSError) -> str:
+    why, hint = str(error), RESUMES
     if error.errno == errno.ENOSPC or "No space left" in why:
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(folder).free >> 20} MiB free"
-        hint = "make room or set data.data_dir; until it is done it takes about 6 bytes for a token; " + hint
+        hint = f"make room or set data.data_dir; until it is done it takes about 6 bytes for a token; {RESUMES}"
     return f"preparing the text in {folder} failed: {why}; {hint}"
 
 
-def _make(recipe: Recipe, folder: Path, processes: int) -> None:
-    making = folder / MAKING
-    making.mkdir(parents=True, exist_ok=True)
-    units = documents.units(recipe.paths)
-    size = max(sum(part.size for unit in units for part in unit), 1)
-    buckets = -(-size // BUCKET_BYTES)
-    alone = dataclasses.replace(recipe, paths=())  # of which there may be many: no worker needs them
-    lacking = [unit for unit in range(len(units)) if not parts.is_there(making, unit)]
-    tasks = [(alone, making, unit, units[unit], buckets) for unit in lacking]
-    _run("tokenized", "parts", parts.write, tasks, processes, len(units))
-    corpus, report = _counted(recipe, making, len(units), min(buckets, MOST_SHARDS, -(-size // SHARD_BYTES)), buckets)
-    lacking = [shard for shard in range(corpus.shards) if not shards.place(making, shard).exists()]
-    packed = [(alone, folder, making, shard, corpus) for shard in lacking]
-    _run("packed", "shards", shards.write, packed, processes, corpus.shards)
-    shards.write_json(folder / INDEX, _index(recipe, making, corpus.shards, report))
-
-
 def tidy(folder: Path) -> None:
-    """Removes what a complete folder needs no more, that of a process killed at the very end included."""
+    """Remove what a complete folder no longer needs, also that of a process killed at the very end."""
     shutil.rmtree(folder / MAKING, ignore_errors=True)
     with contextlib.suppress(OSError):
         for draft in folder.glob("*.tmp"):
             draft.unlink(missing_ok=True)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The index of a complete folder."""
-    found: dict[str, Any] = json.loads((folder / INDEX).read_text())
-    return found
-
-
-def check(folder: Path, *, whole: bool = False) -> dict[str, Any]:
-    """The index of a folder whose files are there in their sizes and, if `whole`, to the byte. Raises DataError."""
-    index = read(folder)
-    for name, about in index["files"].items():
-        path = folder / name
-        size = path.stat().st_size if path.exists() else None
-        if size == about["size"] and not (whole and shards.digest(path) != about["sha256"]):
-            continue
-        what = "is missing" if size is None else "is damaged"
-        hint = "remove that folder, and it is prepared again"
-        raise DataError(f"{path} {what}: {size or 0} of {about['size']} bytes are there; {hint}")
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the index of a complete folder."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
     return index
 
 
-def _counted(recipe: Recipe, making: Path, units: int, count: int, buckets: int) -> tuple[Corpus, dict[str, Any]]:
-    """What the first pass found, and the report on it. Raises DataError where there is nothing to train on."""
-    first_U, documents_, lengths = [], 0, np.zeros(64, np.int64)
-    totals = dict.fromkeys(("tokens", "bytes", "replaced", "empty"), 0)
-    for unit in range(units):
-        about, of_D = parts.whole(making, unit)
-        first_U.append(documents_)
-        documents_ += about.documents
-        lengths += np.bincount(np.log2(np.maximum(of_D.length_D, 1)).astype(int), minlength=64)
-        found = (int(of_D.length_D.sum()), int(of_D.bytes_D.sum()), about.replaced, about.empty)
-        totals = {key: totals[key] + each for key, each in zip(totals, found, strict=True)}
-    if not documents_:
-        raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
-    cut = _cut(recipe, totals["tokens"]) if recipe.eval_split and documents_ == 1 else None
-    report = {"documents": documents_, **totals, "lengths": np.trim_zeros(lengths, "b").tolist()}
-    return Corpus(count, buckets, tuple(first_U), documents_, cut), report
+def check_folder(folder: Path, *, whole: bool = False) -> None:
+    """Raise DataError unless the files are there in their sizes and, if `whole`, to the byte."""
+    for name, record in read_index(folder)["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else None
+        if size == record["size"] and not (whole and shards.file_digest(path) != record["sha256"]):
+            continue
+        what = "is missing" if size is None else "is damaged"
+        hint = "remove that folder, and it is prepared again"
+        raise DataError(f"{path} {what}: {size or 0} of {record['size']} bytes are there; {hint}")
 
 
-def _cut(recipe: Recipe, tokens: int) -> int:
-    """Where the only document is cut, by tokens: its end is held out. Raises DataError for a row, and a short text."""
-    held_out = max(round(tokens * recipe.eval_split), LEAST)
-    if documents.kind_of(recipe.paths[0]) != "text" or tokens - held_out < LEAST:
-        raise DataError(
-            f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; set it to 0, or name "
-            "data.eval_path"
-        )
-    print(
-        f"preparing text: data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of {tokens} "
-        "tokens are held out",
-        file=sys.stderr,
-        flush=True,
-    )
-    return tokens - held_out
-
-
-def _index(recipe: Recipe, making: Path, count: int, report: dict[str, Any]) -> dict[str, Any]:
+def _make(recipe: Recipe, folder: Path, processes: int) -> None:
+    making = folder / MAKING
+    making.mkdir(parents=True, exist_ok=True)
+    units = documents.split_units(recipe.paths)
+    size = max(sum(part.size for unit in units for part in unit), 1)
+    buckets = -(-size // BUCKET_BYTES)
+    small = dataclasses.replace(recipe, paths=())  # there may be many paths, and no worker needs them
+    missing = [unit for unit in range(len(units)) if not parts.is_complete(making, unit)]
+    tasks = [(small, making, unit, units[unit], buckets) for unit in missing]
+    _run("tokenized", "parts", parts.write_part, tasks, processes, len(units))
+    count = min(buckets, MOST_SHARDS, -(-size // SHARD_BYTES))
+    corpus, report = _count_documents(recipe, making, len(units), count, buckets)
+    missing = [shard for shard in range(corpus.shards) if not shards.record_path(making, shard).exists()]
+    packed = [(small, folder, making, shard, corpus) for shard in missing]
+    _run("packed", "shards", shards.write_shard, packed, processes, corpus.shards)
     files: dict[str, Any] = {}
-    for shard in range(count):
-        files |= json.loads(shards.place(making, shard).read_text())
-    rows = {split: sum(each["rows"] for each in files.values() if each["split"] == split) for split in shards.SPLITS}
+    for shard in range(corpus.shards):
+        files |= json.loads(shards.record_path(making, shard).read_text())
+    rows = {split: sum(file["rows"] for file in files.values() if file["split"] == split) for split in shards.SPLITS}
     if not sum(rows.values()):
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold chats without a token to predict")
-    fill = sum(each["filled"] for each in files.values()) / (sum(rows.values()) * (recipe.length + 1))
-    named: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
+    fill = sum(file["filled"] for file in files.values()) / (sum(rows.values()) * (recipe.length + 1))
+    index: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
     if recipe.template is not None:
-        named["targets"] = sum(each["targets"] for each in files.values())
-    return {**named, "length": recipe.length, "rows": rows, "fill": fill, **report, "files": files}
+        index["targets"] = sum(file["targets"] for file in files.values())
+    index |= {"length": recipe.length, "rows": rows, "fill": fill, **report, "files": files}
+    shards.write_json(folder / INDEX, index)
+
+
+def _count_documents(
+    recipe: Recipe, making: Path, units: int, count: int, buckets: int
+) -> tuple[Corpus, dict[str, Any]]:
+    """Return what the first pass found, and the report on it. Raises DataError where there is nothing to train on."""
+    first_U: list[int] = []
+    report = dict.fromkeys(("documents", "tokens", "bytes", "replaced", "empty"), 0)
+    lengths = np.zeros(64, np.int64)
+    for unit in range(units):
+        about, index_D = parts.read_part(making, unit)
+        first_U.append(report["documents"])
+        lengths += np.bincount(np.log2(np.maximum(index_D.length_D, 1)).astype(int), minlength=64)
+        sums = int(index_D.length_D.sum()), int(index_D.bytes_D.sum())
+        counts = (about.documents, *sums, about.replaced, about.empty)
+        report = {key: report[key] + number for key, number in zip(report, counts, strict=True)}
+    if not report["documents"]:
+        raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
+    cut = None
+    if recipe.eval_split and report["documents"] == 1:
+        # The only document is cut: its end is held out, by tokens.
+        tokens = report["tokens"]
+        held_out = max(round(tokens * recipe.eval_split), LEAST)
+        if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < LEAST:
+            raise DataError(
+                f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; set it to 0, or name "
+                "data.eval_path"
+            )
+        _say(
+            f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of {tokens} tokens are held "
+            "out"
+        )
+        cut = tokens - held_out
+    corpus = Corpus(count, buckets, tuple(first_U), report["documents"], cut)
+    return corpus, {**report, "lengths": np.trim_zeros(lengths, "b").tolist()}
+
+
+def _say(message: str) -> None:
+    print(f"preparing text: {message}", file=sys.stderr, flush=True)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
 def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int) -> None:
-    """Calls `work` with each of `tasks`, in as many processes as are of use; says how far it is.
+    """Call `work` with each of `tasks`, in as many processes as are of use, and print how far it is.
 
-    Where the system kills one, as it does for want of memory, half as many go on with what is left.
+    Where the system kills one, as it does when memory is short, half as many go on with the remaining tasks.
     """
-    if not tasks:
-        return
-    say = _Progress(verb, what, total - len(tasks), total)
-    left = dict(enumerate(tasks))
+    remaining = dict(enumerate(tasks))
+    printed_at = time.monotonic()
+
+    def finish(number: int) -> None:
+        nonlocal printed_at
+        del remaining[number]
+        if time.monotonic() - printed_at >= PROGRESS_S:
+            printed_at = time.monotonic()
+            print(f"{verb} {total - len(remaining)} of {total} {what}", file=sys.stderr, flush=True)
+
     processes = min(processes, len(tasks))
-    while left and processes > 1:
+    while remaining and processes > 1:
         try:
-            _pooled(work, left, processes, say)
+            _run_in_pool(work, remaining, processes, finish)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
-            print(
-                f"preparing text: a process was killed, as the system does where memory is short; {processes} continue",
-                file=sys.stderr,
-                flush=True,
-            )
-    for task in left.values():
+            _say(f"a process was killed, as the system does where memory is short; {processes} continue")
+    for number, task in list(remaining.items()):
         work(*task)
-        say.one()
+        finish(number)
 
 
-def _pooled(work: Callable[..., None], left: dict[int, Any], processes: int, say: _Progress) -> None:
-    """Takes the tasks that are done out of `left`."""
+def _run_in_pool(
+    work: Callable[..., None], tasks: dict[int, Any], processes: int, finish: Callable[[int], None]
+) -> None:
     context = multiprocessing.get_context("spawn")  # pyarrow and the tokenizers have threads, which no fork survives
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, initializer=_alone, initargs=(os.getpid(),))
+    pool = concurrent.futures.ProcessPoolExecutor(
+        processes, context, initializer=_initialize_worker, initargs=(os.getpid(),)
+    )
     try:
-        running = {pool.submit(work, *task): number for number, task in left.items()}
-        for each in concurrent.futures.as_completed(running):
-            each.result()
-            del left[running.pop(each)]
-            say.one()
+        running = {pool.submit(work, *task): number for number, task in tasks.items()}
+        for future in concurrent.futures.as_completed(running):
+            future.result()
+            finish(running.pop(future))
     except BaseException:
         for process in multiprocessing.active_children():  # what they are at takes long, and is of no use
             process.kill()
@@ -210,39 +217,24 @@ def _pooled(work: Callable[..., None], left: dict[int, Any], processes: int, say
         pool.shutdown(cancel_futures=True)
 
 
-def _alone(parent: int) -> None:
-    """A worker is one core's: the tokenizers' own threads would be on top. It ends with its parent, and only so."""
+def _initialize_worker(parent: int) -> None:
+    """Give a worker one core, and let it end with its parent only: the tokenizers' own threads would be on top."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    die_with(parent)
+    die_with_parent(parent)
 
 
-def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends; without it a killed run would leave its workers."""
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; without it a killed run would leave its workers."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(contract.STARTUP)
 
 
-class _Progress:
-    """A line on stderr now and then."""
-
-    def __init__(self, verb: str, what: str, done: int, total: int) -> None:
-        self._verb, self._what, self._done, self._total = verb, what, done, total
-        self._said_at = time.monotonic()
-
-    def one(self) -> None:
-        """Counts one more."""
-        self._done += 1
-        if time.monotonic() - self._said_at >= SAY_S:
-            self._said_at = time.monotonic()
-            print(f"{self._verb} {self._done} of {self._total} {self._what}", file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of one folder; the kernel releases it when its holder dies. Raises DataError."""
+    """Hold the lock of one folder; the kernel releases it when its holder dies. Raises DataError."""
     path = folder.with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,16 +249,13 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise StorageError(f"{path} cannot be locked: {error}") from error
-            print(
-                f"preparing text: {path.parent} has no file locks; others that prepare do the same work",
-                file=sys.stderr,
-            )
+            _say(f"{path.parent} has no file locks; others that prepare do the same work")
         yield
 
 
 def main() -> NoReturn:
-    """Builds as stdin says, with all cores; prints nothing, or the error as a line of JSON. Exits with its code."""
-    die_with(int(sys.argv[2]))
+    """Build as stdin says, with all cores; print nothing, or the error as a line of JSON. Exit with its code."""
+    die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     os.environ.pop("PYTHONPATH", None)  # a worker would import from the user's folders before it has this sys.path
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -275,8 +264,8 @@ def main() -> NoReturn:
     try:
         build(Recipe.from_json(sys.stdin.read()), folder, len(os.sched_getaffinity(0)))
     except TrainerError as error:
-        said = STOPPED.format(folder) if isinstance(error, Stopped) else str(error)
-        print(json.dumps({"message": said, "code": error.code}), flush=True)
+        message = STOPPED.format(folder) if isinstance(error, Stopped) else str(error)
+        print(json.dumps({"message": message, "code": error.code}), flush=True)
         code = error.code
     except BaseException:
         traceback.print_exc()

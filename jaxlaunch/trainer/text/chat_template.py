@@ -34,7 +34,7 @@ class MarksError(Exception):
 
 
 class _Marks(Extension):
-    """The tag {% generation %} … {% endgeneration %}: keeps where its blocks lie in what is rendered."""
+    """The tag {% generation %} … {% endgeneration %}, which records where its blocks lie in what is rendered."""
 
     tags = {"generation"}
 
@@ -45,14 +45,14 @@ class _Marks(Extension):
         self.blocks: list[tuple[int, str]] = []
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """A call of `keep` with the block."""
+        """Return a call of `keep` with the block."""
         self.are_there = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("keep"), [], [], body).set_lineno(line)
 
     def keep(self, caller: Callable[[], str]) -> str:
-        """Called where a block is rendered."""
+        """Record a block where it is rendered."""
         text = caller()
         self.blocks.append((self.length, text))
         return text
@@ -61,7 +61,7 @@ class _Marks(Extension):
 class Template:
     """A template and the special tokens that it may name. Raises jinja2.TemplateSyntaxError for what is none."""
 
-    def __init__(self, source: str, named: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
         )
@@ -69,19 +69,19 @@ class Template:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": DAY.strftime}
         marks = environment.extensions[_Marks.identifier]
         assert isinstance(marks, _Marks)
-        self._marks, self._named = marks, named
+        self._marks, self._tokens = marks, tokens
         self._template = environment.from_string(source)
         self.has_marks = marks.are_there
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Rendering:
-        """The chat in which `tools` may be called, with the beginning of an assistant's turn behind it if `prompt`.
+        """Render the chat in which `tools` may be called, followed by the start of an assistant's turn if `prompt`.
 
         Raises jinja2.TemplateError where the template refuses it, MarksError, and anything that its code raises.
         """
         self._marks.length, self._marks.blocks = 0, []
         pieces: list[str] = []
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-        for piece in self._template.generate(**given, **self._named):
+        for piece in self._template.generate(**given, **self._tokens):
             pieces.append(piece)
             self._marks.length += len(piece)
         text = "".join(pieces)
@@ -98,7 +98,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own would escape < and > as for a page."""
+    """Encode without jinja2's own escapes of < and >, which are for a page."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

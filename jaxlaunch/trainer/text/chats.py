@@ -1,7 +1,7 @@
 """Chats as documents: rows of messages through the tokenizer's own template, with what the assistant says marked.
 
 What the template's {% generation %} encloses is. A template without it is rendered turn by turn: an assistant's turn is
-what it adds to the turns before it, behind the words that ask the assistant for it. Nothing is searched for.
+what it adds to the turns before it, after the words that ask the assistant for it. Nothing is searched for.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 from jaxlaunch import installation
 from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.text import documents, tokenizer
-from jaxlaunch.trainer.text.documents import Document, Unfit, kind_of_value
+from jaxlaunch.trainer.text import documents
+from jaxlaunch.trainer.text import tokenizer as tokenizers
+from jaxlaunch.trainer.text.documents import Document, Unfit, describe_value
+from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxlaunch.trainer.text.chat_template import Rendering, Spans, Template
 
 FIELD = "messages"
 ALSO = ("tools",)  # what a row may have besides: what the assistant may call
-FILE = "chat_template.jinja"  # beside tokenizer_config.json, whose chat_template it goes before
+FILE = "chat_template.jinja"  # beside tokenizerconfig.json, whose chat_template it goes before
 DEFAULT, TOOL_USE = "default", "tool_use"  # of several templates by name, and that of rows with tools
 ASSISTANT = "assistant"
 
@@ -31,49 +33,56 @@ ASSISTANT = "assistant"
 class Chats:
     """The chat template of a tokenizer. Raises SpecError where there is none, or it cannot be read."""
 
-    def __init__(self, of: tokenizer.Tokenizer) -> None:
-        self._name = of.name
-        sources, named = _sources(of), _named(of)
-        self._templates = {name: self._compiled(source, named) for name, source in sources.items()}
-        told = sources if TOOL_USE in sources else sources[DEFAULT]
-        self.digest = hashlib.sha256(json.dumps([told, named], sort_keys=True).encode()).hexdigest()[:12]
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._name = tokenizer.name
+        sources = _template_sources(tokenizer)
+        # The special tokens by the names that templates know them by.
+        tokens: dict[str, Any] = {}
+        for key, value in tokenizer.config.items():
+            if key == "additional_special_tokens" and isinstance(value, list):
+                tokens[key] = [tokenizers.token_text(token) for token in value]
+            elif key in tokenizers.SPECIAL:
+                tokens[key] = tokenizers.token_text(value)
+        self._templates = {name: self._compile(source, tokens) for name, source in sources.items()}
+        identity = [sources if TOOL_USE in sources else sources[DEFAULT], tokens]
+        self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def of_row(self, field: str, values: documents.Values) -> Document:
-        """The chat of a row, with the tools that it may name. Raises Unfit."""
+        """Return the chat of a row, with the tools that it may name. Raises Unfit."""
         try:
-            return self.document(values[field], tools(values.get(ALSO[0])))
+            return self.document(values[field], parse_tools(values.get(ALSO[0])))
         except Unfit as error:
             raise Unfit(f"its field {field!r}: {error}") from None
 
     def document(self, messages: Any, tools: Sequence[Any] | None = None, given: int = 0) -> Document:
-        """The text of messages, its `spans` those of the assistant, but in the first `given`. Raises Unfit."""
-        check(messages)
+        """Return the text of messages, its `spans` those of the assistant after the first `given`. Raises Unfit."""
+        check_messages(messages)
         template = self._templates[TOOL_USE if tools is not None and TOOL_USE in self._templates else DEFAULT]
         text, spans = self._render(template, messages, tools)
         if not template.has_marks:
-            spans = self._by_turns(template, messages, text, tools, given)
+            spans = self._turn_spans(template, messages, text, tools, given)
         elif given:
             spans = spans[len(self._render(template, messages[:given], tools).spans) :]
         if not spans:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages[given:]))
             raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
-        return Document(*documents.without_surrogates(text), spans)
+        return Document(*documents.replace_surrogates(text), spans)
 
     def asked(self, messages: Sequence[Any]) -> str:
-        """The text of messages, and of how the assistant's answer begins. Raises Unfit."""
+        """Return the text of messages, and of how the assistant's answer begins. Raises Unfit."""
         return self._render(self._templates[DEFAULT], messages, None, prompt=True).text
 
     def after_an_answer(self) -> str:
-        """What the template writes after the words of the assistant. Raises Unfit."""
+        """Return what the template writes after the words of the assistant. Raises Unfit."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
         return self._render(self._templates[DEFAULT], turns, None).text.rpartition(words)[2]
 
-    def _by_turns(
+    def _turn_spans(
         self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, given: int
     ) -> Spans:
-        """The characters of the assistant's turns in the `text` of all messages, but of the first `given`."""
-        found = []
+        """Return the characters of the assistant's turns after the first `given` in the `text` of all messages."""
+        spans = []
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < given:
                 continue
@@ -88,8 +97,8 @@ class Chats:
                     "{% generation %} and {% endgeneration %}"
                 )
             if len(through) > len(before):
-                found.append((len(before), len(through)))
-        return tuple(found)
+                spans.append((len(before), len(through)))
+        return tuple(spans)
 
     def _render(self, template: Template, messages: Sequence[Any], tools: Any, *, prompt: bool = False) -> Rendering:
         import jinja2
@@ -102,7 +111,7 @@ class Chats:
             what = f"{type(error).__name__}: {error}"
             raise Unfit(f"the chat template of {self._name} fails on its messages: {what}") from None
 
-    def _compiled(self, source: str, named: Mapping[str, Any]) -> Template:
+    def _compile(self, source: str, tokens: Mapping[str, Any]) -> Template:
         try:
             import jinja2
         except ImportError:
@@ -112,7 +121,7 @@ class Chats:
         from jaxlaunch.trainer.text.chat_template import Template
 
         try:
-            return Template(source, named)
+            return Template(source, tokens)
         except jinja2.TemplateSyntaxError as error:
             raise SpecError(
                 f"data.tokenizer = {self._name}: its chat template is not valid, line {error.lineno}: {error.message}"
@@ -121,81 +130,63 @@ class Chats:
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> Chats:
-    """The chats of the tokenizer `name`. Raises SpecError, StorageError."""
-    return Chats(tokenizer.load(name))
+    """Load the chats of the tokenizer `name`. Raises SpecError, StorageError."""
+    return Chats(tokenizers.load(name))
 
 
-def check(messages: Any) -> None:
-    """Raises Unfit for what is no list of messages."""
+def check_messages(messages: Any) -> None:
+    """Raise Unfit for what is no list of messages."""
     if not isinstance(messages, list):
-        raise Unfit(f"it is {kind_of_value(messages)}, not a list of messages")
+        raise Unfit(f"it is {describe_value(messages)}, not a list of messages")
     if not messages:
         raise Unfit("it is an empty list, without a message")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            raise Unfit(f"its message {number} is {kind_of_value(message)}, not an object with a role")
+            raise Unfit(f"its message {number} is {describe_value(message)}, not an object with a role")
         if not isinstance(message.get("role"), str):
             raise Unfit(f"its message {number} has no role; it has {', '.join(map(str, message)) or 'nothing'}")
 
 
-def tools(given: Any) -> list[Any] | None:
-    """The tools of a row: a list of their schemas, which may be written as JSON. Raises Unfit."""
-    found = given
-    if isinstance(given, str):
+def parse_tools(value: Any) -> list[Any] | None:
+    """Return the tools of a row: a list of their schemas, which may be written as JSON. Raises Unfit."""
+    tools = value
+    if isinstance(value, str):
         try:
-            found = json.loads(given)
+            tools = json.loads(value)
         except ValueError as error:
             raise Unfit(f"the row's tools are not JSON: {error}") from None
-    if found is None or (isinstance(found, list) and all(isinstance(each, dict) for each in found)):
-        return found
+    if tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        return tools
     raise Unfit("the row's tools are not a list of objects, each the schema of a function")
 
 
-def _sources(of: tokenizer.Tokenizer) -> dict[str, str]:
-    """The texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
-    named = {
+def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
+    fault = f"data.tokenizer = {tokenizer.name}"
+    sources: dict[str, Any] = {
         name.removeprefix(saved_files.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
-        for name, text in of.files.items()
+        for name, text in tokenizer.files.items()
         if name.startswith(saved_files.TEMPLATES)
     }
-    if FILE in of.files:
-        named[DEFAULT] = of.files[FILE].decode(errors="replace")
-    elif not named:
-        named = _configured(of)
-    if DEFAULT not in named:
-        raise SpecError(
-            f"data.tokenizer = {of.name} has chat templates named {', '.join(named) or 'nothing'}, and "
-            f"none is named {DEFAULT}; name that to train with so"
-        )
-    return {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named}
-
-
-def _configured(of: tokenizer.Tokenizer) -> dict[str, str]:
-    """The templates of tokenizer_config.json by name. Raises SpecError."""
-    given = of.config.get("chat_template")
-    if given is None:
-        raise SpecError(
-            f"data.tokenizer = {of.name} has no chat template, which messages need: no chat_template in "
-            f"tokenizer_config.json and no {FILE}; take the tokenizer of a model for chats, or put one there"
-        )
-    found: dict[str, Any] = {DEFAULT: given}
-    if isinstance(given, list):  # several by name
-        found = {str(each.get("name")): each.get("template") for each in given if isinstance(each, dict)}
-    for name, template in found.items():
-        if not isinstance(template, str):
-            which = "" if name == DEFAULT else f" named {name}"
+    if FILE in tokenizer.files:
+        sources[DEFAULT] = tokenizer.files[FILE].decode(errors="replace")
+    elif not sources:
+        configured = tokenizer.config.get("chat_template")
+        if configured is None:
             raise SpecError(
-                f"data.tokenizer = {of.name}: its chat_template{which} is {kind_of_value(template)}, not a text"
+                f"{fault} has no chat template, which messages need: no chat_template in tokenizerconfig.json and no "
+                f"{FILE}; take the tokenizer of a model for chats, or put one there"
             )
-    return found
-
-
-def _named(of: tokenizer.Tokenizer) -> dict[str, Any]:
-    """The special tokens by the names that templates know them by."""
-    found: dict[str, Any] = {}
-    for key, value in of.config.items():
-        if key == "additional_special_tokens" and isinstance(value, list):
-            found[key] = [tokenizer.content(each) for each in value]
-        elif key in tokenizer.SPECIAL:
-            found[key] = tokenizer.content(value)
-    return found
+        sources = {DEFAULT: configured}
+        if isinstance(configured, list):  # several by name
+            sources = {str(each.get("name")): each.get("template") for each in configured if isinstance(each, dict)}
+        for name, template in sources.items():
+            if not isinstance(template, str):
+                which = "" if name == DEFAULT else f" named {name}"
+                raise SpecError(f"{fault}: its chat_template{which} is {describe_value(template)}, not a text")
+    if DEFAULT not in sources:
+        raise SpecError(
+            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is named {DEFAULT}; name "
+            "that to train with so"
+        )
+    return {name: sources[name] for name in (DEFAULT, TOOL_USE) if name in sources}

@@ -44,8 +44,8 @@ class Index(NamedTuple):
     bytes_D: Ints  # of text
 
     @classmethod
-    def of(cls, rows_D5: Ints) -> Index:
-        """The documents of rows of an index."""
+    def from_rows(cls, rows_D5: Ints) -> Index:
+        """Return the documents of rows of an index."""
         key_D, *others = np.ascontiguousarray(rows_D5.T)
         return cls(key_D.view(np.uint64), *others)
 
@@ -58,79 +58,93 @@ class About(NamedTuple):
     empty: int  # documents without a token, which are left out
 
 
-def place(folder: Path, unit: int) -> Path:
-    """The index of a part; its tokens are beside it."""
+def part_path(folder: Path, unit: int) -> Path:
+    """Return the index of a part; its tokens are next to it."""
     return folder / f"part-{unit:06}.index"
 
 
-def write(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
-    """Tokenizes one unit. Raises DataError naming file and row."""
-    place_of_tokens = place(folder, unit).with_suffix(".tokens")
+def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
+    """Tokenize one unit. Raises DataError naming file and row."""
+    path = part_path(folder, unit)
     tables: list[Ints] = []  # of each lot, the first document of each bucket, and the end
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
-    with atomic_file.draft(place_of_tokens) as draft, draft.open("wb") as file:
-        for lot in _tokenized(recipe, parts):
-            table_B, rows_D5, order_D = _sorted(lot, keys(recipe.seed, unit, first + np.arange(len(lot.ids))), buckets)
-            tables.append(first + table_B)
-            rows.append(rows_D5 + np.array([0, first, tokens, 0, 0]))
-            for at in order_D.tolist():
-                file.write(lot.ids[at].data)
+    with atomic_file.draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
+        for lot in _tokenize(recipe, parts):
+            key_D = sort_keys(recipe.seed, unit, first + np.arange(len(lot.ids)))
+            bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
+            order_D = np.argsort(bucket_D, kind="stable")
+            length_D = np.array([len(ids) for ids in lot.ids], np.int64)[order_D]
+            bytes_D = np.array(lot.bytes, np.int64)[order_D]
+            begin_D = tokens + np.cumsum(length_D) - length_D
+            columns = (key_D[order_D].view(np.int64), first + order_D, begin_D, length_D, bytes_D)
+            tables.append(first + np.searchsorted(bucket_D[order_D], np.arange(buckets + 1)))
+            rows.append(np.stack(columns, axis=1))
+            for number in order_D.tolist():
+                file.write(lot.ids[number].data)
             first, tokens = first + len(lot.ids), tokens + lot.tokens
             replaced, empty = replaced + lot.replaced, empty + lot.empty
-    with atomic_file.draft(place(folder, unit)) as draft:
+    with atomic_file.draft(path) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
-        np.concatenate([header, *tables, *(each.ravel() for each in rows)]).astype(np.int64).tofile(draft)
+        np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(np.int64).tofile(draft)
 
 
-def is_there(folder: Path, unit: int) -> bool:
-    """Whether a part is there with all its tokens; one cut short, as by a disk that lost power, is removed."""
-    own = place(folder, unit), place(folder, unit).with_suffix(".tokens")
-    if not own[0].exists():
+def is_complete(folder: Path, unit: int) -> bool:
+    """Tell whether a part is there with all its tokens; one cut short, as by a disk that lost power, is removed."""
+    path = part_path(folder, unit)
+    tokens = path.with_suffix(".tokens")
+    if not path.exists():
         return False
-    found = np.fromfile(own[0], np.int64)
-    if len(found) >= HEADER and own[1].exists():
-        _, _, lots, buckets, count = found[:HEADER].tolist()
-        rows_D5 = found[HEADER + lots * (buckets + 1) :]
-        if len(rows_D5) == COLUMNS * count and own[1].stat().st_size == 4 * int(rows_D5[3::COLUMNS].sum()):
+    index = np.fromfile(path, np.int64)
+    if len(index) >= HEADER and tokens.exists():
+        _, _, lots, buckets, count = index[:HEADER].tolist()
+        rows = index[HEADER + lots * (buckets + 1) :]
+        if len(rows) == COLUMNS * count and tokens.stat().st_size == 4 * int(rows[3::COLUMNS].sum()):
             return True
-    for path in own:
-        path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    tokens.unlink(missing_ok=True)
     return False
 
 
-def whole(folder: Path, unit: int) -> tuple[About, Index]:
-    """A part that is there, and all of its documents."""
-    found = np.fromfile(place(folder, unit), np.int64)
-    replaced, empty, lots, buckets, count = found[:HEADER].tolist()
-    rows_D5 = found[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
-    return About(count, replaced, empty), Index.of(rows_D5)
+def read_part(folder: Path, unit: int) -> tuple[About, Index]:
+    """Read a part that is there, and all of its documents."""
+    index = np.fromfile(part_path(folder, unit), np.int64)
+    replaced, empty, lots, buckets, count = index[:HEADER].tolist()
+    rows_D5 = index[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
+    return About(count, replaced, empty), Index.from_rows(rows_D5)
 
 
-def of_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
-    """The documents of a bucket in a part, and their tokens one after the other, lot by lot, as in the file."""
-    path = place(folder, unit)
+def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
+    """Yield the documents of a bucket in a part, and their tokens in a row, lot by lot, as in the file."""
+    path = part_path(folder, unit)
     with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
-        _, _, lots, buckets, _ = _numbers(index, 0, HEADER).tolist()
+        _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER).tolist()
         table = HEADER + lots * (buckets + 1)
         for lot in range(lots):
-            low, high = _numbers(index, HEADER + lot * (buckets + 1) + bucket, 2).tolist()
+            low, high = _read_numbers(index, HEADER + lot * (buckets + 1) + bucket, 2).tolist()
             if high == low:
                 continue
-            found = Index.of(_numbers(index, table + COLUMNS * low, COLUMNS * (high - low)).reshape(-1, COLUMNS))
+            rows = _read_numbers(index, table + COLUMNS * low, COLUMNS * (high - low)).reshape(-1, COLUMNS)
+            found = Index.from_rows(rows)
             first, last = int(found.begin_D[0]), int(found.begin_D[-1] + found.length_D[-1])
             tokens.seek(4 * first)
             yield found, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
 
 
-def _numbers(file: BinaryIO, first: int, count: int) -> Ints:
+def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
     file.seek(8 * first)
     return np.frombuffer(file.read(8 * count), np.int64)
 
 
-def ids_of(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The ids of tokens of a part, where one that is no target is written as ~id, below 0."""
+def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the ids of tokens of a part, where one that is no target is written as ~id, below 0."""
     return np.where(tokens_T < 0, ~tokens_T, tokens_T)
+
+
+def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
+    """Return a hash of seed, unit and number for each document."""
+    unit_hash = hash_uint64(hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
+    return hash_uint64(unit_hash ^ number_D.astype(np.uint64), GOLDEN)
 
 
 class _Lot:
@@ -142,85 +156,55 @@ class _Lot:
         self.tokens = self.replaced = self.empty = 0
 
     def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
-        """Encodes a batch; a document without a token, such as one of spaces for some tokenizers, is counted alone."""
-        found = [each for each in batch if each.text]
-        for document, ids in zip(found, _encoded(found, tokenizer), strict=True):
+        """Encode a batch; a document without a token, such as one of spaces for some tokenizers, is only counted."""
+        texts = [document for document in batch if document.text]
+        for document, ids in zip(texts, _encode(texts, tokenizer), strict=True):
             if not len(ids):
                 self.empty += 1
                 continue
+            text_bytes = len(document.text.encode())
+            if document.spans is not None:  # names of special tokens, which a chat's template wrote, are no text
+                assert isinstance(tokenizer, HuggingFace)
+                text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
             self.ids.append(ids)
-            self.bytes.append(len(document.text.encode()) - _put_in(document, ids, tokenizer))
+            self.bytes.append(text_bytes)
             self.tokens += len(ids)
-        self.replaced += sum(each.replaced for each in batch)
-        self.empty += len(batch) - len(found)
+        self.replaced += sum(document.replaced for document in batch)
+        self.empty += len(batch) - len(texts)
 
 
-def _encoded(found: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
-    """The tokens of each document, none of one that is empty; ~id, for `ids_of`, for one that is no target.
+def _encode(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the tokens of each document, none of one that is empty; ~id, for `token_ids`, for one that is no target.
 
     Around a chat its template has put what belongs there.
     """
-    texts, spans = [each.text for each in found], [each.spans for each in found if each.spans is not None]
+    words, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
     if spans:
-        for ids_T, is_target_T in tokenizer.encode_spans(texts, spans):
+        for ids_T, is_target_T in tokenizer.encode_spans(words, spans):
             yield np.where(is_target_T, ids_T, ~ids_T)
         return
     before = [] if tokenizer.bos is None else [tokenizer.bos]
-    behind = [] if tokenizer.eos is None else [tokenizer.eos]
-    for ids in tokenizer.encode_batch(texts):
-        yield np.array([*before, *ids, *behind] if ids else [], np.int32)
+    after = [] if tokenizer.eos is None else [tokenizer.eos]
+    for ids in tokenizer.encode_batch(words):
+        yield np.array([*before, *ids, *after] if ids else [], np.int32)
 
 
-def _put_in(document: Document, ids: npt.NDArray[np.int32], tokenizer: Tokenizer) -> int:
-    """Bytes of a document that are the names of special tokens, which a chat's template wrote."""
-    if document.spans is None:
-        return 0
-    assert isinstance(tokenizer, HuggingFace)
-    return int(tokenizer.special_bytes[ids_of(ids)].sum())
-
-
-def _tokenized(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
-    """The unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
-    tokenizer, lot = load(recipe.tokenizer), _Lot()
-    made = None
+def _tokenize(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
+    """Yield the unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
+    tokenizer, lot, make = load(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
-        made = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
-    found = (document for part in parts for document in documents.read(part, recipe.field, made, chats.ALSO))
-    for batch in _batches(found):
-        lot.add(batch, tokenizer)
-        if lot.tokens >= HELD:
-            yield lot
-            lot = _Lot()
-    yield lot
-
-
-def _batches(found: Iterator[Document]) -> Iterator[list[Document]]:
+        make = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
     batch: list[Document] = []
     size = 0
-    for document in found:
-        batch.append(document)
-        size += len(document.text)
-        if len(batch) == BATCH or size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    yield batch
-
-
-def _sorted(lot: _Lot, key_D: npt.NDArray[np.uint64], buckets: int) -> tuple[Ints, Ints, Ints]:
-    """The first document of each bucket, and the end, [B + 1]; the rows of the index, [D, COLUMNS]; their order, [D].
-
-    Numbers and tokens are counted from the lot's own first.
-    """
-    bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
-    order_D = np.argsort(bucket_D, kind="stable")
-    length_D = np.array([len(each) for each in lot.ids], np.int64)[order_D]
-    bytes_D = np.array(lot.bytes, np.int64)[order_D]
-    columns = (key_D[order_D].view(np.int64), order_D, np.cumsum(length_D) - length_D, length_D, bytes_D)
-    table_B = np.searchsorted(bucket_D[order_D], np.arange(buckets + 1))
-    return table_B, np.stack(columns, axis=1), order_D
-
-
-def keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
-    """A hash of seed, unit and number for each document."""
-    of_unit = hash_uint64(hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
-    return hash_uint64(of_unit ^ number_D.astype(np.uint64), GOLDEN)
+    for part in parts:
+        for document in documents.read_documents(part, recipe.field, make, chats.ALSO):
+            batch.append(document)
+            size += len(document.text)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                lot.add(batch, tokenizer)
+                batch, size = [], 0
+                if lot.tokens >= HELD:
+                    yield lot
+                    lot = _Lot()
+    lot.add(batch, tokenizer)
+    yield lot

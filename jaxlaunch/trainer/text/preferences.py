@@ -26,9 +26,9 @@ from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import chats, digests, documents, recipe, tokenizer
-from jaxlaunch.trainer.text.documents import Document, Unfit, Values, kind_of_value
-from jaxlaunch.trainer.text.tokenizer import Tokenizer
+from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
+from jaxlaunch.trainer.text.documents import Document, Unfit, Values, describe_value
+from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
 PROMPTS = ("prompt", "messages")  # either
@@ -54,8 +54,8 @@ class Held(NamedTuple):
     empty: int  # and those of which a text leaves nothing to predict
 
 
-def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
-    """The pairs of a split for rows of `length` targets; None where nothing is held out.
+def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
+    """Open the pairs of a split for rows of `length` targets; None where nothing is held out.
 
     Raises DataError naming file and row, SpecError where the tokenizer or its template cannot be read.
     """
@@ -63,11 +63,11 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
     if split == "eval" and not is_apart and not data.eval_split:
         return None
     if data.eval_path is not None and split == "eval":
-        paths = tuple(documents.found(data.eval_path, "eval_path"))
+        paths = tuple(documents.find_files(data.eval_path, "eval_path"))
     else:
-        paths = tuple(documents.found(data.path))
-    digest = digests.of(paths, Path(recipe.root(data)))
-    held = _held(paths, digest, data.tokenizer, length)
+        paths = tuple(documents.find_files(data.path))
+    digest = recipe.digest_files(paths, Path(recipe.prepared_root(data)))
+    held = _read_pairs(paths, digest, data.tokenizer, length)
     count = len(held.ends) // 2
     share = Share(0.0 if is_apart else data.eval_split, count)
     is_held_out_P = share.is_held_out(np.arange(count))
@@ -78,16 +78,17 @@ def source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | 
             f"{length} ({held.too_long} are longer, {held.empty} have no token to predict), and data.eval_split = "
             f"{data.eval_split} leaves the {split} split none of them"
         )
-    return Pairs(held, chosen_P, length, f"{split}, {data.eval_split} of sha256 {digest}, ", data)
+    identity = f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer.load(data.tokenizer).digest}"
+    return Pairs(held, chosen_P, length, identity)
 
 
 class Pairs(DataSource):
     """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, filled up with zeros."""
 
-    def __init__(self, held: Held, chosen_P: npt.NDArray[np.int64], length: int, what: str, data: Text) -> None:
-        self.name = "preferences"
-        self._held, self._chosen_P, self._length = held, chosen_P, length
-        self._what = f"{what}tokenizer {tokenizer.load(data.tokenizer).digest}"
+    name = "preferences"
+
+    def __init__(self, held: Held, chosen_P: npt.NDArray[np.int64], length: int, identity: str) -> None:
+        self._held, self._chosen_P, self._length, self._identity = held, chosen_P, length, identity
 
     def __len__(self) -> int:
         return len(self._chosen_P)
@@ -107,106 +108,102 @@ class Pairs(DataSource):
         return {"tokens": tokens_2T, "mask": mask_2L, "length": np.array(counts, np.int32)}
 
     def fingerprint(self) -> str:
-        """Split, files, tokenizer, pairs and length."""
-        return f"preferences {self._what}, {len(self)} pairs of {self._length}"
+        """Return split, files, tokenizer, pairs and length."""
+        return f"preferences {self._identity}, {len(self)} pairs of {self._length}"
 
 
-def pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
-    """The two texts of a row, with the prompt in front. Raises Unfit."""
+def parse_pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
+    """Return the two texts of a row, after the prompt. Raises Unfit."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
             raise Unfit(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
-    asked = [key for key in PROMPTS if values.get(key) is not None][:1]
-    for field in (CHOSEN, REJECTED, *asked):
+    prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
+    for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
-            raise Unfit(f"its {field!r} is {kind_of_value(values[field])}, neither a text nor a list of messages")
-    prompt = values[asked[0]] if asked else None
-    is_chat = any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *asked))
-    made = _of_messages(load(), prompt, values) if is_chat else _of_texts(prompt, values)
-    if made.chosen[:2] == made.rejected[:2]:
+            raise Unfit(f"its {field!r} is {describe_value(values[field])}, neither a text nor a list of messages")
+    prompt = values[prompts[0]] if prompts else None
+    if any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *prompts)):
+        pair = _render_messages(load(), prompt, values)
+    else:
+        texts = [values[CHOSEN], values[REJECTED]]
+        if prompt is None:
+            prompt = os.path.commonprefix(texts)
+            texts = [text.removeprefix(prompt) for text in texts]
+        pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
+    if pair.chosen[:2] == pair.rejected[:2]:
         raise Unfit("its 'chosen' and 'rejected' are the same text: neither can be the better one")
-    return made
+    return pair
 
 
-def _of_texts(prompt: str | None, values: Values) -> Pair:
-    texts = [values[CHOSEN], values[REJECTED]]
-    if prompt is None:
-        prompt = os.path.commonprefix(texts)
-        texts = [text.removeprefix(prompt) for text in texts]
-    return Pair(_after(prompt, texts[0]), _after(prompt, texts[1]), is_chat=False)
+def _join_texts(prompt: str, text: str) -> Document:
+    before, replaced = documents.replace_surrogates(prompt)
+    after, more = documents.replace_surrogates(text)
+    return Document(before + after, replaced + more, ((len(before), len(before) + len(after)),))
 
 
-def _after(prompt: str, text: str) -> Document:
-    before, replaced = documents.without_surrogates(prompt)
-    behind, more = documents.without_surrogates(text)
-    return Document(before + behind, replaced + more, ((len(before), len(before) + len(behind)),))
-
-
-def _of_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
-    begin = [] if prompt is None else _messages("user", prompt)
-    both = [_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
+def _render_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
+    begin = [] if prompt is None else _as_messages("user", prompt)
+    answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
     given = len(begin)
     if prompt is None:
-        alike = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*both, strict=False))
+        alike = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*answers, strict=False))
         given = sum(1 for _ in alike)
-    made = []
-    for field, messages in zip((CHOSEN, REJECTED), both, strict=True):
+    texts = []
+    for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
-            made.append(chat.document([*begin, *messages], chats.tools(values.get(chats.ALSO[0])), given))
+            texts.append(chat.document([*begin, *messages], chats.parse_tools(values.get(chats.ALSO[0])), given))
         except Unfit as error:
             raise Unfit(f"its {field!r}: {error}") from None
-    return Pair(made[0], made[1], is_chat=True)
+    return Pair(*texts, is_chat=True)
 
 
-def _messages(role: str, given: str | list[Any]) -> list[Any]:
-    return [{"role": role, "content": given}] if isinstance(given, str) else given
+def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 @functools.lru_cache(maxsize=2)  # training and evaluation read the same files
-def _held(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
-    """The pairs of files whose digest this is, for rows of `length` targets."""
-    if (plain := next((path for path in paths if documents.kind_of(path) == "text"), None)) is not None:
+def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
+    """Read the pairs of files whose digest this is, for rows of `length` targets."""
+    if (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)) is not None:
         raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")
-    made = partial(pair, partial(chats.load, name))
-    units = documents.units(paths)
-    found = (each for unit in units for part in unit for each, _ in documents.rows(part, CHOSEN, made, ALSO))
-    texts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]] = []
+    make = partial(parse_pair, partial(chats.load, name))
+    parts = itertools.chain.from_iterable(documents.split_units(paths))
+    pairs = (pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ALSO))
+    texts: list[Encoding] = []
     too_long = empty = 0
-    while lot := list(itertools.islice(found, BATCH)):
-        for both in _tokenized(lot, tokenizer.load(name)):
+    while lot := list(itertools.islice(pairs, BATCH)):
+        for both in _tokenize(lot, tokenizer.load(name)):
             if max(len(ids) for ids, _ in both) > length + 1:
                 too_long += 1
             elif not all(is_target[1:].any() for _, is_target in both):
                 empty += 1
             else:
                 texts += both
-    whys = {"is longer than train.model.length + 1": too_long, "leaves no token to predict": empty}
-    for why, count in whys.items():
+    reasons = {"is longer than train.model.length + 1": too_long, "leaves no token to predict": empty}
+    for reason, count in reasons.items():
         if count:
-            said = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
-            print(f"preferences: {said}, one of whose texts {why}", file=sys.stderr)
+            pairs_said = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
+            print(f"preferences: {pairs_said}, one of whose texts {reason}", file=sys.stderr)
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
-    is_target = np.concatenate([np.zeros(0, np.bool_), *(each for _, each in texts)])
+    is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
     return Held(tokens, is_target, ends, too_long, empty)
 
 
-def _tokenized(
-    lot: Sequence[Pair], of: Tokenizer
-) -> Iterator[list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]]:
-    """The tokens of each pair's two texts, and which of them are predicted."""
-    found = [(text, each.is_chat) for each in lot for text in each[:2]]
-    texts, spans = [text.text for text, _ in found], [text.spans or () for text, _ in found]
-    encoded = zip(of.encode_spans(texts, spans), found, strict=True)
-    whole = [ids if is_chat else _ended(*ids, of) for ids, (_, is_chat) in encoded]
-    for at in range(0, len(whole), 2):
-        yield whole[at : at + 2]
-
-
-def _ended(
-    ids_T: npt.NDArray[np.int32], is_target_T: npt.NDArray[np.bool_], of: Tokenizer
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """A plain text with the tokens that begin and end one; the end is predicted too."""
-    before, behind = ([] if each is None else [each] for each in (of.bos, of.eos))
-    ids = np.concatenate([before, ids_T, behind]).astype(np.int32)
-    return ids, np.concatenate([np.zeros(len(before)), is_target_T, np.ones(len(behind))]).astype(np.bool_)
+def _tokenize(lot: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
+    """Yield the tokens of each pair's two texts, and which of them are predicted."""
+    texts = [text for pair in lot for text in pair[:2]]
+    encodings = tokenizer.encode_spans([text.text for text in texts], [text.spans or () for text in texts])
+    before, after = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
+    for number, pair in enumerate(lot):
+        both = encodings[2 * number : 2 * number + 2]
+        if not pair.is_chat:
+            # A plain text with the tokens that begin and end one; the end is predicted too.
+            both = [
+                (
+                    np.concatenate([before, ids_T, after]).astype(np.int32),
+                    np.concatenate([np.zeros(len(before)), is_target_T, np.ones(len(after))]).astype(np.bool_),
+                )
+                for ids_T, is_target_T in both
+            ]
+        yield both

@@ -2,24 +2,41 @@
 
 The folder of the rows is named by a digest of the recipe, so that what is prepared once is found again, and a change of
 a file, of the tokenizer or of a key makes another folder.
+
+Files are identified by names, and SHA-256 of every byte, each file hashed once. A digest is used again while a file's
+path, size and time of change (in nanoseconds) are those it was computed at: kept in the folder of prepared rows, for
+all hosts that share it. A file that changed a moment ago is hashed again, since its next change may bear the same time.
+An object of a bucket is what its store says it is, its generation or ETag.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import user_cache
-from jaxlaunch.trainer.errors import DataError
+from jaxlaunch import atomic_file, user_cache
+from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.errors import DataError, Stopped
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import chats, digests, documents, tokenizer
+from jaxlaunch.trainer.text import chats, documents, tokenizer
 
 FORMAT = 3  # of the shards and of how they come about: another number where the same recipe gives other bytes
 INDEX = "index.json"  # written last: a folder that has it is complete
+CHUNK = 1 << 20
+SETTLED_S = 2.0  # file systems keep times to two seconds at worst, as FAT does
+STOPPED = "stopped while the files of the text were hashed"
+
+Digests = dict[str, tuple[int, int, str]]  # path -> size, time of change in ns, digest
+_hashed: Digests = {}  # by this process, where nothing can be kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,55 +57,115 @@ class Recipe:
     @property
     def address(self) -> str:
         """The name of the folder: a digest of all but where files and tokenizer are."""
-        told = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
+        keys = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
         if self.template is None:  # texts keep the folders that they had before there were chats
-            del told["template"]
-        return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+            del keys["template"]
+        return hashlib.sha256(json.dumps([FORMAT, keys], sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """Return the text that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """The recipe that `to_json` wrote."""
-        given: dict[str, Any] = json.loads(text)
-        return cls(**{**given, "paths": tuple(given["paths"])})
+        """Return the recipe that `to_json` wrote."""
+        keys: dict[str, Any] = json.loads(text)
+        return cls(**{**keys, "paths": tuple(keys["paths"])})
 
 
-def of(data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[[], bool] = lambda: False) -> Recipe:
-    """The recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
+def make_recipe(
+    data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[[], bool] = lambda: False
+) -> Recipe:
+    """Return the recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
 
     Raises DataError where no file matches, or one holds no chats, SpecError where the tokenizer or its chat template
     cannot be read, Stopped once `is_stopped`.
     """
     assert data.eval_path is not None or not held_out
-    if data.eval_path is not None and not held_out:
-        documents.found(data.eval_path, "eval_path")  # missed before anything is prepared
-    paths = documents.found(data.path) if not held_out else documents.found(data.eval_path or [], "eval_path")
-    share = 0.0 if data.eval_path is not None else data.eval_split
+    eval_paths = [] if data.eval_path is None else documents.find_files(data.eval_path, "eval_path")
+    paths = eval_paths if held_out else documents.find_files(data.path)
     is_chat = data.format == "chat"
-    if is_chat and (plain := next((path for path in paths if documents.kind_of(path) == "text"), None)):
+    if is_chat and (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)):
         raise DataError(f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow")
-    if data.field is not None and all(documents.kind_of(path) == "text" for path in paths):
+    if data.field is not None and all(documents.file_kind(path) == "text" for path in paths):
         raise DataError(
             f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines (.jsonl), Parquet "
             "and Arrow have. Leave data.field out to read the whole file as text"
         )
     return Recipe(
         paths=tuple(paths),
-        digest=digests.of(paths, Path(root(data)), is_stopped),
+        digest=digest_files(paths, Path(prepared_root(data)), is_stopped),
         tokenizer=data.tokenizer,
         tokenizer_digest=tokenizer.load(data.tokenizer).digest,
         field=data.field or (chats.FIELD if is_chat else None),
         packing=data.packing or "concat",
         length=length,
-        eval_split=share,
+        eval_split=0.0 if data.eval_path is not None else data.eval_split,
         seed=data.seed,
         template=chats.load(data.tokenizer).digest if is_chat else None,
     )
 
 
-def root(data: Text) -> str:
-    """The folder that holds the folders of prepared rows: the job's, or one in the user's cache folder."""
+def prepared_root(data: Text) -> str:
+    """Return the folder of the folders of prepared rows: the job's, or one in the user's cache folder."""
     return data.data_dir if data.data_dir is not None else str(user_cache.home("text"))
+
+
+def digest_files(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
+    """Hash names below their common folder and what is in them: 12 hexadecimal digits; `folder` keeps the digests.
+
+    The common folder itself is left out: the same data may be mounted elsewhere on the next machine. Raises DataError
+    for a file that cannot be read, StorageError, Stopped.
+    """
+    content = _digest_contents([path for path in paths if not remote.is_remote(path)], folder, is_stopped)
+    content |= {path: " ".join(map(str, files.stat_object(path))) for path in paths if remote.is_remote(path)}
+    digest = hashlib.sha256()
+    for path, name in zip(paths, files.relative_names(paths), strict=True):
+        digest.update(f"{name} {content[path]}\n".encode(errors="backslashreplace"))
+    return digest.hexdigest()[:12]
+
+
+def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool]) -> dict[str, str]:
+    if not paths:
+        return {}
+    absolute = {path: os.path.abspath(path) for path in paths}
+    key = hashlib.sha256(json.dumps([absolute[path] for path in paths]).encode()).hexdigest()[:16]
+    kept = folder / "digests" / f"{key}.json"
+    known: Digests = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # none yet, or cut short: all are hashed again
+        known = {name: (int(size), int(at), str(digest)) for name, (size, at, digest) in json.loads(kept.read_text())}
+    known |= _hashed
+    marks = {}
+    for path in absolute.values():
+        try:
+            stat = os.stat(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+        marks[path] = stat.st_size, stat.st_mtime_ns
+    missing = [path for path, mark in marks.items() if known.get(path, (0, 0, ""))[:2] != mark]
+    # Hashing holds no lock of the interpreter's.
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for path, digest in zip(missing, pool.map(lambda path: _hash(path, is_stopped), missing), strict=True):
+            known[path] = (*marks[path], digest)
+    if missing:
+        # What is settled is kept; where nothing can be written, this process knows it.
+        latest = time.time_ns() - int(SETTLED_S * 1e9)
+        settled = {path: known[path] for path in marks if known[path][1] < latest}
+        _hashed.update(settled)
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic_file.write(kept, json.dumps(list(settled.items())).encode())
+    return {path: known[absolute[path]][2] for path in paths}
+
+
+def _hash(path: str, is_stopped: Callable[[], bool]) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(CHUNK):
+                digest.update(block)
+                if is_stopped():
+                    raise Stopped(STOPPED)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    return digest.hexdigest()

@@ -6,6 +6,7 @@ text that looks like one's name alone: what the tokenizer's own added tokens say
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -26,9 +27,10 @@ from jaxlaunch.trainer.errors import SpecError
 
 BYTES = "bytes"  # the tokenizer whose tokens are bytes
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # keys of a folder's
-
-
 LOST = "\ufffd".encode()
+
+Spans = Sequence[tuple[int, int]]  # characters of a text, from and to
+Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # ids, and which of them are in a span, both [T]
 
 
 class Bytes:
@@ -45,28 +47,26 @@ class Bytes:
     config: Mapping[str, Any] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The bytes of each text."""
+        """Return the bytes of each text."""
         return [list(text.encode()) for text in texts]
 
-    def encode_spans(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
-        """The bytes of each text, and which of them are of its one span, both [T]."""
-        found = []
+    def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
+        """Return the bytes of each text, and which of them are of its one span, both [T]."""
+        encodings = []
         for text, (span,) in zip(texts, spans, strict=True):
             first, last = (len(text[:at].encode()) for at in span)
-            place_T = np.arange(len(ids := text.encode()))
-            found.append((np.frombuffer(ids, np.uint8).astype(np.int32), (place_T >= first) & (place_T < last)))
-        return found
+            ids = text.encode()
+            place_T = np.arange(len(ids))
+            encodings.append((np.frombuffer(ids, np.uint8).astype(np.int32), (place_T >= first) & (place_T < last)))
+        return encodings
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of the text."""
+        """Return the bytes of the text."""
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these bytes; what is not UTF-8, or not a byte, becomes U+FFFD."""
-        whole = b"".join(bytes([each]) if each < self.vocab else LOST for each in ids)
-        return whole.decode(errors="replace")
+        """Return the text of these bytes; what is not UTF-8, or not a byte, becomes U+FFFD."""
+        return b"".join(bytes([token]) if token < self.vocab else LOST for token in ids).decode(errors="replace")
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
@@ -79,52 +79,68 @@ class HuggingFace:
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self.name, self.files = name, files
-        self._tokenizer = _parsed(name, files[MAIN])
+        self._tokenizer = _parse_tokenizer(name, files[MAIN])
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not self._ids:
             raise SpecError(f"data.tokenizer = {name}: its vocabulary is empty")
         self.vocab = max(self._ids.values()) + 1
-        self.config: Mapping[str, Any] = _config(name, files)
-        self.eos, self.bos = self._special("eos_token"), self._special("bos_token")
-        if not self._puts_bos():
+        # What the folder says of its special tokens; tokenizer_config.json is the newer of the two files.
+        self.config: dict[str, Any] = {}
+        for file in ("special_tokens_map.json", "tokenizer_config.json"):
+            try:
+                keys = json.loads(files.get(file, b"{}"))
+            except ValueError as error:
+                raise SpecError(f"data.tokenizer = {name}: {file} cannot be read: {error}") from None
+            if not isinstance(keys, dict):
+                raise SpecError(f"data.tokenizer = {name}: {file} is not a block of keys")
+            self.config |= {key: value for key, value in keys.items() if value is not None}
+        self.eos, self.bos = self._special_id("eos_token"), self._special_id("bos_token")
+        if not self._starts_with_bos():
             self.bos = None
-        named = json.dumps([self.bos, self.eos]).encode()
-        self.digest = hashlib.sha256(files[MAIN] + named).hexdigest()[:12]
+        ids = json.dumps([self.bos, self.eos]).encode()
+        self.digest = hashlib.sha256(files[MAIN] + ids).hexdigest()[:12]
         self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)  # tokens that end a text
         # What stands before a text of which every token is scored.
         self.prefix = self.eos if self.bos is None else self.bos
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text, after the bos token where the tokenizer puts one."""
+        """Return the ids of the text, after the bos token where the tokenizer puts one."""
         return [*([] if self.bos is None else [self.bos]), *self.encode_batch([text])[0]]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens around it: those of `tokenizers`' own encode_batch."""
-        return [encoding.ids for encoding in self._encoded(self._tokenizer.encode_batch_fast, texts)]
+        """Return the ids of each text, without special tokens around it, as `tokenizers`' own encode_batch does."""
+        return [encoding.ids for encoding in self._encode(self._tokenizer.encode_batch_fast, texts)]
 
-    def encode_spans(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
-        """Ids of each text as `encode_batch`, and which of them stand for a character of its spans, both [T]."""
-        encodings = self._encoded(self._tokenizer.encode_batch, texts)
-        pairs = zip(encodings, spans, strict=True)
-        return [(np.array(each.ids, np.int32), _within(each.offsets, its)) for each, its in pairs]
+    def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
+        """Return the ids of each text as `encode_batch`, and which stand for a character of its spans, both [T].
 
-    def _encoded(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
-        """What `encode` makes of the texts. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
+        A token without a character, such as a space where the tokenizer trims its offsets, is of the spans that end
+        where it is.
+        """
+        encodings = []
+        for encoding, text_spans in zip(self._encode(self._tokenizer.encode_batch, texts), spans, strict=True):
+            first_T, last_T = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            is_inside_T = np.zeros(len(first_T), np.bool_)
+            for start, end in text_spans:
+                is_inside_T |= (last_T > start) & ((first_T < end) | (last_T <= end))
+            encodings.append((np.array(encoding.ids, np.int32), is_inside_T))
+        return encodings
+
+    def _encode(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
+        """Call `encode`. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises what its Rust raises, a bare Exception
             if len(texts) > 1:
-                return [each for text in texts for each in self._encoded(encode, [text])]
+                return [encoding for text in texts for encoding in self._encode(encode, [text])]
             raise SpecError(
                 f"data.tokenizer = {self.name} has no token for a part of the text {texts[0][:40]!r}: {error}"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens left out."""
+        """Return the text of these ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     @functools.cached_property
@@ -142,7 +158,7 @@ class HuggingFace:
             elif is_bytes:  # each character stands for a byte
                 counts[number] = len(token)
             else:
-                counts[number] = _bytes_of(token, prefix, suffix)
+                counts[number] = _count_bytes(token, prefix, suffix)
         return counts
 
     @functools.cached_property
@@ -154,25 +170,25 @@ class HuggingFace:
                 counts[number] = len(token.content.encode())
         return counts
 
-    def _special(self, key: str) -> int | None:
-        """The id of a special token that the folder names; None where it names none."""
-        given = self.config.get(key)
-        if given is None:
+    def _special_id(self, key: str) -> int | None:
+        """Return the id of a special token that the folder names; None where it names none."""
+        value = self.config.get(key)
+        if value is None:
             return None
-        token = content(given)
+        token = token_text(value)
         if not isinstance(token, str):
-            raise SpecError(f"data.tokenizer = {self.name}: its {key} is {json.dumps(given)[:80]}, not a text")
+            raise SpecError(f"data.tokenizer = {self.name}: its {key} is {json.dumps(value)[:80]}, not a text")
         if token not in self._ids:
             raise SpecError(f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}")
         return self._ids[token]
 
-    def _puts_bos(self) -> bool:
-        """Whether a text begins with the bos token: the folder says so, or its post-processor puts one there."""
-        says = self.config.get("add_bos_token")
-        if says is not None and not isinstance(says, bool):
-            raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {says!r}, not true or false")
-        if self.bos is None or says is not None:
-            return self.bos is not None and bool(says)
+    def _starts_with_bos(self) -> bool:
+        """Tell whether a text begins with the bos token: by the folder, or where its post-processor puts one there."""
+        adds_bos = self.config.get("add_bos_token")
+        if adds_bos is not None and not isinstance(adds_bos, bool):
+            raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not true or false")
+        if self.bos is None or adds_bos is not None:
+            return self.bos is not None and bool(adds_bos)
         around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
         return around[:1] == [self.bos]
 
@@ -182,12 +198,32 @@ Tokenizer = Bytes | HuggingFace
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> Tokenizer:
-    """The tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
-    return Bytes() if name == BYTES else HuggingFace(name, _files(name))
+    """Load the tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
+    if name == BYTES:
+        return Bytes()
+    storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if remote.is_remote(name):
+        remote.check("train.data.tokenizer", name)
+        storage = remote.storage(f"reading train.data.tokenizer = {name}", SpecError)
+    with storage:
+        place = epath.Path(name)
+        main = place / MAIN if place.is_dir() else place
+        if not main.exists():
+            hint = "nothing of that name is there"
+            if place.is_dir():
+                hint = f"it holds {', '.join(sorted(path.name for path in place.iterdir())[:5]) or 'nothing'}"
+            raise SpecError(
+                f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}; transformers' "
+                f"save_pretrained of a fast tokenizer writes {MAIN}"
+            )
+        files = {MAIN: bytes(main.read_bytes()), **saved_files.read_tokenizer(main.parent, FILES[1:])}
+    return HuggingFace(name, files)
 
 
-def of(vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], place: str) -> Tokenizer | None:
-    """The tokenizer whose `files` are at `place`; else bytes, where the training's `data` or a `vocab` of 256 say so.
+def find_tokenizer(
+    vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], place: str
+) -> Tokenizer | None:
+    """Return the tokenizer whose `files` are at `place`; else bytes, where the training's `data` or `vocab` say so.
 
     None where the tokens are another's, and where the package `tokenizers` is not installed. Raises SpecError for files
     that cannot be read.
@@ -199,13 +235,13 @@ def of(vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], p
     return Bytes() if vocab == Bytes.vocab else None
 
 
-def content(token: Any) -> Any:
-    """The text of a special token as a folder's config writes it: alone, or in a block with how it is matched."""
+def token_text(token: Any) -> Any:
+    """Return the text of a special token as a config writes it: alone, or in a block with how it is matched."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
-def fits(tokenizer: Tokenizer, vocab: int) -> None:
-    """Raises SpecError where the model has fewer tokens than the tokenizer."""
+def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
+    """Raise SpecError where the model has fewer tokens than the tokenizer."""
     if vocab < tokenizer.vocab:
         raise SpecError(
             f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}; "
@@ -213,27 +249,7 @@ def fits(tokenizer: Tokenizer, vocab: int) -> None:
         )
 
 
-def _files(name: str) -> dict[str, bytes]:
-    if remote.is_remote(name):
-        remote.check("train.data.tokenizer", name)
-        with remote.storage(f"reading train.data.tokenizer = {name}", SpecError):
-            return _read(name)
-    return _read(name)
-
-
-def _read(name: str) -> dict[str, bytes]:
-    place = epath.Path(name)
-    main = place / MAIN if place.is_dir() else place
-    if not main.exists():
-        there = "nothing of that name is there"
-        if place.is_dir():
-            there = f"it holds {', '.join(sorted(each.name for each in place.iterdir())[:5]) or 'nothing'}"
-        hint = f"{there}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
-        raise SpecError(f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}")
-    return {MAIN: bytes(main.read_bytes()), **saved_files.read_tokenizer(main.parent, FILES[1:])}
-
-
-def _parsed(name: str, text: bytes) -> Any:
+def _parse_tokenizer(name: str, text: bytes) -> Any:
     try:
         import tokenizers
     except ImportError:
@@ -245,36 +261,10 @@ def _parsed(name: str, text: bytes) -> Any:
         raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}{hint}") from None
 
 
-def _config(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What the folder says of its special tokens; tokenizer_config.json is the newer of the two files."""
-    found: dict[str, Any] = {}
-    for each in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            given = json.loads(files.get(each, b"{}"))
-        except ValueError as error:
-            raise SpecError(f"data.tokenizer = {name}: {each} cannot be read: {error}") from None
-        if not isinstance(given, dict):
-            raise SpecError(f"data.tokenizer = {name}: {each} is not a block of keys")
-        found |= {key: value for key, value in given.items() if value is not None}
-    return found
-
-
-def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Which tokens, of characters from and to, have one in a span; a token of none is of those that end where it is.
-
-    Such are spaces, where the tokenizer trims its offsets.
-    """
-    first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
-    found_T = np.zeros(len(first_T), np.bool_)
-    for start, end in spans:
-        found_T |= (last_T > start) & ((first_T < end) | (last_T <= end))
-    return found_T
-
-
-def _bytes_of(token: str, prefix: str, suffix: str) -> int:
-    """Bytes of a token that is written as characters: `<0x0A>` is one, `▁` a space, `##` in front is nothing."""
+def _count_bytes(token: str, prefix: str, suffix: str) -> int:
+    """Count the bytes of a token written as characters: `<0x0A>` is one, `▁` a space, `##` in front is nothing."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
-    token = token.removeprefix(prefix) if prefix else token
+    token = token.removeprefix(prefix)
     token = token.removesuffix(suffix) + " " if suffix and token.endswith(suffix) else token
     return len(token.replace("\u2581", " ").encode())

@@ -252,7 +252,7 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeyp
         return array
 
     step = folders.step(CASE, tmp_path, lora={"base": "int8"})
-    monkeypatch.setattr(load, "read", watched)
+    monkeypatch.setattr(load, "read_parameter", watched)
     step.builder._read_base()
     kept = len(seen)
     assert kept and base.record_base(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept

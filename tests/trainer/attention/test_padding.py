@@ -17,8 +17,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources.mixture import Mixture
-from jaxlaunch.trainer.sources.packed import Packed
-from jaxlaunch.trainer.sources.text import Stream
+from jaxlaunch.trainer.sources.text import Packed, Stream
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
@@ -63,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(folder: Path, name: str) -> Packed:
     keys: dict[str, Any] = {"path": f"{folder}/{name}.jsonl", "format": name, "packing": "first-fit"}
     data = specs.Text(source="text", tokenizer=f"{folder}/tokenizer", data_dir=f"{folder}/out", eval_split=0.0, **keys)
-    made = recipe.of(data, LENGTH)
-    place = Path(recipe.root(data)) / made.address
+    made = recipe.make_recipe(data, LENGTH)
+    place = Path(recipe.prepared_root(data)) / made.address
     if not place.exists():
         build.build(made, place)
     return Packed(place, "train")
@@ -78,7 +77,7 @@ def plain(folder: Path, *, apart: bool) -> Stream:
 
 def pairs(folder: Path) -> Rows:
     data = specs.Text(source="text", path=f"{folder}/pairs.jsonl", format="preference", eval_split=0.0)
-    source = preferences.source(data, LENGTH, "train")
+    source = preferences.open_source(data, LENGTH, "train")
     assert source is not None
     return first(source, Preference().example)
 

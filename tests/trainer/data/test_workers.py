@@ -19,7 +19,7 @@ from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.sources.torch import MapStyle, source
+from jaxlaunch.trainer.sources.torch import MapStyle, open_source
 
 COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
 
@@ -145,9 +145,9 @@ def hashes(dataset: MapStyle, example: Any, start: int = 0, killed: random.Rando
 def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_resume(
     theirs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = hashes(source("their_items:Drawing", {}), draws_on)
+    wanted = hashes(open_source("their_items:Drawing", {}), draws_on)
     assert len(set(wanted)) == STEPS
-    dataset = source("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
+    dataset = open_source("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
     assert hashes(dataset, draws_on, killed=random.Random(1)) == wanted
     assert hashes(dataset, draws_on, start=4) == wanted[4:]
     fell = {int(path.name) for path in tmp_path.iterdir()}
@@ -158,13 +158,13 @@ def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_r
 
 
 def test_a_generator_goes_on_in_the_task_where_the_dataset_left_it(theirs: Path) -> None:
-    wanted, found = (hashes(source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2))
+    wanted, found = (hashes(open_source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2))
     assert found == wanted
 
 
 def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
     def batches(count: int, deterministic: bool | None) -> list[str]:
-        dataset = source("their_items:Drawing", {}, workers=count)
+        dataset = open_source("their_items:Drawing", {}, workers=count)
         held_out = Evaluation(
             dataset,
             lambda raw: {"index": raw["index"]},
@@ -200,12 +200,12 @@ def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
 def test_what_ends_a_read_is_told_with_the_example_and_how(
     theirs: Path, at: int, kind: type[Exception], says: str
 ) -> None:
-    broken = pipeline(source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH))
+    broken = pipeline(open_source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH))
     with pytest.raises(kind, match=says) as caught:
         for step in range(COUNT // BATCH):
             broken.batch(step)
     assert type(caught.value) is kind
-    assert len(pipeline(source("their_items:Wrong", {"at": -1}, workers=2), dict).batch(0)["x"]) == 12
+    assert len(pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).batch(0)["x"]) == 12
 
 
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
@@ -213,7 +213,7 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from jaxlaunch.trainer.data.workers import Draws, Request\n"
         "from jaxlaunch.trainer.data.workers import Workers\n"
-        "opener = 'jaxlaunch.trainer.sources.torch:source'\n"
+        "opener = 'jaxlaunch.trainer.sources.torch:open_source'\n"
         "args = ('their_items:Hanging', {'at': 0})\n"
         "Workers(1).items(Request(opener, args, Draws(0, 0, False, False), [0], [0]))\n"
     )
@@ -235,9 +235,9 @@ def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> Non
 
 
 def test_the_workers_of_a_loader_are_the_default_and_those_of_an_iterable_one_are_left_out(theirs: Path) -> None:
-    assert source("their_items:loader", {}, workers=None).workers == 2
-    assert source("their_items:loader", {}, workers=0).workers == 0
-    assert source("their_items:Drawing", {}, workers=None).workers == 0
-    assert source("their_items:streaming", {}, workers=None).workers == 0
+    assert open_source("their_items:loader", {}, workers=None).workers == 2
+    assert open_source("their_items:loader", {}, workers=0).workers == 0
+    assert open_source("their_items:Drawing", {}, workers=None).workers == 0
+    assert open_source("their_items:streaming", {}, workers=None).workers == 0
     with pytest.raises(SpecError, match=r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"):
-        source("their_items:streaming", {}, workers=3)
+        open_source("their_items:streaming", {}, workers=3)

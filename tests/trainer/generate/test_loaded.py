@@ -132,12 +132,12 @@ def test_a_stream_is_of_one_sample(trained: Path) -> None:
 
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
     place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
-    found = tokenizers.of(256, None, saved_files.read_tokenizer(epath.Path(place)), place)
+    found = tokenizers.find_tokenizer(256, None, saved_files.read_tokenizer(epath.Path(place)), place)
     assert found is not None
     ids = found.encode("return x ** 2")
     assert (ids[0], found.ends, found.decode(ids)) == (1, (0,), "return x ** 2")
-    assert tokenizers.of(500, {"source": "synthetic"}, {}, place) is None
-    by_bytes = tokenizers.of(300, {"tokenizer": "bytes"}, {}, place)
+    assert tokenizers.find_tokenizer(500, {"source": "synthetic"}, {}, place) is None
+    by_bytes = tokenizers.find_tokenizer(300, {"tokenizer": "bytes"}, {}, place)
     assert by_bytes is not None and by_bytes.decode([104, 105, 299]) == "hi\ufffd"
 
 

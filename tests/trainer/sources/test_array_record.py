@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(split: Any, **data: Any) -> Any:
-    return array_record.source(ArrayRecord(source="array_record", **data), split)
+    return array_record.open_source(ArrayRecord(source="array_record", **data), split)
 
 
 def values(source: Any) -> list[int]:

@@ -58,7 +58,7 @@ def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk
     for name in ("a.jsonl", "b.jsonl.gz", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
         put(bucket, url, name, (tmp_path / name).read_bytes())
     made = [
-        recipe.of(Text(source="text", path=f"{place}/*.jsonl*", tokenizer=f"{place}/tokenizer"), 16)
+        recipe.make_recipe(Text(source="text", path=f"{place}/*.jsonl*", tokenizer=f"{place}/tokenizer"), 16)
         for place in (url, str(tmp_path))
     ]
     assert made[0].address != made[1].address  # a store says what its objects are; files are hashed
@@ -66,7 +66,7 @@ def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk
     assert there.pop("address") != here.pop("address")
     assert there == here and there["documents"] > 30
     with pytest.raises(SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"):
-        recipe.of(Text(source="text", path=f"{url}/*.jsonl", tokenizer=f"{url}/gone"), 16)
+        recipe.make_recipe(Text(source="text", path=f"{url}/*.jsonl", tokenizer=f"{url}/gone"), 16)
 
 
 def ranges(bucket: Bucket) -> list[str]:
@@ -74,7 +74,7 @@ def ranges(bucket: Bucket) -> list[str]:
 
 
 def opened(url: str, **more: Any) -> Any:
-    return text.source(Text(source="text", path=f"{url}/*.txt", eval_split=0.0, **more), 100, "train")
+    return text.open_stream(Text(source="text", path=f"{url}/*.txt", eval_split=0.0, **more), 100, "train")
 
 
 def test_text_in_a_bucket_is_the_text_on_the_disk_to_the_byte_and_the_fingerprint(bucket, url, tmp_path) -> None:
@@ -143,15 +143,15 @@ def test_records_in_a_bucket_are_those_on_the_disk(bucket, url, tmp_path) -> Non
         records.write(path, ({"x": np.int32(number)} for number in numbers))
         put(bucket, url, path.name, path.read_bytes())
     data = ArrayRecord(source="array_record", path=f"{url}/part-*")
-    source = array_record.source(data, "train")
+    source = array_record.open_source(data, "train")
     assert [int(source[index]["x"]) for index in range(10)] == list(range(10))
     asked = len(ranges(bucket))
     assert asked == 2
-    here = array_record.source(ArrayRecord(source="array_record", path=f"{tmp_path}/part-*"), "train")
+    here = array_record.open_source(ArrayRecord(source="array_record", path=f"{tmp_path}/part-*"), "train")
     assert source.fingerprint() == here.fingerprint()
     put(bucket, url, "part-2", b"a,b\n1,2\n")
     with pytest.raises(DataError, match=r"//corpora/.*/part-2 is not an array_record file"):
-        array_record.source(data, "train")
+        array_record.open_source(data, "train")
 
 
 def test_a_pattern_that_matches_nothing_says_what_is_there(bucket, url) -> None:
@@ -189,7 +189,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(StorageError, match=r"a\.array_record cannot be copied to .*; set XDG_CACHE_HOME"):
-        array_record.source(ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train")
+        array_record.open_source(ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train")
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])

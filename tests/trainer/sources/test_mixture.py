@@ -10,7 +10,7 @@ from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.prepare import text as prepare
-from jaxlaunch.trainer.sources import mixture, packed
+from jaxlaunch.trainer.sources import mixture, text
 from jaxlaunch.trainer.sources.mixture import BLOCKS, Mixture
 from jaxlaunch.trainer.sources.open import open_source, tokenizer_files
 from jaxlaunch.trainer.spec import LM, TrainSpec
@@ -147,7 +147,7 @@ def job(folder: Path, parts: dict[str, Any], **keys: Any) -> TrainSpec:
 
 
 def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
     corpora.saved(tmp_path / "tokenizer")
     for name, count in (("a", 40), ("b", 20), ("c", 5)):
         corpora.lines(tmp_path / f"{name}.jsonl", list(filter(None, corpora.texts(count, seed=count))))

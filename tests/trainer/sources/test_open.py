@@ -6,7 +6,7 @@ import pytest
 from jaxlaunch.trainer.data.source import Source, name_of
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 from jaxlaunch.trainer.sources import text
-from jaxlaunch.trainer.sources.open import baselines, get_ready, open_source
+from jaxlaunch.trainer.sources.open import baselines, import_modules, open_source
 from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
@@ -33,7 +33,7 @@ def test_a_source_that_cannot_be_opened_is_said_in_a_sentence(
     def opening(*_: Any) -> Any:
         raise fault
 
-    monkeypatch.setattr(text, "source", opening)
+    monkeypatch.setattr(text, "open_stream", opening)
     with pytest.raises(kind, match=f"train.data: the train split of text cannot be opened: .*{fault.strerror}"):
         open_source(spec({"source": "text", "path": "a.txt"}, DECODER), "train")
 
@@ -81,4 +81,4 @@ def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> N
 def test_every_source_can_be_imported_before_it_is_opened() -> None:
     for block in get_args(get_args(Data)[0]):
         parts = {"one": Text(source="text", path="a.txt")}  # of a mixture
-        get_ready(block.model_construct(source=block.model_fields["source"].annotation.__args__[0], parts=parts))
+        import_modules(block.model_construct(source=block.model_fields["source"].annotation.__args__[0], parts=parts))

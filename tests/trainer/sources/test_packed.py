@@ -14,7 +14,7 @@ from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.prepare import text as prepare
-from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.sources import text as sources
 from jaxlaunch.trainer.sources.open import open_source, tokenizer_files
 from jaxlaunch.trainer.spec import LM, Text, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -33,8 +33,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpora.lines(folder / "a.jsonl", TEXTS)
     for packing in ("concat", "first-fit", "none"):
         data = text(folder, packing=packing)
-        made = recipe.of(data, LENGTH)
-        build.build(made, Path(recipe.root(data)) / made.address)
+        made = recipe.make_recipe(data, LENGTH)
+        build.build(made, Path(recipe.prepared_root(data)) / made.address)
     return folder
 
 
@@ -55,7 +55,7 @@ def rows(source: Any, task: NextToken) -> dict[str, Any]:
 
 
 def test_a_row_has_a_segment_for_each_document_and_nothing_to_predict_where_it_is_filled_up(corpus: Path) -> None:
-    source = packed.source(text(corpus, packing="first-fit"), LENGTH, "train")
+    source = sources.open_rows(text(corpus, packing="first-fit"), LENGTH, "train")
     assert source is not None
     for index in range(len(source)):
         row = source[index]
@@ -81,7 +81,7 @@ def test_documents_in_rows_cost_what_they_cost_alone(corpus: Path) -> None:
 
     loss = jax.jit(jax.value_and_grad(mean, has_aux=True))
     ((_, together), slope), ((_, alone), slope_alone) = (
-        loss(params, rows(packed.source(text(corpus, packing=packing), LENGTH, "eval"), task))
+        loss(params, rows(sources.open_rows(text(corpus, packing=packing), LENGTH, "eval"), task))
         for packing in ("first-fit", "none")
     )
     for found, wanted in zip(jax.tree.leaves(slope), jax.tree.leaves(slope_alone), strict=True):
@@ -94,7 +94,7 @@ def test_documents_in_rows_cost_what_they_cost_alone(corpus: Path) -> None:
 
 
 def test_a_changed_token_changes_no_logit_of_another_document(corpus: Path) -> None:
-    source = packed.source(text(corpus, packing="first-fit"), LENGTH, "train")
+    source = sources.open_rows(text(corpus, packing="first-fit"), LENGTH, "train")
     assert source is not None
     row = next(row for row in (source[at] for at in range(len(source))) if row["segments"].max() >= 3)
     graph, params = nnx.split(NextToken().model(job(text(corpus)), nnx.Rngs(0)))
@@ -121,7 +121,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = []
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: began.append(build.build(made, folder)))
+    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: began.append(build.build(made, folder)))
     spec = job(text(corpus, packing="concat", seed=7))
     for _ in range(2):
         train, held_out = open_source(spec, "train"), open_source(spec, "eval")
@@ -134,7 +134,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
 
 
 def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: build.build(made, folder))
     corpora.lines(corpus / "held-out.jsonl", TEXTS[:7])
     spec = job(text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import LM, Text, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, recipe
@@ -28,9 +28,9 @@ def rows(folder: Path, found: list[Any], **keys: Any) -> list[dict[str, Any]]:
     path = chat_corpora.lines(folder / "a.jsonl", found)
     given = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
     data = Text(source="text", format="chat", **(given | keys))
-    made = recipe.of(data, LENGTH)
-    build.build(made, Path(recipe.root(data)) / made.address)
-    source = packed.source(data, LENGTH, "train")
+    made = recipe.make_recipe(data, LENGTH)
+    build.build(made, Path(recipe.prepared_root(data)) / made.address)
+    source = text.open_rows(data, LENGTH, "train")
     assert source is not None
     return [source[index] for index in range(len(source))]
 
@@ -49,7 +49,7 @@ def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(tmp_path: P
     counted = sum(float(row["text_bytes"]) for row in found)
     assert counted == pytest.approx(sum(len(said.encode()) for said in words), rel=1e-5)
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
-    assert build.read(index.parent)["targets"] == len(targets(found))
+    assert build.read_index(index.parent)["targets"] == len(targets(found))
     assert all(row["mask"].any() for row in found)  # a row of questions alone is left out
 
 
@@ -105,4 +105,4 @@ def test_chats_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
     path = chat_corpora.lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
     data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
     with pytest.raises(DataError, match="a.jsonl and what else matches hold chats without a token to predict"):
-        build.build(recipe.of(data, LENGTH), tmp_path / "out")
+        build.build(recipe.make_recipe(data, LENGTH), tmp_path / "out")

@@ -12,7 +12,7 @@ import pytest
 from tensorflow_datasets.image_classification import mnist
 
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources import prepare
+from jaxlaunch.trainer.sources import tfds
 from jaxlaunch.trainer.sources.tfds import Split
 
 PREPARE = """
@@ -47,7 +47,7 @@ def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")])
 def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(name: str, meant: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"):
-        prepare.prepared(name, str(tmp_path))
+        tfds.prepare_dataset(name, str(tmp_path))
 
 
 def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytes
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
-    monkeypatch.setattr(prepare.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
+    monkeypatch.setattr(tfds.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="^mnist is not prepared in .* and there is no network to download it"):
         Split("mnist", "train", str(tmp_path))
 
@@ -95,7 +95,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(mnist.MNIST, "URL", f"http://127.0.0.1:{server.server_port}/")
     monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", 12)
     monkeypatch.setattr(mnist, "_TEST_EXAMPLES", 5)
-    monkeypatch.setattr(prepare, "_require_network", lambda *_: None)
+    monkeypatch.setattr(tfds, "_require_network", lambda *_: None)
     yield
     server.shutdown()
     server.server_close()
@@ -104,7 +104,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_reads_no_network_does_not_tell_of_a_download_of_unknown_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare.prepared("digits", str(tmp_path))
+    tfds.prepare_dataset("digits", str(tmp_path))
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"preparing digits in {tmp_path}"] and said.out == ""
 

@@ -12,7 +12,7 @@ from jaxlaunch.trainer.spec import Text
 
 
 def opened(split: Any, path: Any, length: int = 8, **data: Any) -> Any:
-    return text.source(Text(source="text", path=str(path), **data), length, split)
+    return text.open_stream(Text(source="text", path=str(path), **data), length, split)
 
 
 def stream(source: Any) -> bytes:

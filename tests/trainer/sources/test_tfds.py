@@ -32,9 +32,9 @@ def test_the_digits_are_scikit_learn_s_every_fifth_held_out(folder: str) -> None
 
 def test_splits_are_opened_by_purpose_and_may_be_sliced(folder: str) -> None:
     data = Tfds(data_dir=folder, split="train[:10]", eval_split=None)
-    train = tfds.source(data, "train")
+    train = tfds.open_source(data, "train")
     assert train is not None and len(train) == 10
-    assert tfds.source(data, "eval") is None
+    assert tfds.open_source(data, "eval") is None
 
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(folder: str) -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 from jaxlaunch.trainer.data.examples import Examples, Reading
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.sources.torch import source
+from jaxlaunch.trainer.sources.torch import open_source
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -87,34 +87,34 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_mappings_pairs_tensors_and_images_become_arrays(dataset: str, item: Any) -> None:
-    example = source(dataset, {"items": [item]}, shuffle=True)[0]
+    example = open_source(dataset, {"items": [item]}, shuffle=True)[0]
     assert set(example) == {"image", "label"}
     assert np.array_equal(example["image"], np.ones((2, 2))) and int(example["label"]) == 3
 
 
 def test_the_fingerprint_has_digests_of_the_arguments_and_none_of_their_values(dataset: str) -> None:
-    told = source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    told = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert told.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "') and "s3cret" not in told
-    assert told == source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
-    assert told != source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
+    assert told == open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    assert told != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
 
 
 def test_an_item_of_another_kind_is_refused(dataset: str) -> None:
     with pytest.raises(TypeError, match=r"a mapping or a pair \(image, label\), not tuple of 3"):
-        source(dataset, {"items": [(1, 2, 3)]}, shuffle=True)[0]
+        open_source(dataset, {"items": [(1, 2, 3)]}, shuffle=True)[0]
 
 
 def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
     with pytest.raises(DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"):
-        source(dataset, {"root": "/data"}, shuffle=True)
+        open_source(dataset, {"root": "/data"}, shuffle=True)
     with pytest.raises(DataError, match="with args root cannot be built") as raised:
-        source(dataset, {"root": "s3cret"}, shuffle=True)
+        open_source(dataset, {"root": "s3cret"}, shuffle=True)
     assert "s3cret" not in str(raised.value)
 
 
 def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str) -> None:
     examples = Examples(
-        source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True), lambda raw, rng: raw, Reading(3)
+        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True), lambda raw, rng: raw, Reading(3)
     )
     whole = examples.read(np.arange(9), np.arange(9, 18))["x"]
     assert len(np.unique(whole, axis=0)) == 9
@@ -133,7 +133,7 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
     for deterministic, expected in ((None, 2 * 4), (False, 2 * 4), (True, 4)):
         items = Counted([{"x": 1.0}] * 4)
         examples = Examples(
-            source(dataset, {"items": items}, shuffle=True), lambda raw: raw, Reading(0, 0, deterministic)
+            open_source(dataset, {"items": items}, shuffle=True), lambda raw: raw, Reading(0, 0, deterministic)
         )
         before = items.reads
         for _ in range(2):
@@ -143,19 +143,19 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
 
 def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later(dataset: str) -> None:
     with pytest.raises(StorageError, match="their_datasets:Away cannot be built: TimeoutError: the bucket does not"):
-        source("their_datasets:Away", {}, shuffle=True)
+        open_source("their_datasets:Away", {}, shuffle=True)
 
 
 def test_a_class_that_is_not_map_style_is_a_bad_spec(dataset: str) -> None:
     with pytest.raises(SpecError, match="has no __len__ and no __getitem__"):
-        source("their_datasets:Nothing", {}, shuffle=True)
+        open_source("their_datasets:Nothing", {}, shuffle=True)
     with pytest.raises(SpecError, match="Absent"):
-        source("their_datasets:Absent", {}, shuffle=True)
+        open_source("their_datasets:Absent", {}, shuffle=True)
 
 
 @pytest.mark.parametrize("name", ["items", "loader"])
 def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, name: str) -> None:
-    found = source(f"their_datasets:{name}", {}, shuffle=True)
+    found = open_source(f"their_datasets:{name}", {}, shuffle=True)
     assert len(found) == 6 and found[3] == {"image": 3, "label": 1}
 
 
@@ -170,12 +170,12 @@ def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, 
 )
 def test_what_has_ways_of_its_own_is_refused_with_the_reason(dataset: str, name: str, args: Any, says: str) -> None:
     with pytest.raises(SpecError, match=f"{says}.*their_datasets.py:"):
-        source(f"their_datasets:{name}", args, shuffle=True)
+        open_source(f"their_datasets:{name}", args, shuffle=True)
 
 
 def test_an_iterable_dataset_in_its_stated_order_resumes_by_skipping(dataset: str) -> None:
     def batches(start: int, rows: range = range(4)) -> list[list[int]]:
-        stream = source("their_datasets:Stream", {}, shuffle=False)
+        stream = open_source("their_datasets:Stream", {}, shuffle=False)
         pipeline = Pipeline(stream, lambda raw: raw, batch=4, rows=rows, seed=0, shuffle=False, prefetch=0, threads=4)
         drawn = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
         return [batch["x"].tolist() for batch in drawn]
@@ -185,10 +185,10 @@ def test_an_iterable_dataset_in_its_stated_order_resumes_by_skipping(dataset: st
     assert batches(3) == whole[3:]
     assert [batch[2:] for batch in whole] == batches(0, range(2, 4))
     with pytest.raises(IndexError, match="it ended after 10 examples, and its __len__ is 11"):
-        source("their_datasets:Short", {}, shuffle=False)[10]
+        open_source("their_datasets:Short", {}, shuffle=False)[10]
 
 
 def test_a_tensor_s_memory_is_not_copied(dataset: str) -> None:
     array = np.zeros(4)
-    found = source(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
+    found = open_source(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
     assert np.shares_memory(found["x"], array)

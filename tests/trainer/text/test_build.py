@@ -19,9 +19,10 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
 from jaxlaunch.trainer.prepare import text as prepare
-from jaxlaunch.trainer.sources import array_record, packed
+from jaxlaunch.trainer.sources import array_record
+from jaxlaunch.trainer.sources import text as sources
 from jaxlaunch.trainer.spec import LM, Text
-from jaxlaunch.trainer.text import build, digests, documents, parts, recipe, shards, tokenizer
+from jaxlaunch.trainer.text import build, documents, parts, recipe, shards, tokenizer
 from tests.trainer.text import corpora, dying
 
 TEXTS = list(filter(None, corpora.texts(220, seed=3)))[:200]
@@ -52,8 +53,8 @@ def text(corpus: Path, to: Path, **keys: Any) -> Text:
 
 
 def built(data: Text, length: int = 32) -> Path:
-    made = recipe.of(data, length)
-    folder = Path(recipe.root(data)) / made.address
+    made = recipe.make_recipe(data, length)
+    folder = Path(recipe.prepared_root(data)) / made.address
     build.build(made, folder)
     return folder
 
@@ -78,7 +79,8 @@ def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(corpus: P
     wanted = Counter((*ids, ours.eos) for ids in ours.encode_batch(TEXTS))
     train, held_out = segments(folder, "train"), segments(folder, "eval")
     assert Counter(train) + Counter(held_out) == wanted and len(held_out) == 20
-    index = build.check(folder, whole=True)
+    build.check_folder(folder, whole=True)
+    index = build.read_index(folder)
     assert (index["documents"], index["tokens"]) == (200, sum(map(len, wanted.elements())))
     assert index["bytes"] == sum(len(text.encode()) for text in TEXTS)
     assert sum(index["lengths"]) == 200 and len(index["files"]) > 5
@@ -98,7 +100,7 @@ def test_every_token_is_a_target_once_and_its_bytes_are_counted(corpus: Path, tm
 
 def test_the_order_is_that_of_the_seed_and_of_no_process(corpus: Path, tmp_path: Path) -> None:
     one = built(text(corpus, tmp_path / "one"))
-    made = recipe.of(text(corpus, tmp_path / "two"), 32)
+    made = recipe.make_recipe(text(corpus, tmp_path / "two"), 32)
     again = tmp_path / "two" / made.address
     build.build(made, again)
     assert content(one) == content(again) and not (one / "parts").exists()
@@ -118,13 +120,13 @@ def test_what_is_made_of_something_else_is_at_another_place(corpus: Path, tmp_pa
         {"tokenizer": f"{tmp_path}/tokenizer"},
         {"tokenizer": "bytes", "packing": "concat"},
     ]
-    found = {recipe.of(text(corpus, tmp_path, **each), 32).address for each in keys}
-    assert len(found | {recipe.of(text(corpus, tmp_path), 33).address}) == len(keys) + 1
+    found = {recipe.make_recipe(text(corpus, tmp_path, **each), 32).address for each in keys}
+    assert len(found | {recipe.make_recipe(text(corpus, tmp_path), 33).address}) == len(keys) + 1
     moved = tmp_path / "moved"
     moved.mkdir()
     for path in corpus.glob("*.jsonl"):
         (moved / path.name).write_bytes(path.read_bytes())
-    assert recipe.of(text(corpus, tmp_path, path=f"{moved}/*.jsonl"), 32).address in found
+    assert recipe.make_recipe(text(corpus, tmp_path, path=f"{moved}/*.jsonl"), 32).address in found
 
 
 # Of all renames of a build, each of which is begun again where it ended.
@@ -175,16 +177,16 @@ def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path:
     data = bytearray(one.read_bytes())
     data[len(data) // 2] ^= 1
     one.write_bytes(data)
-    build.check(folder)
+    build.check_folder(folder)
     with pytest.raises(DataError, match=f"{one.name} is damaged"):
-        build.check(folder, whole=True)
+        build.check_folder(folder, whole=True)
     one.write_bytes(data[:-1])
     with pytest.raises(DataError, match=f"{one.name} is damaged: .* bytes are there"):
-        build.check(folder)
+        build.check_folder(folder)
     one.write_bytes(data)
     other.unlink()
     with pytest.raises(DataError, match=f"{other.name} is missing"):
-        packed.prepared(text(corpus, tmp_path), recipe.of(text(corpus, tmp_path), 32))
+        sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32))
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
@@ -193,7 +195,7 @@ def test_a_document_that_encodes_to_no_tokens_is_empty(tmp_path: Path, packing: 
     corpora.lines(tmp_path / "a.jsonl", ["   ", "quick fox", "\n", "lazy dog", " \t"])
     data = text(tmp_path, tmp_path, packing=packing, tokenizer=named, eval_split=0.0)
     folder = built(data, 64)
-    assert (build.read(folder)["documents"], build.read(folder)["empty"]) == (2, 3)
+    assert (build.read_index(folder)["documents"], build.read_index(folder)["empty"]) == (2, 3)
     ours = tokenizer.load(named)
     assert Counter(segments(folder, "train")) == Counter(map(tuple, ours.encode_batch(["quick fox", "lazy dog"])))
 
@@ -203,7 +205,7 @@ def test_a_part_that_a_loss_of_power_cut_short_is_made_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, left: int | None
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "write", None)  # the second pass ends
+        patched.setattr(shards, "write_shard", None)  # the second pass ends
         with pytest.raises(TypeError):
             built(text(corpus, tmp_path / "cut"))
     (path,) = (tmp_path / "cut").glob(f"*/parts/part-000001{ending}")
@@ -240,7 +242,9 @@ def test_a_change_of_one_byte_of_a_large_file_is_another_corpus(tmp_path: Path) 
     for at in (None, 10_000, len(data) - 2):
         data[at or 0] ^= 2
         (tmp_path / "a.txt").write_bytes(data)
-        places.add(recipe.of(text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32).address)
+        places.add(
+            recipe.make_recipe(text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32).address
+        )
     assert len(places) == 3
 
 
@@ -248,15 +252,15 @@ def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    hash_, paths = digests._hash, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    monkeypatch.setattr(digests, "_hash", lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest))
+    hash_, paths = recipe._hash, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    monkeypatch.setattr(recipe, "_hash", lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest))
     for path in paths:
         path.write_text("one")
         os.utime(path, (1e9, 1e9))
 
     def found() -> str:
-        digests._hashed.clear()
-        return digests.of([str(path) for path in paths], tmp_path / "out")
+        recipe._hashed.clear()
+        return recipe.digest_files([str(path) for path in paths], tmp_path / "out")
 
     first = found()
     assert found() == first and sorted(hashed) == ["a.jsonl", "b.jsonl"]
@@ -273,17 +277,18 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
 ) -> None:
     monkeypatch.setattr(build, "MOST_SHARDS", 2)
     sizes, read = [], []
-    documents_, numbers = shards._documents, parts._numbers
+    documents_, numbers = shards._read_documents, parts._read_numbers
 
     def gathered(*args: Any) -> Any:
         found = documents_(*args)
         sizes.append(len(found.tokens))
         return found
 
-    monkeypatch.setattr(shards, "_documents", gathered)
-    monkeypatch.setattr(parts, "_numbers", lambda *args: read.append(args[1:]) or numbers(*args))
+    monkeypatch.setattr(shards, "_read_documents", gathered)
+    monkeypatch.setattr(parts, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args))
     folder = built(text(corpus, tmp_path, eval_split=0.0))
-    index = build.check(folder)
+    build.check_folder(folder)
+    index = build.read_index(folder)
     assert len(list(folder.glob("train-*"))) == 2  # a reader holds each open
     assert len(sizes) > 8 and max(sizes) < index["tokens"] / 4 and sum(sizes) == index["tokens"]
     assert sum(count for first, count in read if first and count != 2) == parts.COLUMNS * 200  # and headers, tables
@@ -291,14 +296,14 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
 
 @pytest.mark.parametrize("blocks", [2, 80])  # of 512 bytes: a part's file, a shard's, which another library writes
 def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path, blocks: int) -> None:
-    made = recipe.of(text(corpus, tmp_path), 32)
+    made = recipe.make_recipe(text(corpus, tmp_path), 32)
     command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(tmp_path / made.address), str(os.getpid())]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
     ended = subprocess.run(limited, input=made.to_json(), capture_output=True, text=True)
     said = json.loads(ended.stdout)
     assert (ended.returncode, said["code"], ended.stderr) == (84, 84, "")
     assert "File too large" in said["message"] and "what is complete is kept" in said["message"]
-    full = build._failed(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
+    full = build._describe_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert "MiB free; make room or set data.data_dir" in full
 
 
@@ -312,24 +317,24 @@ def test_where_a_worker_is_killed_fewer_go_on(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recipe.of(text(corpus, tmp_path), 32)
-    monkeypatch.setattr(packed, "POLL_S", 0.01)
+    made = recipe.make_recipe(text(corpus, tmp_path), 32)
+    monkeypatch.setattr(sources, "POLL_S", 0.01)
     with pytest.raises(Stopped, match="what is complete is kept, and the next start resumes"):
-        packed._build(made, tmp_path / made.address, lambda: True)
+        sources._build(made, tmp_path / made.address, lambda: True)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
-    monkeypatch.setattr(packed.sys, "executable", str(program))  # type: ignore[attr-defined]
+    monkeypatch.setattr(sources.sys, "executable", str(program))  # type: ignore[attr-defined]
     with pytest.raises(StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"):
-        packed._build(made, tmp_path / made.address)
+        sources._build(made, tmp_path / made.address)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, number: int) -> None:
-    made = recipe.of(text(corpus, tmp_path), 32)
+    made = recipe.make_recipe(text(corpus, tmp_path), 32)
     program = (
         "import os; from jaxlaunch.trainer.text import build, parts\n"
-        f"parts.write = lambda *_: os.kill(os.getpid(), {number})\n"
+        f"parts.write_part = lambda *_: os.kill(os.getpid(), {number})\n"
         "build.main()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
@@ -345,7 +350,7 @@ def test_what_a_process_left_that_was_killed_at_the_end_is_removed(corpus: Path,
     (folder / "parts").mkdir()
     (folder / "parts" / "part-000000.index").touch()
     (folder / "index.json.0123.tmp").touch()
-    assert packed.prepared(text(corpus, tmp_path), recipe.of(text(corpus, tmp_path), 32)) == folder
+    assert sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32)) == folder
     assert content(folder) == whole
 
 
@@ -357,14 +362,14 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
 
     wanted = content(built(text(corpus, tmp_path / "whole")))
     monkeypatch.setattr(fcntl, "flock", flock)
-    made, write = recipe.of(text(corpus, tmp_path), 32), shards.write
+    made, write = recipe.make_recipe(text(corpus, tmp_path), 32), shards.write_shard
 
     def overtaken(*args: Any) -> None:
-        monkeypatch.setattr(shards, "write", write)
+        monkeypatch.setattr(shards, "write_shard", write)
         build.build(made, tmp_path / made.address)  # another host's, which is faster
         write(*args)
 
-    monkeypatch.setattr(shards, "write", overtaken)
+    monkeypatch.setattr(shards, "write_shard", overtaken)
     assert content(built(text(corpus, tmp_path))) == wanted
     assert f"{tmp_path} has no file locks" in capsys.readouterr().err
 
@@ -372,7 +377,7 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
 def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: build.build(made, folder))
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 600, "length": 32}
     data = text(corpus, tmp_path).model_dump(exclude_unset=True)
     told: list[str] = []
@@ -384,12 +389,12 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     start(data={"source": "synthetic"})
     start(task="mine.tasks:Own")
     start(batch="wrong")
-    digests._hashed.clear()
+    recipe._hashed.clear()
     assert not told and not list(tmp_path.iterdir())
     with pytest.raises(Stopped, match="while the files of the text were hashed"):
         start(is_stopped=True)
     start()
-    assert told == ["prepare"] * 2 and (tmp_path / recipe.of(text(corpus, tmp_path), 32).address).exists()
+    assert told == ["prepare"] * 2 and (tmp_path / recipe.make_recipe(text(corpus, tmp_path), 32).address).exists()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -397,7 +402,7 @@ def test_what_is_wrong_in_a_file_is_said_from_whatever_process(tmp_path: Path, p
     for name in "abcd":
         corpora.lines(tmp_path / f"{name}.jsonl", ["x" * 2500] * 2)  # a unit each
     (tmp_path / "c.jsonl").write_text('{"text": 1}\n')
-    made = recipe.of(Text(source="text", path=f"{tmp_path}/*.jsonl", packing="concat"), 32)
+    made = recipe.make_recipe(Text(source="text", path=f"{tmp_path}/*.jsonl", packing="concat"), 32)
     with pytest.raises(DataError, match="c.jsonl, row 1: its field 'text' is the number 1"):
         build.build(made, tmp_path / "out", processes)
 
@@ -418,7 +423,7 @@ def test_a_corpus_that_leaves_nothing_is_refused(
         (tmp_path / name).write_text(data)
     path = keys.get("path", "{}/*").format(tmp_path)
     with pytest.raises(DataError, match=words):
-        made = recipe.of(Text(source="text", path=path, packing="concat"), 8)
+        made = recipe.make_recipe(Text(source="text", path=path, packing="concat"), 8)
         build.build(made, tmp_path / "out" / "x")
 
 
@@ -434,12 +439,12 @@ def test_one_text_is_split_by_position_and_it_is_said(tmp_path: Path, capsys: py
 
 
 def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path: Path) -> None:
-    made = recipe.of(text(corpus, tmp_path), 32)
+    made = recipe.make_recipe(text(corpus, tmp_path), 32)
     corpora.lines(tmp_path / "a.jsonl", ["fine", "too"])
     (tmp_path / "b.jsonl").write_text('{"text": 1}')
     with pytest.raises(DataError, match="b.jsonl, row 1: its field 'text' is the number 1"):
-        packed._build(recipe.of(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32), tmp_path / "wrong")
+        sources._build(recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32), tmp_path / "wrong")
     gone = recipe.Recipe.from_json(json.dumps(json.loads(made.to_json()) | {"tokenizer": f"{tmp_path}/gone"}))
     with pytest.raises(SpecError, match="neither bytes nor a folder or file of a tokenizer.json"):
-        packed._build(gone, tmp_path / "out")
-    assert shards.name("train", 3, 12) == "train-00003-of-00012.array_record"
+        sources._build(gone, tmp_path / "out")
+    assert shards.shard_name("train", 3, 12) == "train-00003-of-00012.array_record"

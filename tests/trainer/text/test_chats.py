@@ -124,8 +124,8 @@ def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> No
     assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
     row = json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]}).encode().replace(b"?", b"\xe9")
     (tmp_path / "a.jsonl").write_bytes(row)
-    ((part,),) = documents.units([f"{tmp_path}/a.jsonl"])
-    (bad,) = documents.read(part, "messages", partial(chats.load(str(tmp_path)).of_row, "messages"))
+    ((part,),) = documents.split_units([f"{tmp_path}/a.jsonl"])
+    (bad,) = documents.read_documents(part, "messages", partial(chats.load(str(tmp_path)).of_row, "messages"))
     assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
 
@@ -139,8 +139,10 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
     made = partial(chats.load(folder).of_row, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
-        ((part,),) = documents.units([str(tmp_path / name)])
-        assert list(documents.read(part, "turns", made, chats.ALSO)) == [made({"turns": chat}) for chat in found]
+        ((part,),) = documents.split_units([str(tmp_path / name)])
+        assert list(documents.read_documents(part, "turns", made, chats.ALSO)) == [
+            made({"turns": chat}) for chat in found
+        ]
 
 
 @pytest.mark.parametrize(
@@ -172,9 +174,9 @@ def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: 
     made = partial(chats.load(chat_corpora.saved(tmp_path / "tokenizer", template)).of_row, "messages")
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
-    ((part,),) = documents.units([path])
+    ((part,),) = documents.split_units([path])
     with pytest.raises(DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}") as raised:
-        list(documents.read(part, "messages", made))
+        list(documents.read_documents(part, "messages", made))
     assert raised.value.code == 65
 
 
@@ -193,7 +195,7 @@ def test_a_tokenizer_without_a_template_is_said_before_anything_is_prepared(
     chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
     data = chat(tmp_path, chat_corpora.saved(tmp_path / "tokenizer", template))
     with pytest.raises(SpecError, match=f"data.tokenizer = .*/tokenizer:? {words}") as raised:
-        recipe.of(data, 32)
+        recipe.make_recipe(data, 32)
     assert raised.value.code == 64
 
 
@@ -204,13 +206,13 @@ def test_keys_and_files_that_do_not_go_with_chats_are_refused(tmp_path: Path) ->
         Mixture.model_validate({"source": "mixture", "parts": {"b": {"weight": 1, "path": "x", "format": "chat"}}})
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; chats are rows of JSON lines"):
-        recipe.of(chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32)
+        recipe.make_recipe(chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32)
 
 
 def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
     chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
     folders = [chat_corpora.saved(tmp_path / name, text) for name, text in (("a", CHATML), ("b", CHATML), ("c", TOOLS))]
-    one, same, other = (recipe.of(chat(tmp_path, folder), 32) for folder in folders)
+    one, same, other = (recipe.make_recipe(chat(tmp_path, folder), 32) for folder in folders)
     assert one.address == same.address != other.address
     assert one.field == "messages" and recipe.Recipe.from_json(one.to_json()) == one
     # Texts are found again as long as the format is the same.

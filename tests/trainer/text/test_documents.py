@@ -15,12 +15,14 @@ TEXTS = corpora.texts(300, seed=2)
 
 
 def read(path: Path | str, field: str | None = None) -> list[str]:
-    found = documents.units(documents.found(str(path)))
-    return [document.text for parts in found for part in parts for document in documents.read(part, field)]
+    found = documents.split_units(documents.find_files(str(path)))
+    return [document.text for parts in found for part in parts for document in documents.read_documents(part, field)]
 
 
 def replaced(path: Path) -> int:
-    return sum(each.replaced for part in documents.units([str(path)])[0] for each in documents.read(part, None))
+    return sum(
+        each.replaced for part in documents.split_units([str(path)])[0] for each in documents.read_documents(part, None)
+    )
 
 
 def arrow(path: Path, rows: dict[str, Any], *, is_stream: bool = True) -> Path:
@@ -88,7 +90,7 @@ def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_p
 def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / name).write_bytes(b"bytes of an archive")
     with pytest.raises(DataError, match=words):
-        documents.found(f"{tmp_path}/*")
+        documents.find_files(f"{tmp_path}/*")
 
 
 def test_a_mark_at_the_beginning_of_lines_is_no_part_of_the_first(
@@ -153,7 +155,7 @@ def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
         (tmp_path / "a.txt").write_text("\n".join(lines))
         assert "".join(read(tmp_path / "a.txt")) == "\n".join(lines)
     (tmp_path / "a.txt").write_text("a line\n" * 40)
-    cut = documents.units([f"{tmp_path}/a.txt"])
+    cut = documents.split_units([f"{tmp_path}/a.txt"])
     assert len(cut) == -(-280 // unit) and read(tmp_path / "a.txt")[0].endswith("\n")
 
 
@@ -163,7 +165,7 @@ def test_a_large_table_of_arrow_is_several_units(
 ) -> None:
     monkeypatch.setattr(documents, "UNIT", 2000)
     path = arrow(tmp_path / "a.arrow", {"text": [*TEXTS, None]}, is_stream=is_stream)
-    assert len(documents.units([str(path)])) > 3
+    assert len(documents.split_units([str(path)])) > 3
     with pytest.raises(DataError, match="a.arrow, row 301: its field 'text' is null"):
         read(path)
     assert read(arrow(path, {"text": TEXTS}, is_stream=is_stream)) == TEXTS
@@ -175,7 +177,7 @@ def test_a_corpus_is_of_a_bounded_number_of_units(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(documents, "UNIT", 10)
     monkeypatch.setattr(documents, "MOST_UNITS", 4)
     corpora.lines(tmp_path / "a.jsonl", TEXTS)
-    assert len(documents.units([f"{tmp_path}/a.jsonl"])) in (4, 5) and read(tmp_path / "a.jsonl") == TEXTS
+    assert len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5) and read(tmp_path / "a.jsonl") == TEXTS
 
 
 def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
@@ -194,8 +196,8 @@ def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(tmp_path: 
         parquet.write_table(pa.table({"text": column}), path)
     else:
         arrow(path, {"text": column})
-    part = next(each for unit in documents.units([str(path)]) for each in unit)
-    found = documents.read(part, None)
+    part = next(each for unit in documents.split_units([str(path)]) for each in unit)
+    found = documents.read_documents(part, None)
     assert next(found) == documents.Document("fine", 0)
     assert next(found) == documents.Document("\ufffd\ufffd odd", 2)
     with pytest.raises(DataError, match=f"{name}, row 3: its field 'text' is null"):
@@ -206,7 +208,9 @@ def test_units_are_of_a_bounded_size_and_hold_many_small_files(tmp_path: Path, m
     monkeypatch.setattr(documents, "UNIT", 100)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("x" * 30)
-    sizes = [sum(part.size for part in unit) for unit in documents.units(documents.found(f"{tmp_path}/*.txt"))]
+    sizes = [
+        sum(part.size for part in unit) for unit in documents.split_units(documents.find_files(f"{tmp_path}/*.txt"))
+    ]
     assert sizes == [90, 90, 90, 30]
 
 

@@ -20,7 +20,7 @@ from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build
@@ -131,7 +131,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
         "chat": job("chat", at),
     }
     with pytest.MonkeyPatch.context() as patched:  # a process of its own would take seconds
-        patched.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+        patched.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
         for name in jobs:
             (at / name).mkdir()
         return {name: trained(at / name, spec) for name, spec in jobs.items()}

@@ -13,7 +13,7 @@ from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import Place
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, tokenizer
@@ -50,7 +50,7 @@ def held_out(texts: list[str], place: str) -> tuple[int, int]:
 def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
     place = corpora.saved(tmp_path / "tokenizer")
     parts = {
         name: {"weight": 1, "path": corpora.lines(tmp_path / f"{name}.jsonl", texts), "eval_split": 0.2}

@@ -3,14 +3,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.text import packing
-from jaxlaunch.trainer.text.packing import Row
+from jaxlaunch.trainer.text import shards
+from jaxlaunch.trainer.text.shards import Row
 
 PACKINGS = ("concat", "first-fit", "none")
 
 
 def rows(name: str, lengths: list[int], length: int) -> list[Row]:
-    return list(packing.rows(name, np.array(lengths, np.int64), length, 0))
+    return list(shards.pack_rows(name, np.array(lengths, np.int64), length, 0))
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 64])

@@ -30,7 +30,7 @@ def data(folder: Path, rows: list[Any], **keys: Any) -> Text:
 
 
 def pairs(of: Text, split: Any = "train", length: int = LENGTH) -> preferences.Pairs:
-    found = preferences.source(of, length, split)
+    found = preferences.open_source(of, length, split)
     assert found is not None
     return found
 
@@ -110,7 +110,7 @@ def test_tables_hold_pairs_too_and_some_are_kept_back(tmp_path: Path) -> None:
             assert all(np.array_equal(mine[key], yours[key]) for key in mine)
             found.append(bytes(whole(mine, 0)).decode())
     assert sorted(found) == [f"{at}: a" for at in range(10)] and len(found) == 10
-    assert preferences.source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval") is None
+    assert preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval") is None
     apart = lines.model_copy(update={"eval_path": f"{tmp_path}/a.parquet"})
     assert [len(pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
 

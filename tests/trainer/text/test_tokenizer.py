@@ -6,11 +6,11 @@ from tokenizers import Tokenizer
 from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import tokenizer
-from jaxlaunch.trainer.text.documents import decoded
+from jaxlaunch.trainer.text.documents import decode_text
 from tests.trainer.text import corpora
 from tests.trainer.text.corpora import BEGIN, END
 
-TEXTS = corpora.texts(2000, seed=1) + ["", " ", END, f"a{END}b", decoded(b"caf\xe9 \xff\xfe\xf0\x9f ok").text]
+TEXTS = corpora.texts(2000, seed=1) + ["", " ", END, f"a{END}b", decode_text(b"caf\xe9 \xff\xfe\xf0\x9f ok").text]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[s
 
 def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
     cases = [("<0x0A>", "", "", 1), ("\u2581you", "", "", 4), ("##ing", "##", "", 3), ("é</w>", "", "</w>", 3)]
-    assert [tokenizer._bytes_of(token, prefix, suffix) for token, prefix, suffix, _ in cases] == [
+    assert [tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases] == [
         each[3] for each in cases
     ]
 
@@ -89,9 +89,9 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(folders: dict[str, str]) -> None:
     ours = tokenizer.load(folders["bpe"])
-    tokenizer.fits(ours, ours.vocab)
+    tokenizer.check_vocab(ours, ours.vocab)
     with pytest.raises(SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"):
-        tokenizer.fits(ours, 499)
+        tokenizer.check_vocab(ours, 499)
 
 
 def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.sources import packed
+from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.start import process
 from jaxlaunch.trainer.text import build
 from tests.trainer.text import corpora, wrong_data
@@ -62,7 +62,7 @@ def test_there_are_sixty_cases_and_more() -> None:
 def test_wrong_data_is_a_sentence_with_a_code(
     case: Case, tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
     code = process.print_result(lambda: opened(block(case, tmp_path, usual)))
     said = capfd.readouterr().err
     words = case.words.replace("PATH", str(tmp_path))
@@ -73,6 +73,6 @@ def test_wrong_data_is_a_sentence_with_a_code(
 def test_a_job_without_a_fault_is_opened(
     tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packed, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
     assert process.print_result(lambda: opened(block(Case("none", 0, ""), tmp_path, usual))) == 0
     assert json.loads(capfd.readouterr().out) == {"opened": True}

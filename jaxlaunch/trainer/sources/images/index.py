@@ -1,7 +1,8 @@
 """Where every image of a set lies and which class it has, found once and kept in the user's cache folder.
 
 An image is a whole file, or bytes of one: a member of a tar, a value of a column. Reading it by number needs nothing
-but this index, which a process loads in a blink, whatever the number of images.
+but this index, which a process loads in a blink, whatever the number of images. A class is a name, or a whole number
+from 0 on.
 
 N images, F files.
 """
@@ -16,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +27,15 @@ import numpy.typing as npt
 from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import MOST_BYTES, Broken
 
 VERSION = 1  # of what is kept: one that is made otherwise has another address
 SAMPLES = 64  # images whose bytes go into the digest
 SAMPLE_BYTES = 4096
+MOST_SAID = 5  # names in a message
+MOST_CLASSES = 2**24
+Label = str | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Index:
     printed: tuple[str, ...] = ()  # the files that the images are of, where they are copies of the cache
     broken: tuple[str, ...] = ()  # what was left out, a sentence each
     left_out: int = 0  # files that are no images by their names
-    has_splits: bool = False  # names say of which split each image is
+    has_splits: bool = False  # names tell of which split each image is
     identity: str = ""  # of the files that hold images in part; of whole files their names are it
     digest: str = ""
 
@@ -60,44 +65,42 @@ class Index:
         return len(self.label_N)
 
     def file(self, number: int) -> str:
-        """The path or URL of a file."""
+        """Return the path or URL of a file."""
         start = int(self.end_F[number - 1]) if number else 0
         name = os.fsdecode(self.names[start : int(self.end_F[number])])
-        return name if name.startswith("/") or remote.is_remote(name) else joined(self.root, name)
+        return name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
 
     def where(self, image: int) -> str:
-        """The file of an image, and where in it the image is, to be printed."""
-        number = self._number(image)
-        file = shown(self.printed[number] if self.printed else self.file(number))
+        """Return the file of an image, and where in it the image is, to be printed."""
+        number = self._file_number(image)
+        file = printable(self.printed[number] if self.printed else self.file(number))
         if self.file_N is None or self.start_N is None:
             return file
         row = image - int(np.searchsorted(self.file_N, number)) + 1 if self.row_N is None else int(self.row_N[image])
         return f"{file}, image {row}"
 
     def read(self, image: int) -> bytes:
-        """The bytes of an image. Raises OSError, StorageError, and Broken for a file that has no end."""
-        path = self.file(self._number(image))
+        """Return the bytes of an image. Raises OSError, StorageError, and Broken for a file that has no end."""
+        path = self.file(self._file_number(image))
         if self.start_N is None or self.size_N is None:
-            return whole(path)
+            return read_file(path)
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
     def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
-        """The index of some of the images; what is `broken` says what was left out."""
-        of_files = self._numbered()
+        """Return the index of some of the images; `broken` tells what was left out."""
+        file_N, row_N = self.file_N, self.row_N
+        if file_N is None:
+            file_N = np.arange(len(self), dtype=np.int32)
+        elif row_N is None:
+            row_N = (np.arange(1, len(self) + 1) - np.searchsorted(file_N, file_N)).astype(np.int32)
+        numbered = dataclasses.replace(self, file_N=file_N, row_N=row_N, broken=tuple(broken))
         arrays: dict[str, Any] = {
-            key: array[chosen_N] for key in _PER_IMAGE if (array := getattr(of_files, key)) is not None
+            key: array[chosen_N] for key in _PER_IMAGE if (array := getattr(numbered, key)) is not None
         }
-        return dataclasses.replace(of_files, **arrays, broken=tuple(broken))
+        return dataclasses.replace(numbered, **arrays)
 
-    def _number(self, image: int) -> int:
+    def _file_number(self, image: int) -> int:
         return image if self.file_N is None else int(self.file_N[image])
-
-    def _numbered(self) -> Index:
-        """The same, with the number of its file for each image, and which image of it that is."""
-        if self.file_N is None:
-            return dataclasses.replace(self, file_N=np.arange(len(self), dtype=np.int32))
-        row_N = np.arange(1, len(self) + 1) - np.searchsorted(self.file_N, self.file_N)
-        return dataclasses.replace(self, row_N=row_N.astype(np.int32) if self.row_N is None else self.row_N)
 
 
 class Member(NamedTuple):
@@ -105,46 +108,40 @@ class Member(NamedTuple):
 
     start: int
     size: int
-    label: str | int | None
+    label: Label | None
 
 
 _PER_IMAGE = ("label_N", "file_N", "start_N", "size_N", "row_N")
 _ARRAYS = ("end_F", *_PER_IMAGE)
 
 
-def joined(root: str, name: str) -> str:
-    """A name below a folder or a URL."""
+def join_path(root: str, name: str) -> str:
+    """Return a name below a folder or a URL."""
     return f"{root.rstrip('/')}/{name}" if root else name
 
 
-def shown(path: str) -> str:
-    """A path as it can be printed, on one line: names need not be UTF-8."""
+def printable(path: str) -> str:
+    """Return a path as it can be printed, on one line: names need not be UTF-8."""
     if path.isprintable():
         return path
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in path)
 
 
-def of_files(
+def make_index(
     root: str,
     names: Sequence[str],
     labels: Sequence[int] | npt.NDArray[np.int32],
     classes: Sequence[str],
     left_out: int = 0,
 ) -> Index:
-    """The index of whole files, in the order given."""
+    """Return the index of whole files, in the order given."""
     encoded = [os.fsencode(name) for name in names]
-    return Index(
-        root,
-        b"".join(encoded),
-        np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), dtype=np.int64),
-        np.asarray(labels, np.int32),
-        tuple(classes),
-        left_out=left_out,
-    )
+    ends_F = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    return Index(root, b"".join(encoded), ends_F, np.asarray(labels, np.int32), tuple(classes), left_out=left_out)
 
 
-def whole(path: str) -> bytes:
-    """The bytes of a file. Raises OSError, StorageError, and Broken for one of more bytes than an image has."""
+def read_file(path: str) -> bytes:
+    """Return the bytes of a file. Raises OSError, StorageError, and Broken for one of more bytes than an image has."""
     if remote.is_remote(path):
         size = files.file_size(path)
     else:
@@ -157,88 +154,126 @@ def whole(path: str) -> bytes:
     return files.read_bytes(path, 0, size)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def kept(key: Any, marks: Callable[[], Any], made: Callable[[Path], Index]) -> Index:
-    """The index of what `key` describes: from the cache where its `marks` are those of now, else made and kept.
+def number_labels(
+    labels: Sequence[Label], classes: Sequence[Label] | None, where: str
+) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """Return each label as its number, and the names of the classes in their order; whole numbers have no names.
 
-    `made` may put files beside it, into the folder it is given. The processes of a host take turns.
+    `classes` are those that there are to be. Raises DataError for others, for names that differ in case alone, and for
+    numbers with gaps.
     """
-    return _kept(json.dumps([VERSION, key], sort_keys=True), marks, made)
+    distinct = set(labels)
+    if classes is None and all(isinstance(label, int) for label in distinct):
+        _check_numbers({int(label) for label in distinct}, where)
+        return np.asarray(labels, np.int32), ()
+    if classes is None:
+        classes = names = sorted(map(str, distinct))
+        by_fold: dict[str, str] = {}
+        for name in names:
+            other = by_fold.setdefault(" ".join(name.casefold().split()), name)
+            if other != name:
+                raise DataError(
+                    f"{where}: the classes {other!r} and {name!r} differ only in case or spaces; use one name"
+                )
+    numbers = {str(name): number for number, name in enumerate(classes)}
+    unknown = sorted({str(label) for label in distinct} - numbers.keys())
+    if unknown:
+        subject, verb = ("the label", "is") if len(unknown) == 1 else ("the labels", "are")
+        raise DataError(
+            f"{where}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} classes "
+            f"({list_names(list(numbers))}); leave those out, or name them in data.classes"
+        )
+    return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(numbers)
 
 
-@functools.lru_cache(maxsize=16)
-def _of_process(address: str, mark: str) -> Index:
-    return _load(user_cache.home("images") / address)
+def _check_numbers(numbers: set[int], where: str) -> None:
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    if least < 0 or most >= MOST_CLASSES:
+        raise DataError(f"{where}: the label {least if least < 0 else most} is not the number of a class")
+    if numbers and (missing := sorted(set(range(most + 1)) - numbers)[:MOST_SAID]):
+        raise DataError(
+            f"{where}: the labels are whole numbers up to {most}, without {list_names(missing)}; number the classes "
+            "from 0, or list the labels in data.classes"
+        )
 
 
-def _kept(key: str, marks: Callable[[], Any], made: Callable[[Path], Index]) -> Index:
-    address = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:24]
+def parse_label(label: Label) -> Label:
+    """Return a label that is a whole number by its digits as that number."""
+    digits = label.removeprefix("-") if isinstance(label, str) else ""
+    return int(label) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else label
+
+
+def list_names(names: Sequence[Label]) -> str:
+    """Return the first names."""
+    more = f" and {len(names) - MOST_SAID} more" if len(names) > MOST_SAID else ""
+    return ", ".join(map(repr, names[:MOST_SAID])) + more
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Index]) -> Index:
+    """Return the index of what `key` describes: from the cache where its `marks` are those of now, else made and kept.
+
+    `make` may put files next to it, into the folder it is given. The processes of a host take turns.
+    """
+    text = json.dumps([VERSION, key], sort_keys=True)
+    address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     folder = user_cache.home("images") / address
     mark = hashlib.sha256(json.dumps(marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
-    if not _is_of(folder, mark):
-        with _locked(folder) as folder_or_none:
-            if folder_or_none is None:
-                return _digested(made(folder))
-            if not _is_of(folder, mark):
+    if not _has_mark(folder, mark):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "lock").open("a")
+        except OSError:  # nothing can be kept
+            return _with_digest(make(folder))
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _has_mark(folder, mark):
                 for old in folder.iterdir():
                     if old.name != "lock":
                         shutil.rmtree(old) if old.is_dir() else old.unlink()
-                _store(folder, _digested(made(folder)), mark)
-    return _of_process(address, mark)
+                index = _with_digest(make(folder))
+                fields = dataclasses.asdict(index).items()
+                about = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
+                arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
+                with atomic_file.draft(folder / "index.npz") as draft, draft.open("wb") as file:
+                    np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
+                atomic_file.write(folder / "index.json", json.dumps({"mark": mark, "index": about}).encode())
+    return _load(folder, mark)
 
 
-def _is_of(folder: Path, mark: str) -> bool:
+def _has_mark(folder: Path, mark: str) -> bool:
     try:
         return bool(json.loads((folder / "index.json").read_text())["mark"] == mark)
     except (OSError, ValueError, KeyError):
         return False
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Path | None]:
-    """The folder, while no other process of the host makes it; None where none can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a")
-    except OSError:
-        yield None
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
-
-
-def _store(folder: Path, index: Index, mark: str) -> None:
-    about = {key: value for key, value in dataclasses.asdict(index).items() if key not in (*_ARRAYS, "names")}
-    arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
-    with atomic_file.draft(folder / "index.npz") as draft, draft.open("wb") as file:
-        np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-    with atomic_file.draft(folder / "index.json") as draft:
-        draft.write_text(json.dumps({"mark": mark, "index": about}))
-
-
-def _load(folder: Path) -> Index:
+@functools.lru_cache(maxsize=16)
+def _load(folder: Path, mark: str) -> Index:
     about = json.loads((folder / "index.json").read_text())["index"]
     with np.load(folder / "index.npz") as arrays:
-        found = {key: arrays[key] for key in _ARRAYS if key in arrays}
+        loaded = {key: arrays[key] for key in _ARRAYS if key in arrays}
         names = arrays["names"].tobytes()
     listed: dict[str, Any] = {key: tuple(about.pop(key, ())) for key in ("classes", "broken", "printed")}
-    return Index(names=names, **found, **listed, **about)
+    return Index(names=names, **loaded, **listed, **about)
 
 
-def _digested(index: Index) -> Index:
-    """The index with a digest of names, places, labels and a bounded sample of the images' bytes.
+def _with_digest(index: Index) -> Index:
+    """Return the index with a digest of names, places, labels and a bounded sample of the images' bytes.
 
     Names are those below the common folder: the same images may be mounted elsewhere on the next machine.
     """
     identity = index.identity.encode() or index.names
-    hashed = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)
+    digest = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)
     for key in ("label_N", "start_N", "size_N"):
         if (array := getattr(index, key)) is not None:
-            hashed.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).tobytes())
     for image in range(0, len(index), max(1, -(-len(index) // SAMPLES))):
         with contextlib.suppress(Broken):
-            hashed.update(index.read(image)[:SAMPLE_BYTES])
-    return dataclasses.replace(index, digest=hashed.hexdigest()[:12])
+            digest.update(index.read(image)[:SAMPLE_BYTES])
+    return dataclasses.replace(index, digest=digest.hexdigest()[:12])

@@ -1,7 +1,7 @@
 """Which files hold the images of a split, and what kind of set they are: by names alone.
 
 A folder has a folder for each class, or a metadata file, or the shards that Hugging Face and WebDataset write. Where
-names say of which split a file is, as `train/cat/1.jpg` and `train-00000-of-00002.parquet` do, training reads the one
+names tell of which split a file is, as `train/cat/1.jpg` and `train-00000-of-00002.parquet` do, training reads the one
 and evaluation the other.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.index import shown
+from jaxlaunch.trainer.sources.images.index import printable
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
 
 Split = Literal["train", "eval"]
@@ -24,9 +24,11 @@ TRAIN = ("train", "training")
 EVAL = ("validation", "valid", "val", "dev", "test", "testing", "eval")  # the first that is there is evaluated
 TABLES = (".parquet", ".arrow")
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+KINDS = {"files": ENDINGS, "tar": (".tar",), "table": TABLES, "list": LISTS}
 METADATA = tuple(f"metadata{ending}" for ending in LISTS)  # beside images, as Hugging Face's image folders have it
 PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
-_OF_SPLIT = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
+READABLE = "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
+_SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
 
 
 class Found(NamedTuple):
@@ -36,155 +38,142 @@ class Found(NamedTuple):
     root: str
     names: tuple[str, ...]
     left_out: int = 0  # files of the folder that are none of these
-    has_splits: bool = False  # the names say of which split each file is
+    has_splits: bool = False  # the names tell of which split each file is
 
 
-def found(patterns: str | Sequence[str], split: Split, key: str = "path") -> Found:
-    """What a folder, a file, or globs name. Raises DataError for what holds no images that can be read."""
+def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> Found:
+    """Return what a folder, a file, or globs name. Raises DataError for what holds no images that can be read."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) == 1 and is_folder(listed[0]):
-        return _of_folder(listed[0].rstrip("/") or "/", split, key)
+        return _list_folder(listed[0].rstrip("/") or "/", split, key)
     matched = files.match_files(listed, key)
-    kinds = {kind_of(path): path for path in matched}
+    kinds = {file_kind(path): path for path in matched}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
-        raise DataError(f"data.{key} names files of several kinds, such as {shown(first)} and {shown(second)}")
+        raise DataError(f"data.{key} names files of several kinds, such as {printable(first)} and {printable(second)}")
     kind, path = next(iter(kinds.items()))
     if kind == "other":
-        hint = "unpack it, or pack it as .tar" if path.lower().endswith(PACKED) else _KINDS
-        raise DataError(f"data.{key}: {shown(path)} holds no images that can be read; {hint}")
+        hint = "unpack it, or pack it as .tar" if path.lower().endswith(PACKED) else READABLE
+        raise DataError(f"data.{key}: {printable(path)} holds no images that can be read; {hint}")
     return Found(kind, "", tuple(matched))
 
 
-_KINDS = "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
+def _list_folder(folder: str, split: Split, key: str) -> Found:
+    names = sorted(walk_files(folder))
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(file_kind(name), []).append(name)
+    metadata = [name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA]
+    kind = next((kind for kind in ("table", "tar") if kind in by_kind and "files" not in by_kind), "")
+    chosen = metadata or by_kind.get(kind or "files", [])
+    if not chosen:
+        raise DataError(f"data.{key} = {printable(folder)} holds no images; {READABLE}")
+    selected, has_splits = select_split(chosen, split)
+    # A file of `datasets` that is a cache of another, next to the rows of save_to_disk.
+    selected = [name for name in selected if not os.path.basename(name).startswith("cache-")]
+    kind = "list" if metadata else kind or "folder"
+    return Found(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
 
 
-def kind_of(path: str) -> str:
-    """What a file is, by its name."""
+def file_kind(path: str) -> str:
+    """Return what a file is, by its name."""
     ending = os.path.splitext(path)[1].lower()
-    for kind, endings in (("files", ENDINGS), ("tar", (".tar",)), ("table", TABLES), ("list", LISTS)):
-        if ending in endings:
-            return kind
-    return "other"
+    return next((kind for kind, endings in KINDS.items() if ending in endings), "other")
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path or a URL names a folder."""
+    """Tell whether a path or a URL names a folder."""
     if not remote.is_remote(path):
         return os.path.isdir(path)
     remote.check("train.data.path", path)
-    return not re.search(r"[*?\[]", path) and kind_of(path) == "other" and bool(remote.entries(path))
+    return not re.search(r"[*?\[]", path) and file_kind(path) == "other" and bool(remote.entries(path))
 
 
-def _of_folder(folder: str, split: Split, key: str) -> Found:
-    names = sorted(walked(folder))
-    of_kind: dict[str, list[str]] = {}
-    for name in names:
-        of_kind.setdefault(kind_of(name), []).append(name)
-    metadata = [name for name in of_kind.get("list", []) if os.path.basename(name) in METADATA]
-    kind = next((each for each in ("table", "tar") if each in of_kind and "files" not in of_kind), "")
-    chosen = metadata or of_kind.get(kind or "files", [])
-    if not chosen:
-        raise DataError(f"data.{key} = {shown(folder)} holds no images; {_KINDS}")
-    mine, has_splits = of_split(chosen, split)
-    # A file of `datasets` that is a cache of another, beside the rows of save_to_disk.
-    mine = [name for name in mine if not os.path.basename(name).startswith("cache-")]
-    kind = "list" if metadata else kind or "folder"
-    left_out = len(names) - len(chosen)
-    return Found(kind, folder, tuple(mine), left_out, has_splits)
+def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
+    """Return the names of a split, and whether they tell of which each is; all of them where they do not.
+
+    Of several names of a split the first is chosen: a folder with validation and test is evaluated on one.
+    """
+    words = [_split_word(name) for name in names]
+    if not any(word in TRAIN for word in words):
+        return names, False
+    first = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), None)
+    return [name for name, word in zip(names, words, strict=True) if word is not None and word == first], True
 
 
-def of_split(names: list[str], split: Split) -> tuple[list[str], bool]:
-    """The names of a split, and whether they say of which each is; all of them where they do not."""
-    by_split = {each: [name for name in names if split_of(name) == each] for each in ("train", "eval")}
-    return (_first_of(by_split[split]), True) if by_split["train"] else (names, False)
-
-
-def _first_of(names: list[str]) -> list[str]:
-    """Of the names of a split those under its first name: a folder with validation and test is evaluated on one."""
-    words = [_word(name) for name in names]
-    first = next((word for word in (*TRAIN, *EVAL) if word in words), None)
-    return [name for name, word in zip(names, words, strict=True) if word == first]
-
-
-def split_of(name: str) -> str | None:
-    """The split that the name of a file says: by its first folder, or by how another part of it begins."""
-    word = _word(name)
-    return None if word is None else "train" if word in TRAIN else "eval"
-
-
-def _word(name: str) -> str | None:
+def _split_word(name: str) -> str | None:
+    """Return the word by which the name of a file tells its split: its first folder, or the start of another part."""
     parts = name.split("/")
-    # Of an image only the outermost folder tells: a class, or a file, may be called anything.
-    told = parts[:1] if kind_of(name) == "files" and len(parts) > 2 else parts[:0]
-    for part in told if kind_of(name) == "files" else parts:
-        if (word := _OF_SPLIT.match(part)) is not None:
-            return word[1].lower()
-    return None
+    if file_kind(name) == "files":
+        # Of an image only the outermost folder tells: a class, or a file, may be called anything.
+        parts = parts[:1] if len(parts) > 2 else []
+    return next((word[1].lower() for part in parts if (word := _SPLIT_NAME.match(part)) is not None), None)
 
 
-def walked(folder: str) -> Iterator[str]:
-    """Names of all files below a folder, relative to it; hidden ones are none, and a loop of links is walked once."""
+def walk_files(folder: str) -> Iterator[str]:
+    """Yield the names of all files below a folder, relative to it, but hidden ones; a loop of links is walked once."""
     if remote.is_remote(folder):
         with remote.storage(f"listing {folder}"):
             yield from remote.names(folder)
         return
-    yield from _below(folder, "", {_identity(folder)})
+    yield from _walk(folder, "", {_identity(folder)})
 
 
-def marks(path: str) -> list[tuple[str, int, int]]:
-    """What tells that a folder here is as it was: when the names of each folder in it last changed.
-
-    Of files that hold many images or their labels, size and time too. No file of an image is asked for anything.
-    """
-    left, seen, known = [path], [], set()
-    while left:
-        folder = left.pop()
-        about = os.stat(folder)
-        if (about.st_dev, about.st_ino) in known:
-            continue
-        known.add((about.st_dev, about.st_ino))
-        seen.append((folder, 0, about.st_mtime_ns))
-        with os.scandir(folder) as entries:
-            for each in entries:
-                if each.name.startswith("."):
-                    continue
-                if _is(each, os.DirEntry.is_dir):
-                    left.append(each.path)
-                elif kind_of(each.name) in ("tar", "table", "list"):
-                    of_file = each.stat()
-                    seen.append((each.path, of_file.st_size, of_file.st_mtime_ns))
-    return sorted(seen)
-
-
-def marked(patterns: Sequence[str], key: str) -> Any:
-    """The marks of all that the patterns name: a folder here by its folders, one in a bucket by every name in it."""
-    if len(patterns) == 1 and is_folder(patterns[0]):
-        return list(walked(patterns[0])) if remote.is_remote(patterns[0]) else marks(patterns[0])
-    return [_mark(path) for path in files.match_files(patterns, key)]
-
-
-def _mark(path: str) -> list[Any]:
-    if kind_of(path) == "files":
-        return [path]
-    about = files.stat_object(path) if remote.is_remote(path) else os.stat(path)
-    return [path, *about] if isinstance(about, files.ObjectStat) else [path, about.st_size, about.st_mtime_ns]
-
-
-def _below(folder: str, above: str, on_the_way: set[tuple[int, int]]) -> Iterator[str]:
+def _walk(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator[str]:
     with os.scandir(folder) as entries:
-        listed = sorted((each for each in entries if not each.name.startswith(".")), key=lambda each: each.name)
-    for each in listed:
-        if _is(each, os.DirEntry.is_file):
-            yield above + each.name
-        elif _is(each, os.DirEntry.is_dir) and (who := _identity(each.path)) not in on_the_way:
-            yield from _below(each.path, f"{above}{each.name}/", on_the_way | {who})
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        if _is_kind(entry, os.DirEntry.is_file):
+            yield prefix + entry.name
+        elif _is_kind(entry, os.DirEntry.is_dir) and (identity := _identity(entry.path)) not in ancestors:
+            yield from _walk(entry.path, f"{prefix}{entry.name}/", ancestors | {identity})
 
 
-def _is(entry: os.DirEntry[str], kind: Callable[[os.DirEntry[str]], bool]) -> bool:
-    """Whether an entry is of a kind; a link that leads to itself is of none."""
+def mark_files(patterns: Sequence[str], key: str) -> Any:
+    """Return what tells that all that the patterns name is as it was.
+
+    Of a folder here these are the times at which the names in each folder last changed, and of files that hold many
+    images or their labels size and time too; no file of an image is asked for anything. Of one in a bucket every name.
+    """
+    if len(patterns) == 1 and is_folder(patterns[0]):
+        return list(walk_files(patterns[0])) if remote.is_remote(patterns[0]) else _mark_folder(patterns[0])
+    marks: list[list[Any]] = []
+    for path in files.match_files(patterns, key):
+        if file_kind(path) == "files":
+            marks.append([path])
+        elif remote.is_remote(path):
+            marks.append([path, *files.stat_object(path)])
+        else:
+            stat = os.stat(path)
+            marks.append([path, stat.st_size, stat.st_mtime_ns])
+    return marks
+
+
+def _mark_folder(path: str) -> list[tuple[str, int, int]]:
+    remaining, marks, seen = [path], [], set()
+    while remaining:
+        folder = remaining.pop()
+        stat = os.stat(folder)
+        if (stat.st_dev, stat.st_ino) in seen:
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
+        marks.append((folder, 0, stat.st_mtime_ns))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_kind(entry, os.DirEntry.is_dir):
+                    remaining.append(entry.path)
+                elif file_kind(entry.name) in ("tar", "table", "list"):
+                    stat = entry.stat()
+                    marks.append((entry.path, stat.st_size, stat.st_mtime_ns))
+    return sorted(marks)
+
+
+def _is_kind(entry: os.DirEntry[str], is_kind: Callable[[os.DirEntry[str]], bool]) -> bool:
+    """Tell whether an entry is of a kind; a link that leads to itself is of none."""
     try:
-        return kind(entry)
+        return is_kind(entry)
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False
@@ -192,5 +181,5 @@ def _is(entry: os.DirEntry[str], kind: Callable[[os.DirEntry[str]], bool]) -> bo
 
 
 def _identity(folder: str) -> tuple[int, int]:
-    about = os.stat(folder)
-    return about.st_dev, about.st_ino
+    stat = os.stat(folder)
+    return stat.st_dev, stat.st_ino

@@ -57,7 +57,9 @@ class Picture:
         try:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
             self._orientation = _orientation(self._image)
-            width, height = _stored(self._image)
+            width, height = self._image.size
+            if self._image.format == "TIFF":  # those of one that lies on its side may be the upright ones
+                width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
             raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
         except Image.DecompressionBombError:
@@ -74,11 +76,11 @@ class Picture:
 
     @property
     def about(self) -> tuple[str, str]:
-        """Format and mode of the file, as Pillow names them."""
+        """Return format and mode of the file, as Pillow names them."""
         return str(self._image.format), self._image.mode
 
     def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
-        """The part of the image in `box`, or all of it, resized to `size`, left and right swapped: uint8 [H, W, C].
+        """Return the part in `box`, or all of it, resized to `size`, left and right swapped: uint8 [H, W, C].
 
         A JPEG of which at least twice as much is there as `size` needs is decoded at 1/2, 1/4 or 1/8; what lies below
         the box is not decoded. May be called once. Resizing is bilinear with antialiasing, as torchvision's of PIL
@@ -89,7 +91,7 @@ class Picture:
         try:
             if size is not None and self._image.format in ("JPEG", "MPO"):
                 self._decode(min(high / size[0], wide / size[1]), top + high, max(1.0, high / size[0]))
-            image = _in_mode(self._image, self._mode)
+            image = _convert(self._image, self._mode)
             if (turn := _UPRIGHT.get(self._orientation)) is not None:
                 image = image.transpose(turn)
             down, across = image.height / height, image.width / width  # 1, but for what was reduced
@@ -100,16 +102,18 @@ class Picture:
                 image = image.crop(tuple(round(edge) for edge in cut))  # type: ignore[arg-type]
             if mirrored:  # Pillow takes a tenth of the time of a copy of NumPy's
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            found: Pixels = np.asarray(image)
+            pixels: Pixels = np.asarray(image)
         except (MemoryError, Broken):
             raise
         except Exception as error:  # as above
             raise Broken(f"is truncated or damaged: {error or type(error).__name__}") from None
-        return found[..., None] if found.ndim == 2 else found
+        return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _decode(self, factor: float, bottom: float, reach: float) -> None:
-        """Has a JPEG decoded in `_reduce`'s scale, and where it stands upright no further than resizing reads: down to
-        `bottom`, and as far beyond it as a pixel of the result reaches."""
+        """Have a JPEG decoded in `_reduce`'s scale, and where it stands upright no further than resizing reads.
+
+        That is down to `bottom`, and as far beyond it as a pixel of the result reaches.
+        """
         self._reduce(factor)
         self._image.decodermaxblock = len(self._data)  # in one piece: they are in memory
         scale = self._image.height / self.size[0]
@@ -118,7 +122,7 @@ class Picture:
             self._reduce(factor)
 
     def _is_decoded(self, stop: int) -> bool:
-        """Decodes the rows above `stop`, which are as in the whole; whether it is known that all of them are there.
+        """Decode the rows above `stop`, which are as in the whole; tell whether all of them are known to be there.
 
         Pillow raises at such an end what it raises of data that are damaged before it. Rows are written in turn into a
         black image: if the last is not black, all are there.
@@ -134,7 +138,7 @@ class Picture:
         return True
 
     def _reduce(self, factor: float) -> None:
-        """Has a JPEG decoded at the smallest of its scales that leaves `factor` of it, or more."""
+        """Have a JPEG decoded at the smallest of its scales that leaves `factor` of it, or more."""
         by = min(REDUCED, 2 ** int(math.log2(max(factor, 1.0))))
         if by > 1:
             width, height = self._image.size
@@ -142,7 +146,7 @@ class Picture:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's; that of a file whose EXIF cannot be read is upright."""
+    """Return EXIF's orientation; a file whose EXIF cannot be read is upright."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
@@ -151,28 +155,19 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _stored(image: Any) -> tuple[int, int]:
-    """Width and height as the file has them: those of a TIFF that lies on its side may be the upright ones."""
-    return (image.tag_v2[_WIDTH], image.tag_v2[_HEIGHT]) if image.format == "TIFF" else image.size
-
-
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The first frame in RGB or grey; transparency is dropped, as torchvision does."""
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    """Return the first frame in RGB or grey; transparency is dropped, as torchvision does."""
     if image.mode.startswith("I"):
-        image = _upper_bits(image)
+        # Grey of which the upper 8 of 16 bits stay, or of as many as a TIFF says that it has.
+        deep: npt.NDArray[Any] = np.asarray(image)
+        if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
+            raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
+        tags = getattr(image, "tag_v2", {})
+        bits = min(16, int(tags.get(_BITS, (16,))[0]))
+        grey = (deep >> (bits - 8)).astype(np.uint8)
+        image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
     if image.mode == "F":
         raise Broken("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
-
-
-def _upper_bits(image: Image.Image) -> Image.Image:
-    """Grey of which the upper 8 of 16 bits stay, or of as many as a TIFF says that it has."""
-    deep: npt.NDArray[Any] = np.asarray(image)
-    if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
-        raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
-    tags = getattr(image, "tag_v2", {})
-    bits = min(16, int(tags.get(_BITS, (16,))[0]))
-    grey = (deep >> (bits - 8)).astype(np.uint8)
-    return Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)

@@ -1,14 +1,16 @@
-"""Images as they lie, by number: pixels of one size, and a label."""
+"""Images as they lie, by number: pixels of one size, and a label; and sets of images and records in fixed proportions.
+
+The parts of a mixture have one numbering of the classes, and one shape of the pixels.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,22 +20,29 @@ from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
-from jaxlaunch.trainer.sources.images.index import Index
+from jaxlaunch.trainer.sources.images.index import MOST_SAID, Index, list_names
 from jaxlaunch.trainer.sources.images.picture import Broken, Picture
-from jaxlaunch.trainer.spec import Images
+from jaxlaunch.trainer.sources.mixture import Mixture
+from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
+from jaxlaunch.trainer.spec import Mixture as Mixed
 
 Split = Literal["train", "eval"]
+Block = Images | ArrayRecord | Tfds
+Open = Callable[[Block, Split], DataSource | None]
+SMALL = (8, 8)  # a JPEG is decoded at an eighth for it, which takes a third of the time and meets the same damage
+MOST_FAULTS = 10  # that are printed
+SCALED = ("columns", "missing", "label", "scale")  # of packed tables, what has to be the same for all
 
 
-def source(data: Images, split: Split) -> Pictures | None:
-    """The images of `split`; None where nothing is held out. Raises DataError."""
-    whole = indexed(data, data.path, "train", "path", data.classes)
+def open_source(data: Images, split: Split) -> Pictures | None:
+    """Open the images of `split`; None where nothing is held out. Raises DataError."""
+    whole = index_images(data, data.path, "train", "path", data.classes)
     if split == "train" and (data.eval_path is not None or whole.has_splits or not data.eval_split):
         return Pictures(data, split, whole)
     if split == "eval" and (data.eval_path is not None or whole.has_splits):
         patterns, key = (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
         part: Split = "eval" if data.eval_path is None else "train"
-        held_out = indexed(data, patterns, part, key, data.classes or whole.classes or None)
+        held_out = index_images(data, patterns, part, key, data.classes or whole.classes or None)
         if data.eval_path not in (None, data.path):
             _check_apart(whole, held_out)
         return Pictures(data, split, held_out) if len(held_out) or data.eval_path is not None else None
@@ -47,36 +56,30 @@ def source(data: Images, split: Split) -> Pictures | None:
     return Pictures(data, split, whole, share.kept_index, share.kept, f"all but {data.eval_split}")
 
 
-def indexed(data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes) -> Index:
-    """The index of what the patterns name of a split, made now or earlier. Raises DataError, StorageError."""
+def index_images(data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes) -> Index:
+    """Return the index of what the patterns name of a split, made now or earlier. Raises DataError, StorageError."""
     listed = [patterns] if isinstance(patterns, str) else patterns
-    absolute = [each if remote.is_remote(each) else os.path.abspath(each) for each in listed]
+    absolute = [pattern if remote.is_remote(pattern) else os.path.abspath(pattern) for pattern in listed]
     described = [absolute, split, key, classes, data.image, data.label, data.channels, data.on_broken]
 
-    def made(folder: Path) -> Index:
-        """The index of the files that are there now; `folder` takes what has to lie beside it."""
-        found = listing.found(absolute, split, key)
-        whole = build.built(data, found, classes, folder)
-        return whole if data.on_broken == "stop" else without_broken(whole, data.channels, key)
+    def make(folder: Path) -> Index:
+        """Index the files that are there now; `folder` takes what has to lie next to it."""
+        whole = build.build_index(data, listing.list_files(absolute, split, key), classes, folder)
+        return whole if data.on_broken == "stop" else _without_broken(whole, data.channels, key)
 
-    return index.kept(described, lambda: listing.marked(absolute, key), made)
+    return index.cached_index(described, lambda: listing.mark_files(absolute, key), make)
 
 
 def _check_apart(trained: Index, evaluated: Index) -> None:
-    """Raises DataError for an image file that is both trained on and evaluated: the accuracy would be too good."""
+    """Raise DataError for an image file that is both trained on and evaluated: the accuracy would be too good."""
     if trained.file_N is None and evaluated.file_N is None:
-        of_training = {trained.file(number) for number in range(len(trained))}
-        both = [name for number in range(len(evaluated)) if (name := evaluated.file(number)) in of_training]
+        trained_files = {trained.file(number) for number in range(len(trained))}
+        both = [name for number in range(len(evaluated)) if (name := evaluated.file(number)) in trained_files]
         if both:
             raise DataError(
-                f"data.path and data.eval_path both name {index.shown(both[0])}, one of {len(both)} images of the "
+                f"data.path and data.eval_path both name {index.printable(both[0])}, one of {len(both)} images of the "
                 f"{len(evaluated)} that are evaluated; take them out of one, or set both to the same path"
             )
-
-
-def transform(data: Images, split: Split) -> Transform:
-    """What makes the pixels of an example of an image."""
-    return Transform(data.augment, data.shape, split)
 
 
 class Pictures(DataSource):
@@ -92,13 +95,13 @@ class Pictures(DataSource):
         label: str = "",
     ) -> None:
         self.index, self.workers = whole, data.workers
-        self.opener = f"{__name__}:opened", (data.model_dump_json(), split)
+        self.opener = f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
         self._data, self._pick, self._label = data, pick, label
         self._length = len(whole) if length is None else length
-        self._transform = transform(data, split)
+        self._transform = Transform(data.augment, data.shape, split)
         self.takes_rng = self.may_draw = self._transform.draws
         first = data.path if isinstance(data.path, str) else data.path[0]
-        self.name = f"images of {index.shown(first)}{f', {label}' if label else ''}"
+        self.name = f"images of {index.printable(first)}{f', {label}' if label else ''}"
 
     def __len__(self) -> int:
         return self._length
@@ -115,49 +118,43 @@ class Pictures(DataSource):
         return {"image": pixels, "label": self.index.label_N[image]}
 
     def where(self, number: int) -> str:
-        """The file of an example, and where in it the image is."""
+        """Return the file of an example, and where in it the image is."""
         return self.index.where(self._pick(number))
 
     def fingerprint(self) -> str:
-        """Number of images and classes, and a digest of names, labels and some of the bytes."""
+        """Return the number of images and classes, and a digest of names, labels and some of the bytes."""
         classes = len(self.index.classes) or int(self.index.label_N.max(initial=-1)) + 1
-        said = f"images, {len(self.index)} of {classes} classes, sha256 {self.index.digest}"
-        return f"{said}, {self._label}" if self._label else said
+        identity = f"images, {len(self.index)} of {classes} classes, sha256 {self.index.digest}"
+        return f"{identity}, {self._label}" if self._label else identity
 
 
-def opened(data: str, split: Split) -> Pictures:
-    """The source of a data block that is given as JSON: what a worker process opens."""
-    found = source(Images.model_validate(json.loads(data)), split)
-    assert found is not None, "the process that asks has it open"
-    return found
+def open_for_worker(data: str, split: Split) -> Pictures:
+    """Open the source of a data block that is given as JSON, in a worker process."""
+    source = open_source(Images.model_validate_json(data), split)
+    assert source is not None, "the process that asks has it open"
+    return source
 
 
-# --- broken images ---
-
-SMALL = (8, 8)  # a JPEG is decoded at an eighth for it, which takes a third of the time and meets the same damage
-MOST_SAID = 10
-
-
-def without_broken(index: Index, channels: int, key: str) -> Index:
-    """The index of the images that can be decoded; says which were left out. Raises DataError where none can be."""
-    broken = dict(faults(index, channels))
-    for number, what in list(broken.items())[:MOST_SAID]:
-        print(f"left out: {index.where(number)} {what}", file=sys.stderr)
+def _without_broken(whole: Index, channels: int, key: str) -> Index:
+    """Return the index of the images that can be decoded, and print which were left out. Raises DataError for none."""
+    broken = dict(faults(whole, channels))
+    for number, what in list(broken.items())[:MOST_FAULTS]:
+        print(f"left out: {whole.where(number)} {what}", file=sys.stderr)
     if broken:
-        print(f"data.{key}: left out {len(broken)} of {len(index)} images, which cannot be decoded", file=sys.stderr)
-    if len(broken) == len(index):
-        raise DataError(f"data.{key}: none of the {len(index)} images can be decoded")
-    is_whole_N = np.ones(len(index), bool)
+        print(f"data.{key}: left out {len(broken)} of {len(whole)} images, which cannot be decoded", file=sys.stderr)
+    if len(broken) == len(whole):
+        raise DataError(f"data.{key}: none of the {len(whole)} images can be decoded")
+    is_whole_N = np.ones(len(whole), bool)
     is_whole_N[list(broken)] = False
-    return index.only(is_whole_N, [f"{index.where(number)} {what}" for number, what in broken.items()])
+    return whole.only(is_whole_N, [f"{whole.where(number)} {what}" for number, what in broken.items()])
 
 
-def faults(index: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
-    """The images that cannot be decoded, and what is wrong with each."""
+def faults(whole: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
+    """Yield the images that cannot be decoded, and what is wrong with each."""
 
-    def fault(number: int) -> str | None:
+    def find_fault(number: int) -> str | None:
         try:
-            Picture(index.read(number), channels).pixels(None, SMALL)
+            Picture(whole.read(number), channels).pixels(None, SMALL)
         except Broken as error:
             return str(error)
         except (FileNotFoundError, PermissionError) as error:
@@ -165,6 +162,143 @@ def faults(index: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
         return None
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for number, what in enumerate(threads.map(fault, range(len(index)), chunksize=1)):
+        for number, what in enumerate(threads.map(find_fault, range(len(whole)), chunksize=1)):
             if what is not None:
                 yield number, what
+
+
+# --- mixtures ---------------------------------------------------------------------------------------------------------
+
+
+class _Classes(NamedTuple):
+    """The classes of a part in the order of their numbers; `are_named` where the labels are no numbers themselves."""
+
+    names: tuple[str, ...]
+    are_named: bool
+    is_fixed: bool  # they are numbered in the files, and cannot be otherwise
+
+
+class Examples(Mixture):
+    """The examples of all parts. `about` is what all packed parts have in common: classes, scales."""
+
+    about: Mapping[str, Any] = {}
+
+    def __init__(
+        self, data: Mixed, split: Split, parts: Mapping[str, DataSource], weights: Mapping[str, float], about: Any
+    ) -> None:
+        super().__init__(parts, weights)
+        self.about = about
+        self.workers = data.workers
+        self.opener = "jaxlaunch.trainer.sources.open:open_mixture", (data.model_dump_json(), split)
+
+
+def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None:
+    """Open the parts that have examples of a split. Raises DataError naming the part."""
+    blocks = {name: block for name, block in data.blocks().items() if isinstance(block, Block)}
+    weights = {name: part.weight for name, part in data.parts.items()}
+    classes = _check_classes(data, blocks, open_block)
+    parts: dict[str, DataSource] = {}
+    for name, block in blocks.items():
+        if not weights[name] and split == "train":
+            continue
+        if isinstance(block, Images) and classes:
+            block = block.model_copy(update={"classes": list(classes)})
+        if not weights[name] and not isinstance(block, Tfds):
+            # A part that is not trained on: what it holds out by the names of its files, else all of it.
+            block = block.model_copy(update={"eval_split": None})
+        part = _open_part(name, block, split, open_block)
+        if part is None and not weights[name] and not isinstance(block, Tfds):
+            part = _open_part(name, block.model_copy(update={"eval_path": block.path}), split, open_block)
+        if part is not None:
+            parts[name] = part
+    if not parts:
+        return None
+    _check_shapes(parts)
+    about = _common_notes(parts) | ({"classes": list(classes)} if classes else {})
+    return Examples(data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), about)
+
+
+def _open_part(name: str, block: Block, split: Split, open_block: Open) -> DataSource | None:
+    """Open a part. Raises DataError for one without examples, and what opening it raises, with its name."""
+    try:
+        source = open_block(block, split)
+    except DataError as error:
+        raise DataError(f"train.data.parts.{name}: {error}") from error
+    if source is not None and not len(source):
+        raise DataError(f"train.data.parts.{name}: its {split} split has no examples; leave the part out, or fill it")
+    return source
+
+
+def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -> tuple[str, ...]:
+    """Return the names of the classes in the order of all parts; none where they are numbers. Raises DataError."""
+    part_classes = {
+        name: classes
+        for name, block in blocks.items()
+        if data.parts[name].weight and (classes := _find_classes(name, block, open_block)) is not None
+    }
+    if not part_classes:
+        return tuple(map(str, data.classes or ()))
+    first = min(part_classes, key=lambda name: not part_classes[name].is_fixed)
+    wanted = part_classes[first].names if data.classes is None else tuple(map(str, data.classes))
+    for name, classes in part_classes.items():
+        is_same = classes.names == wanted if classes.is_fixed else {*classes.names} == {*wanted}
+        if is_same or (data.classes is not None and not classes.is_fixed):  # opening it refuses the others
+            continue
+        others = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
+        only = sorted({*classes.names} ^ {*wanted})[:MOST_SAID]
+        differ = f"of which only one has {list_names(only)}" if only else "in another order"
+        remedy = "pack it again with data.classes" if classes.is_fixed else "list the classes of both in data.classes"
+        raise DataError(
+            f"train.data.parts.{name} has the {len(classes.names)} classes {list_names(classes.names)}, and "
+            f"{others} the {len(wanted)} classes {list_names(wanted)}, {differ}; {remedy}"
+        )
+    return wanted if data.classes is not None or part_classes[first].are_named else ()
+
+
+def _find_classes(name: str, block: Block, open_block: Open) -> _Classes | None:
+    """Return the classes of a part; None where nothing says which they are."""
+    if isinstance(block, Images):
+        try:
+            whole = index_images(block, block.path, "train", "path", block.classes)
+        except DataError as error:
+            raise DataError(f"train.data.parts.{name}: {error}") from error
+        numbers = range(int(whole.label_N.max(initial=-1)) + 1)
+        return _Classes(whole.classes or tuple(map(str, numbers)), bool(whole.classes), False)
+    if isinstance(block, Tfds):
+        return None
+    part = _open_part(name, block, "train", open_block)
+    names = None if part is None else part.about.get("classes")
+    return _Classes(tuple(names), True, True) if names else None
+
+
+def _check_shapes(parts: Mapping[str, DataSource]) -> None:
+    """Raise DataError where the first images of two parts differ in shape or type."""
+    first: tuple[str, str] | None = None
+    for name, part in parts.items():
+        example = part.read_example(0, np.random.default_rng(0))
+        if "image" not in example:
+            continue
+        image = np.asarray(example["image"])
+        form = f"{image.dtype}{list(image.shape)}"
+        if first is not None and form != first[1]:
+            raise DataError(
+                f"train.data.parts.{first[0]} has images of {first[1]}, and train.data.parts.{name} of {form}; set "
+                "train.data.size, and pack grey images with data.channels: 3"
+            )
+        first = first or (name, form)
+
+
+def _common_notes(parts: Mapping[str, DataSource]) -> dict[str, Any]:
+    """Return what is noted of packed tables, whose features are scaled already. Raises DataError where they differ."""
+    notes = {name: part.about for name, part in parts.items()}
+    first = next((name for name, about in notes.items() if about.get("kind") == "table"), None)
+    if first is None:
+        return {}
+    for name, about in notes.items():
+        differ = next((key for key in ("kind", "target", *SCALED) if notes[first].get(key) != about.get(key)), None)
+        if differ is not None:
+            raise DataError(
+                f"train.data.parts.{first} and train.data.parts.{name} were packed with another {differ}, so a "
+                "feature means another value in each; mix the tables themselves, with source: table"
+            )
+    return {key: value for key, value in notes[first].items() if key != "files"}

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, listing
-from jaxlaunch.trainer.sources.images.index import joined, shown
+from jaxlaunch.trainer.sources.images.index import join_path, printable
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".npz")
 DELIMITERS = ",;\t|"
@@ -50,144 +50,152 @@ class Columns:
     def __len__(self) -> int:
         return int(self.ends_F[-1])
 
+    @property
+    def name(self) -> str:
+        """The first file, to be printed."""
+        return printable(self.paths[0])
+
     def where(self, row: int) -> str:
-        """The file of a row, and its number there from 1, to be printed."""
+        """Return the file of a row, and its number there from 1, to be printed."""
         file = int(np.searchsorted(self.ends_F, row, side="right"))
         before = int(self.ends_F[file - 1]) if file else 0
-        return f"{shown(self.paths[file])}, row {row - before + 1}"
+        return f"{printable(self.paths[file])}, row {row - before + 1}"
 
 
-def found(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
-    """The files of a split, and whether their names say of which each is. Raises DataError where there is none."""
+def find_tables(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
+    """Return the files of a split, and whether their names tell of which each is. Raises DataError for none."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) != 1 or is_table(listed[0]) or not listing.is_folder(listed[0]):
         return files.match_files(listed, key), False
     folder = listed[0].rstrip("/") or "/"
-    names = [name for name in sorted(listing.walked(folder)) if is_table(name)]
-    # A file of `datasets` that is a cache of another, beside the rows of save_to_disk.
+    names = [name for name in sorted(listing.walk_files(folder)) if is_table(name)]
+    # A file of `datasets` that is a cache of another, next to the rows of save_to_disk.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
-        raise DataError(f"data.{key} = {shown(folder)} holds no table; {', '.join(ENDINGS)} can be read")
-    mine, has_splits = listing.of_split(names, split)
-    return [joined(folder, name) for name in mine], has_splits
+        raise DataError(f"data.{key} = {printable(folder)} holds no table; {', '.join(ENDINGS)} can be read")
+    chosen, has_splits = listing.select_split(names, split)
+    return [join_path(folder, name) for name in chosen], has_splits
 
 
 def is_table(path: str) -> bool:
-    """Whether a file is one by its name."""
+    """Tell whether a file is a table by its name."""
     return os.path.splitext(path)[1].lower() in ENDINGS
 
 
-def read(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
-    """The columns of all files. Raises DataError naming the file, and the row where one is to blame.
+def read_tables(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
+    """Read the columns of all files. Raises DataError naming the file, and the row where one is to blame.
 
     `texts` are columns of texts also where a file has nothing but digits in them.
     """
-    return together([_read(path, texts) for path in paths])
+    return concatenate([_read_table(path, texts) for path in paths])
 
 
-def together(parts: Sequence[Columns]) -> Columns:
-    """The rows of all parts, one part after the other. Raises DataError where their columns differ."""
+def concatenate(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of all parts, one part after the other. Raises DataError where their columns differ."""
     first, paths = parts[0], [path for part in parts for path in part.paths]
     for part in parts:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
         if odd := sorted(names ^ other):
             lacking, having = (part, first) if odd[0] in names else (first, part)
-            raise DataError(f"{shown(lacking.paths[0])} has no column {odd[0]!r}, which {shown(having.paths[0])} has")
+            raise DataError(f"{lacking.name} has no column {odd[0]!r}, which {having.name} has")
         if odd := [name for name in first.classes if part.classes.get(name, named := first.classes[name]) != named]:
             raise DataError(
-                f"{shown(part.paths[0])} has other names for the classes in {odd[0]!r} than {shown(first.paths[0])}; "
+                f"{part.name} has other names for the classes in {odd[0]!r} than {first.name}; "
                 "read them as the parts of a mixture, or write the names in the column"
             )
     unusable = {name: what for part in parts for name, what in part.unusable.items()}
-    kept = [name for name in first.values if name not in unusable]
+    usable = [name for name in first.values if name not in unusable]
     try:
-        values = {name: np.concatenate([part.values[name] for part in parts]) for name in kept}
+        values = {name: np.concatenate([part.values[name] for part in parts]) for name in usable}
     except ValueError as error:
-        raise DataError(f"{shown(paths[0])} and the other files have columns of different shapes: {error}") from None
+        raise DataError(f"{first.name} and the other files have columns of different shapes: {error}") from None
     ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]), dtype=np.int64)
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 
-def _read(path: str, texts: Collection[str]) -> Columns:
+def _read_table(path: str, texts: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
-        raise DataError(f"{shown(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
+        raise DataError(f"{printable(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
     classes: Mapping[str, tuple[str, ...]] = {}
     unusable: dict[str, str] = {}
     try:
         if ending in (".npy", ".npz"):
-            values = _of_numpy(path)
+            values = _read_numpy(path)
         elif ending in (".jsonl", ".ndjson"):
-            values = _of_rows([row for _, row in build.rows(path)])
+            rows = [row for _, row in build.read_rows(path)]
+            names = dict.fromkeys(itertools.chain.from_iterable(rows))
+            values = {name: _convert_json(name, [row.get(name) for row in rows]) for name in names}
         else:
-            values, classes, unusable = _of_arrow(path, ending, texts)
+            values, classes, unusable = _read_arrow(path, ending, texts)
     except DataError:
         raise
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:  # NumPy's, pyarrow's of damage
         if isinstance(error, OSError) and error.errno is not None:  # the file system's
             raise
-        raise DataError(f"{shown(path)} cannot be read: {error}") from None
-    if len({len(each) for each in values.values()}) > 1:
-        said = ", ".join(f"{name} {len(each)}" for name, each in list(values.items())[:4])
-        raise DataError(f"{shown(path)} has arrays of different lengths: {said}")
+        raise DataError(f"{printable(path)} cannot be read: {error}") from None
+    if len({len(column) for column in values.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in list(values.items())[:4])
+        raise DataError(f"{printable(path)} has arrays of different lengths: {lengths}")
     count = len(next(iter(values.values()), ()))
     if not count:
-        raise DataError(f"{shown(path)} has no {'rows' if values or unusable else 'columns'}")
+        raise DataError(f"{printable(path)} has no {'rows' if values or unusable else 'columns'}")
     return Columns((path,), np.array([count]), values, classes, unusable)
 
 
-def _of_numpy(path: str) -> dict[str, Column]:
+def _read_numpy(path: str) -> dict[str, Column]:
     with open(files.local_path(path), "rb") as file:
         whole = np.load(file, allow_pickle=False)
         if isinstance(whole, np.lib.npyio.NpzFile):
-            found = {name: np.asarray(whole[name]) for name in whole.files}
+            columns = {name: np.asarray(whole[name]) for name in whole.files}
         elif whole.dtype.names:
-            found = {name: whole[name] for name in whole.dtype.names}
+            columns = {name: whole[name] for name in whole.dtype.names}
         elif whole.ndim == 2:
-            found = {str(number): whole[:, number] for number in range(whole.shape[1])}
+            columns = {str(number): whole[:, number] for number in range(whole.shape[1])}
         else:
             raise ValueError(f"an array of shape {list(whole.shape)}, and a table has rows and columns")
-    for name, each in found.items():
-        if each.ndim < 1 or each.dtype.kind not in "biufUSMm":
-            raise ValueError(f"{name!r} is {each.dtype}{list(each.shape)}; columns are numbers or texts, a row each")
-        if each.dtype.kind in "Mm":
-            found[name] = np.where(
-                np.isnat(each), np.nan, each.astype(f"{each.dtype.kind}8[us]").astype(np.int64) / 1e6
-            )
-        elif each.dtype.kind == "S":
-            row = next((at for at, value in enumerate(each.ravel().tolist(), 1) if not _is_utf8(value)), None)
+    for name, array in columns.items():
+        kind = array.dtype.kind
+        if array.ndim < 1 or kind not in "biufUSMm":
+            raise ValueError(f"{name!r} is {array.dtype}{list(array.shape)}; columns are numbers or texts, a row each")
+        if kind in "Mm":
+            seconds = array.astype(f"{kind}8[us]").astype(np.int64) / 1e6
+            columns[name] = np.where(np.isnat(array), np.nan, seconds)
+        elif kind == "S":
+            row = _find_invalid_utf8(array.ravel().tolist())
             if row is not None:
                 raise ValueError(f"row {row}: its {name!r} is not UTF-8")
-            found[name] = np.char.decode(each, "utf-8").astype(object)
-        elif each.dtype.kind == "U":
-            found[name] = each.astype(object)
-    return found
+            columns[name] = np.char.decode(array, "utf-8").astype(object)
+        elif kind == "U":
+            columns[name] = array.astype(object)
+    return columns
 
 
-def _of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    names = dict.fromkeys(itertools.chain.from_iterable(rows))
-    return {name: _of_values(name, [row.get(name) for row in rows]) for name in names}
+def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
+    """Return the number, from 1, of the first value that is not UTF-8."""
+    for row, value in enumerate(values, 1):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            return row
+    return None
 
 
-def _of_values(name: str, values: list[Any]) -> Column:
-    """Of JSON: lists of numbers of one length become [N, …]; the rest is numbers and texts, row by row."""
-    if (odd := next((at for at, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
+def _convert_json(name: str, values: list[Any]) -> Column:
+    """Make a column of JSON: lists of numbers of one length become [N, …]; the rest is numbers and texts by row."""
+    if (odd := next((row for row, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
         raise ValueError(f"row {odd}: its {name!r} is an object, and a table has numbers and texts")
     if any(isinstance(value, list) for value in values):
         try:
             return np.array(values, np.float64)
         except (ValueError, TypeError):
-            raise ValueError(_of_lists(name, values)) from None
+            shapes = [_shape(value) for value in values]
+            row = next((row for row, shape in enumerate(shapes, 1) if shape != shapes[0]), None)
+            if row is not None:
+                raise ValueError(f"row {row}: its {name!r} has another shape than that of row 1") from None
+            fault = f"its {name!r} has lists of texts or objects, and a table has lists of numbers alone"
+            raise ValueError(fault) from None
     return np.array([*values, None], object)[:-1]
-
-
-def _of_lists(name: str, values: list[Any]) -> str:
-    """The first row that keeps a column of lists from being numbers [N, …], in a sentence."""
-    shapes = [_shape(value) for value in values]
-    row = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
-    if row is not None:
-        return f"row {row + 1}: its {name!r} has another shape than that of row 1"
-    return f"its {name!r} has lists of texts or objects, and a table has lists of numbers alone"
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -199,10 +207,11 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 # --- by pyarrow -------------------------------------------------------------------------------------------------------
 
-Named = tuple[dict[str, Column], Mapping[str, tuple[str, ...]], dict[str, str]]
 
-
-def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
+def _read_arrow(
+    path: str, ending: str, texts: Collection[str]
+) -> tuple[dict[str, Column], Mapping[str, tuple[str, ...]], dict[str, str]]:
+    """Return the columns, the names of classes, and what is unusable."""
     import pyarrow
     from pyarrow import parquet
 
@@ -213,77 +222,74 @@ def _of_arrow(path: str, ending: str, texts: Collection[str]) -> Named:
         schema, batches = files.arrow_batches(pyarrow.memory_map(here))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
-        table = _of_text(path, here, ending, texts)
+        table = _read_csv(path, here, ending, texts)
     names = table.column_names
     # No column without a name is read, as spreadsheets write them at the end of each row, and no index of pandas.
     left_out = [name for name in names if re.fullmatch(INDEX, name)] + [""] * (names.count("") > 1)
     if left_out:
         table = table.select([at for at, name in enumerate(names) if name not in left_out])
         names = table.column_names
-    if twice := next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None:
-        raise DataError(f"{shown(path)} has two columns {twice!r}; rename one")
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{printable(path)} has two columns {twice!r}; rename one")
     values: dict[str, Column] = {}
     unusable: dict[str, str] = {}
     for name in names:
         try:
-            values[name] = _of_column(table.column(name))
-        except Unusable as error:
+            values[name] = _convert_column(table.column(name))
+        except _Unusable as error:
             unusable[name] = str(error)
-    noted = files.arrow_features(table.schema)
-    classes = {name: tuple(about["names"]) for name, about in noted.items() if isinstance(about.get("names"), list)}
+    features = files.arrow_features(table.schema)
+    classes = {name: tuple(each["names"]) for name, each in features.items() if isinstance(each.get("names"), list)}
     return values, classes, unusable
 
 
-class Unusable(Exception):
+class _Unusable(Exception):
     """What a column is, to follow "its column 'a'"."""
 
 
-def _of_column(column: Any) -> Column:
-    """Numbers, times (seconds), lists of them of one length, or texts. Raises Unusable."""
+def _convert_column(column: Any) -> Column:
+    """Return numbers, times (seconds), lists of them of one length, or texts. Raises _Unusable."""
     import pyarrow
     from pyarrow import compute
 
     kind, types = column.type, pyarrow.types
     if types.is_dictionary(kind):
-        return _of_column(column.cast(kind.value_type))
+        return _convert_column(column.cast(kind.value_type))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         counts = compute.list_value_length(column).to_numpy()
         if column.null_count or len({*counts.tolist()}) > 1:
-            raise Unusable("has lists of different lengths, which a table does not have")
-        flat = _of_column(compute.list_flatten(column))
+            raise _Unusable("has lists of different lengths, which a table does not have")
+        flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        return _of_column(column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary()))
+        return _convert_column(column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary()))
     if types.is_string(kind) or types.is_large_string(kind):
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
-        row = next((at for at, value in enumerate(column.to_pylist(), 1) if value and not _is_utf8(value)), None)
-        raise Unusable("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
+        row = _find_invalid_utf8(column.to_pylist())
+        raise _Unusable("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
     if types.is_timestamp(kind) or types.is_date(kind):
-        return np.asarray(_of_column(column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / 1e6)
+        microseconds = column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
+        return np.asarray(_convert_column(microseconds) / 1e6)
     if types.is_time32(kind) or types.is_time64(kind) or types.is_duration(kind):
         unit = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
-        return np.asarray(_of_column(column.cast(pyarrow.int32() if types.is_time32(kind) else pyarrow.int64())) / unit)
+        numbers = column.cast(pyarrow.int32() if types.is_time32(kind) else pyarrow.int64())
+        return np.asarray(_convert_column(numbers) / unit)
     if types.is_null(kind):
         return np.full(len(column), np.nan)
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-        raise Unusable(f"is of {kind}, not numbers or texts")
     if types.is_boolean(kind):
         column = column.cast(pyarrow.uint8())
-    numbers: Column = column.cast(pyarrow.float64()).to_numpy() if types.is_decimal(kind) else column.to_numpy()
-    return numbers
+    elif types.is_decimal(kind):
+        column = column.cast(pyarrow.float64())
+    elif not (types.is_integer(kind) or types.is_floating(kind)):
+        raise _Unusable(f"is of {kind}, not numbers or texts")
+    array: Column = column.to_numpy()
+    return array
 
 
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
-    """A .csv or .tsv. What is between the rows' commas is found in the header: comma, semicolon, tab or bar."""
+def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
+    """Read a .csv or .tsv, whose delimiter is found in the header: comma, semicolon, tab or bar."""
     import pyarrow
     from pyarrow import csv as tables
 
@@ -291,80 +297,71 @@ def _of_text(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
     with open(here, "rb") as file:
         start = file.read(1 << 20)
     if kind := next((kind for mark, kind in OTHER_FILES.items() if start.startswith(mark)), None):
-        raise DataError(f"{shown(path)} is not text, but {kind}; unpack or rename it")
+        raise DataError(f"{printable(path)} is not text, but {kind}; unpack or rename it")
     if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start.partition(b"\n")[0]:
-        raise DataError(f"{shown(path)} is not UTF-8, but UTF-16; save it as UTF-8")
+        raise DataError(f"{printable(path)} is not UTF-8, but UTF-16; save it as UTF-8")
     line = start.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]
-    delimiter = (
-        "\t" if ending == ".tsv" else max(DELIMITERS, key=lambda each: len(next(csv.reader(line, delimiter=each), [])))
-    )
-    words = [word for each in MISSING for word in {each, each.upper(), each.title(), "NaN" if each == "nan" else each}]
+    delimiter = "\t"
+    if ending != ".tsv":
+        delimiter = max(DELIMITERS, key=lambda mark: len(next(csv.reader(line, delimiter=mark), [])))
+    words = {form for word in MISSING for form in (word, word.upper(), word.title())} | {"NaN"}
     try:
         table = tables.read_csv(
             here,
             tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),  # a row is in a block
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(null_values=words, column_types=dict.fromkeys(texts, pyarrow.string())),
+            tables.ConvertOptions(null_values=sorted(words), column_types=dict.fromkeys(texts, pyarrow.string())),
         )
-    except pyarrow.ArrowInvalid as error:  # it counts the header as row 1
-        raise DataError(f"{shown(path)} cannot be read: {shown(_counted(str(error)))[:MOST_SAID]}") from None
+    except pyarrow.ArrowInvalid as error:
+        # pyarrow counts the header as row 1.
+        head, is_row, rest = str(error).partition("Row #")
+        number, colon, what = rest.partition(":")
+        fault = f"row {int(number) - 1}:{what}" if is_row and colon and number.isdecimal() else head + is_row + rest
+        raise DataError(f"{printable(path)} cannot be read: {printable(fault)[:MOST_SAID]}") from None
     _check_quotes(path, here, table)
-    return _with_points(path, table, delimiter)
-
-
-def _counted(said: str) -> str:
-    """pyarrow's sentence with the rows counted from the one below the header."""
-    head, is_row, rest = said.partition("Row #")
-    number, colon, what = rest.partition(":")
-    return f"row {int(number) - 1}:{what}" if is_row and colon and number.isdecimal() else head + is_row + rest
+    return _convert_commas(path, table, delimiter)
 
 
 def _check_quotes(path: str, here: str, table: Any) -> None:
-    """Raises DataError for a quote that is never closed, which takes the rest of the file as its text."""
+    """Raise DataError for a quote that is never closed, which takes the rest of the file as its text."""
     import pyarrow
 
     with open(here, "rb") as file:
         if not sum(block.count(QUOTE) for block in iter(lambda: file.read(1 << 24), b"")) % 2:
             return
     for column in table.columns:
-        if pyarrow.types.is_string(column.type):
-            for row in range(max(len(column) - 1, 0), len(column)):
-                if "\n" in (column[row].as_py() or ""):
-                    raise DataError(f"{shown(path)}, row {row + 1}: a quote is opened and never closed")
+        if pyarrow.types.is_string(column.type) and len(column) and "\n" in (column[len(column) - 1].as_py() or ""):
+            raise DataError(f"{printable(path)}, row {len(column)}: a quote is opened and never closed")
 
 
-def _are_numbers_but_for(column: Any, is_known: Any) -> bool:
-    """Whether the other values of a column are numbers, or missing."""
-    from pyarrow import compute
+def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
+    """Return the table with points for decimal commas.
 
-    others = column.filter(compute.invert(compute.fill_null(is_known, True))).to_pylist()
-    return all(re.fullmatch(NUMBER, value) for value in others if value)
-
-
-def _with_points(path: str, table: Any, delimiter: str) -> Any:
-    """The table with decimal commas as points; where commas divide columns, 1,5 in quotes may as well be thousands."""
+    Where commas divide columns, 1,5 in quotes may as well be thousands. Raises DataError for thousands apart.
+    """
     import pyarrow
     from pyarrow import compute
 
-    for at, column in enumerate(table.columns):
+    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not pyarrow.types.is_string(column.type):
             continue
-        apart = compute.match_substring_regex(column, THOUSANDS)
-        if compute.any(apart).as_py() and _are_numbers_but_for(column, apart):
-            row = apart.to_pylist().index(True)
-            raise DataError(
-                f"{shown(path)}, row {row + 1}: its {table.column_names[at]!r} is {column[row].as_py()!r}, with "
-                "thousands apart; write numbers without, or leave the column out of data.columns"
-            )
+        is_apart = compute.match_substring_regex(column, THOUSANDS)
+        if compute.any(is_apart).as_py():
+            others = column.filter(compute.invert(compute.fill_null(is_apart, True))).to_pylist()
+            if all(re.fullmatch(NUMBER, value) for value in others if value):
+                row = is_apart.to_pylist().index(True)
+                raise DataError(
+                    f"{printable(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, with "
+                    "thousands apart; write numbers without, or leave the column out of data.columns"
+                )
         has_comma = compute.match_substring_regex(column, COMMA)
         if not compute.any(has_comma).as_py():
             continue
         if delimiter == ",":
             row = has_comma.to_pylist().index(True)
             raise DataError(
-                f"{shown(path)}, row {row + 1}: its {table.column_names[at]!r} is {column[row].as_py()!r}, where the "
+                f"{printable(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, where the "
                 "comma may stand before decimals or thousands; write numbers with a point, or columns with semicolons"
             )
-        changed = compute.replace_substring_regex(column, COMMA, r"\1.\2")
-        table = table.set_column(at, table.column_names[at], changed)
+        table = table.set_column(at, name, compute.replace_substring_regex(column, COMMA, r"\1.\2"))
     return table

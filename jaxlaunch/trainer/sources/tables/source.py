@@ -1,4 +1,10 @@
-"""Rows of a table by number: its columns as features, and a label. N rows, F features, K labels."""
+"""Rows of a table by number: its columns as features, and a label.
+
+What a column becomes follows from the rows of training, for any table with these columns, then and later: a column of
+numbers is scaled by its mean and deviation; one of texts becomes a 0 or 1 for each of its values.
+
+N rows, B rows of a batch, F features, K labels or numbers of a column.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,17 @@ import numpy.typing as npt
 from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images import build, labels
-from jaxlaunch.trainer.sources.images.index import shown
-from jaxlaunch.trainer.sources.tables import features, files
-from jaxlaunch.trainer.sources.tables.files import Columns
+from jaxlaunch.trainer.sources.images import build
+from jaxlaunch.trainer.sources.images.index import Label, list_names, number_labels
+from jaxlaunch.trainer.sources.tables import files
+from jaxlaunch.trainer.sources.tables.files import Column, Columns
 from jaxlaunch.trainer.spec import Table
 
-DESCRIBED = ("columns", "missing", "label", "classes", "scale")  # the keys of what `Rows.described` says
+DESCRIBED = ("columns", "missing", "label", "classes", "scale")  # the keys of `Rows.described`
+MOST_VALUES = 100  # of a column of texts
 Split = Literal["train", "eval"]
 Target = Literal["class", "multi_label", "regression"]
+Missing = Literal["stop", "mean"]
 
 
 class Scale(NamedTuple):
@@ -33,11 +41,11 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Scale:
-        """What `described` said."""
+        """Return the scale that `described` returned."""
         return cls(*(np.asarray(described[key], np.float32) for key in ("mean", "deviation")))
 
     def described(self) -> dict[str, Any]:
-        """The same as JSON, exact to the bit."""
+        """Return the same as JSON, exact to the bit."""
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
     @property
@@ -46,17 +54,17 @@ class Scale(NamedTuple):
         return float(self.deviation) if self.deviation.ndim == 0 else None
 
     def within(self, label: Any) -> Any:
-        """Labels as the model has them."""
-        mean, deviation = self._as(label)
+        """Return labels as the model has them."""
+        mean, deviation = self._broadcast(label)
         return (label - mean) / deviation
 
-    def outside(self, found: Any) -> Any:
-        """What the model has found, in the unit of the labels."""
-        mean, deviation = self._as(found)
-        return found * deviation + mean
+    def outside(self, prediction: Any) -> Any:
+        """Return what the model predicts, in the unit of the labels."""
+        mean, deviation = self._broadcast(prediction)
+        return prediction * deviation + mean
 
-    def _as(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Mean and deviation with as many axes as numbers [B, K]: a run refuses arrays of different ranks."""
+    def _broadcast(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return mean and deviation with as many axes as numbers [B, K]: a run refuses arrays of different ranks."""
         if self.mean.ndim == 0:
             return self.mean, self.deviation
         shape = (1,) * (numbers.ndim - 1) + (-1,)
@@ -89,68 +97,79 @@ class Rows(DataSource):
         return {"features": self._x_NF[index], "label": self.label_N[index]}
 
     def where(self, index: int) -> str:
-        """The file of a row, and its number there."""
+        """Return the file of a row, and its number there."""
         return self._where(index)
 
     def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-        """Many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
+        """Return many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
         return {"features": self._x_NF.take(index_B, axis=0), "label": self.label_N.take(index_B, axis=0)}
 
     def fingerprint(self) -> str:
-        """Number of rows and features, and a digest of all of them and of the classes."""
-        hashed = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
-        hashed.update(self._x_NF.tobytes() + self.label_N.tobytes())
-        return f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 {hashed.hexdigest()[:12]}"
+        """Return the number of rows and features, and a digest of all of them and of the classes."""
+        digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
+        digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
+        return f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 {digest.hexdigest()[:12]}"
 
 
-def source(data: Table, split: Split, target: Target) -> Rows | None:
-    """The rows of a split; None where nothing is held out. Raises DataError naming file, row and column."""
-    return _splits(data.model_dump_json(), target)[split]
+def open_source(data: Table, split: Split, target: Target) -> Rows | None:
+    """Open the rows of a split; None where nothing is held out. Raises DataError naming file, row and column."""
+    return _open_splits(data.model_dump_json(), target)[split]
 
 
 @functools.lru_cache(maxsize=2)  # the trainer opens both splits, and the task asks for the shape
-def _splits(block: str, target: Target) -> dict[Split, Rows | None]:
+def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     data = Table.model_validate_json(block)
-    table, has_splits = training(data)
+    table, has_splits = read_training_table(data)
     coder = Coder(data, table, target)
-    paths: list[str] = []
-    if data.eval_path is not None:
-        paths = files.found(data.eval_path, "train", "eval_path")[0]
-    elif has_splits:
-        paths = files.found(data.path, "eval", "path")[0]
-    if paths or not data.eval_split:
-        every_N = np.ones(len(table), bool)
-        coder.fit(table, every_N)
-        held_out = files.read(paths, coder.texts) if paths else None
-        evaluated = None if held_out is None else coder.rows(held_out, np.ones(len(held_out), bool))
-        return {"train": coder.rows(table, every_N), "eval": evaluated}
-    share = Share(data.eval_split, len(table))
-    if not share.kept:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on")
-    is_held_N = share.is_held_out(np.arange(len(table)))
+    paths = held_out_paths(data, has_splits)
+    is_held_N = np.zeros(len(table), bool)
+    if not paths and data.eval_split:
+        share = Share(data.eval_split, len(table))
+        if not share.kept:
+            raise DataError(f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on")
+        is_held_N = share.is_held_out(np.arange(len(table)))
     coder.fit(table, ~is_held_N)
-    return {"train": coder.rows(table, ~is_held_N), "eval": coder.rows(table, is_held_N)}
+    held_out = coder.rows(table, is_held_N) if is_held_N.any() else None
+    if paths:
+        evaluated = files.read_tables(paths, coder.texts)
+        held_out = coder.rows(evaluated, np.ones(len(evaluated), bool))
+    return {"train": coder.rows(table, ~is_held_N), "eval": held_out}
 
 
-def training(data: Table) -> tuple[Columns, bool]:
-    """The table that is trained on, and whether files are named by their splits. Raises DataError."""
-    paths, has_splits = files.found(data.path, "train", "path")
-    return files.read(paths), has_splits
+def read_training_table(data: Table) -> tuple[Columns, bool]:
+    """Read the table that is trained on, and tell whether files are named by their splits. Raises DataError."""
+    paths, has_splits = files.find_tables(data.path, "train", "path")
+    return files.read_tables(paths), has_splits
+
+
+def held_out_paths(data: Table, has_splits: bool) -> list[str]:
+    """Return the files that are evaluated; none where a part of the training table is, or nothing."""
+    if data.eval_path is not None:
+        return files.find_tables(data.eval_path, "train", "eval_path")[0]
+    return files.find_tables(data.path, "eval", "path")[0] if has_splits else []
 
 
 class Coder:
-    """What columns become, as the rows of training say: of texts a place for each value, else mean and deviation."""
+    """What columns become, by the rows of training: of texts a place for each value, else mean and deviation."""
 
     def __init__(self, data: Table, table: Columns, target: Target) -> None:
         self._data, self._target = data, target
-        self.label = _labels_of(data, table)
-        known = [name for name in table.values if name and name not in self.label]
-        self.names = data.columns or known + [name for name in table.unusable if name not in self.label]
-        features.check_columns(table, [*self.label, *self.names])
+        label = [data.label] if isinstance(data.label, str) else data.label
+        if label is None:
+            label = [name for name in build.LABEL if name in table.values or name in table.unusable][:1]
+            if not label:
+                raise DataError(
+                    f"{table.name} has no column that is known for the label; set data.label; it has "
+                    f"{list_names([*table.values])}"
+                )
+        self.label = label
+        columns = [name for name in table.values if name and name not in self.label]
+        self.names = data.columns or columns + [name for name in table.unusable if name not in self.label]
+        check_columns(table, [*self.label, *self.names])
         if not self.names:
-            raise DataError(f"{shown(table.paths[0])} has no column except the label")
-        self._features: features.Features | None = None
-        self._classes: Sequence[labels.Label] | None = data.classes
+            raise DataError(f"{table.name} has no column except the label")
+        self._features: Features | None = None
+        self._classes: Sequence[Label] | None = data.classes
         self._scale: Scale | None = None
 
     @property
@@ -159,108 +178,250 @@ class Coder:
         return frozenset() if self._features is None else self._features.texts
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
-        """Takes values, means and deviations of these rows, and the classes of all. Raises DataError."""
-        self._features = features.fitted(table, self.names, is_train_N, self._data.missing)
+        """Take values, means and deviations of these rows, and the classes of all. Raises DataError."""
+        self._features = fit_features(table, self.names, is_train_N, self._data.missing)
         label_N, self._classes = self._labels(table)
         if self._target == "regression":
+            train_N = label_N[is_train_N]
             with np.errstate(over="ignore", invalid="ignore"):
-                mean, deviation = label_N[is_train_N].mean(0), label_N[is_train_N].std(0)
+                mean, deviation = train_N.mean(0), train_N.std(0)
             if not np.isfinite(deviation).all():  # the squares of what 32 bits hold need not be held by them
-                wide_N = label_N[is_train_N].astype(np.float64)
+                wide_N = train_N.astype(np.float64)
                 mean, deviation = wide_N.mean(0).astype(np.float32), wide_N.std(0).astype(np.float32)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
-    def classes(self, table: Columns) -> list[labels.Label]:
-        """The classes of a table by their numbers. Raises DataError."""
+    def classes(self, table: Columns) -> list[Label]:
+        """Return the classes of a table by their numbers. Raises DataError."""
         return [*(self._labels(table)[1] or ())]
 
     def rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
-        """These rows of a table. Raises DataError."""
+        """Return these rows of a table. Raises DataError."""
         assert self._features is not None, "it is fitted"
-        features.check_columns(table, [*self.label, *self.names])
+        check_columns(table, [*self.label, *self.names])
         label_N, classes = self._labels(table)
-        name, x_NF, named = (
-            f"table {shown(table.paths[0])}",
-            self._features.of_all(table),
-            tuple(map(str, classes or ())),
-        )
+        x_NF, names = self._features.of_all(table), tuple(map(str, classes or ()))
         row_N = np.flatnonzero(chosen_N)
-        about = self._scale, self._described(named), lambda number: table.where(int(row_N[number]))
-        return Rows(name, x_NF[chosen_N], label_N[chosen_N], named, *about)
-
-    def _described(self, classes: tuple[str, ...]) -> dict[str, Any]:
-        assert self._features is not None, "it is fitted"
         scale = None if self._scale is None else self._scale.described()
-        about = {"label": self.label, "classes": list(classes), "scale": scale}
-        return self._features.described() | about
+        described = {**self._features.described(), "label": self.label, "classes": list(names), "scale": scale}
+        return Rows(
+            f"table {table.name}",
+            x_NF[chosen_N],
+            label_N[chosen_N],
+            names,
+            self._scale,
+            described,
+            lambda number: table.where(int(row_N[number])),
+        )
 
-    def _labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[labels.Label] | None]:
-        """Labels and, where they are classes with names, these."""
+    def _labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
+        """Return labels and, where they are classes with names, these."""
         if self._target == "class":
             if len(self.label) > 1:
                 raise DataError(f"data.label names {len(self.label)} columns; loss.target = class takes one")
-            return self._of_class(table, self.label[0])
-        found = [_label_numbers(table, name, self._target) for name in self.label]
-        label_NK = np.concatenate(found, axis=1).astype(np.float32)
+            return self._class_labels(table, self.label[0])
+        numbers = [_number_label(table, name, self._target) for name in self.label]
+        label_NK = np.concatenate(numbers, axis=1).astype(np.float32)
         return label_NK[:, 0] if label_NK.shape[1] == 1 and self._target == "regression" else label_NK, None
 
-    def _of_class(self, table: Columns, name: str) -> tuple[npt.NDArray[Any], Sequence[labels.Label] | None]:
-        where, found = f"{shown(table.paths[0])}, {name!r}", features.numbers(table, name)
-        if found is None:
+    def _class_labels(self, table: Columns, name: str) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
+        where, label = f"{table.name}, {name!r}", f"its label {name!r}"
+        numbers = column_numbers(table, name)
+        if numbers is None:
             texts = table.values[name]
             empty = next((row for row, value in enumerate(texts) if value is None or value == ""), None)
             if empty is not None:
-                raise DataError(f"{table.where(empty)}: its label {name!r} is empty; remove the row")
-            return labels.numbered([str(value) for value in texts], self._classes, where)
-        number_N = _whole(table, name, found)
-        named = table.classes.get(name, ())
-        if len(named) and number_N.min() >= 0 and number_N.max() < len(named):
-            return labels.numbered([named[number] for number in number_N], self._classes or named, where)
-        label_N, _ = labels.numbered(number_N.tolist(), self._classes, where)
+                raise DataError(f"{table.where(empty)}: {label} is empty; remove the row")
+            return number_labels([str(value) for value in texts], self._classes, where)
+        if numbers.shape[1] > 1:
+            raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
+        number_N = numbers[:, 0]
+        is_odd_N = np.asarray(~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)))
+        if is_odd_N.any():
+            row = int(is_odd_N.argmax())
+            if np.isnan(number_N[row]):
+                raise DataError(f"{table.where(row)}: {label} is empty; remove the row")
+            raise DataError(
+                f"{table.where(row)}: {label} is {number_N[row]}, not the number of a class; numbers are predicted "
+                "with train.loss.target: regression"
+            )
+        whole_N = number_N.astype(np.int64)
+        names = table.classes.get(name, ())
+        if len(names) and whole_N.min() >= 0 and whole_N.max() < len(names):
+            return number_labels([names[number] for number in whole_N], self._classes or names, where)
+        label_N, _ = number_labels(whole_N.tolist(), self._classes, where)
         return label_N, self._classes or tuple(range(int(label_N.max()) + 1))
 
 
-def _whole(table: Columns, name: str, found: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """A label's numbers as whole ones. Raises DataError naming the row of one that is none."""
-    if found.shape[1] > 1:
-        raise DataError(f"{shown(table.paths[0])}: its label {name!r} is {found.shape[1]} numbers; a class is one")
-    number_N = found[:, 0]
-    is_odd_N = np.asarray(~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)))
-    if is_odd_N.any():
-        row = int(is_odd_N.argmax())
-        if np.isnan(number_N[row]):
-            raise DataError(f"{table.where(row)}: its label {name!r} is empty; remove the row")
-        raise DataError(
-            f"{table.where(row)}: its label {name!r} is {number_N[row]}, not the number of a class; numbers are "
-            "predicted with train.loss.target: regression"
-        )
-    return number_N.astype(np.int64)
-
-
-def _label_numbers(table: Columns, name: str, target: Target) -> npt.NDArray[np.float64]:
-    found = features.numbers(table, name)
-    if found is None:
-        raise DataError(f"{shown(table.paths[0])}: its label {name!r} has texts; loss.target: {target} takes numbers")
-    is_missing_N = ~np.isfinite(found).all(1)
+def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.float64]:
+    label, numbers = f"its label {name!r}", column_numbers(table, name)
+    if numbers is None:
+        raise DataError(f"{table.name}: {label} has texts; loss.target: {target} takes numbers")
+    is_missing_N = ~np.isfinite(numbers).all(1)
     if is_missing_N.any():
-        raise DataError(f"{table.where(int(is_missing_N.argmax()))}: its label {name!r} is empty; remove the row")
-    is_large_N = (abs(found) > np.finfo(np.float32).max).any(1)
+        raise DataError(f"{table.where(int(is_missing_N.argmax()))}: {label} is empty; remove the row")
+    is_large_N = (abs(numbers) > np.finfo(np.float32).max).any(1)
     if is_large_N.any():
         row = int(is_large_N.argmax())
         raise DataError(
-            f"{table.where(row)}: its label {name!r} is {abs(found[row]).max():g}, more than 32 bits hold; write it in "
-            "a larger unit"
+            f"{table.where(row)}: {label} is {abs(numbers[row]).max():g}, more than 32 bits hold; write it in a larger "
+            "unit"
         )
-    return found
+    return numbers
 
 
-def _labels_of(data: Table, table: Columns) -> list[str]:
-    asked = [data.label] if isinstance(data.label, str) else data.label
-    if asked is None:
-        asked = [name for name in build.LABEL if name in table.values or name in table.unusable][:1]
-        if not asked:
-            having = labels.listed([*table.values])
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+class Numbers(NamedTuple):
+    """Mean and deviation of a column of numbers, [K]."""
+
+    mean: Column
+    deviation: Column
+
+
+class Features:
+    """Columns by name, in the order of the features; of a column of texts its values, in their order."""
+
+    def __init__(self, columns: Mapping[str, Numbers | tuple[str, ...]], missing: Missing) -> None:
+        self._columns, self._missing = columns, missing
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Features:
+        """Return the features that `described` returned."""
+        columns = {
+            column["name"]: tuple(column["values"])
+            if "values" in column
+            else Numbers(np.array(column["mean"]), np.array(column["deviation"]))
+            for column in described["columns"]
+        }
+        return cls(columns, described["missing"])
+
+    def described(self) -> dict[str, Any]:
+        """Return the same as JSON, exact to the bit."""
+        columns = [
+            {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
+            if isinstance(column, Numbers)
+            else {"name": name, "values": list(column)}
+            for name, column in self._columns.items()
+        ]
+        return {"columns": columns, "missing": self._missing}
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The columns of texts, which stay texts where a file has digits alone in them."""
+        return frozenset(name for name, column in self._columns.items() if not isinstance(column, Numbers))
+
+    def read(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
+        """Return the features of every row, [N, F], and what is wrong with a row, by its number from 0.
+
+        Raises DataError for a column that is not there, or of another kind as a whole.
+        """
+        check_columns(table, [*self._columns])
+        wrong: dict[int, str] = {}
+        parts = [self._read_column(table, name, wrong) for name in self._columns]
+        return np.concatenate(parts, axis=1), wrong
+
+    def of_all(self, table: Columns) -> npt.NDArray[np.float32]:
+        """Return the features of every row, [N, F]. Raises DataError for the first row that something is wrong with."""
+        x_NF, wrong = self.read(table)
+        if wrong:
+            row = min(wrong)
+            hint = "fix the row"
+            hint += "" if self._missing == "mean" else ", or set data.missing: mean where values are missing"
+            raise DataError(f"{table.where(row)}: {wrong[row]}; {hint}, or leave the column out of data.columns")
+        return x_NF
+
+    def _read_column(self, table: Columns, name: str, wrong: dict[int, str]) -> npt.NDArray[np.float32]:
+        column, values = self._columns[name], table.values[name]
+        if not isinstance(column, Numbers):
+            is_empty = [value in (None, "") or isinstance(value, float) and np.isnan(value) for value in values]
+            self._note_missing(name, np.array(is_empty), wrong)
+            places = {value: place for place, value in enumerate(column)}
+            place_N = np.array([places.get(str(value), -1) for value in values])
+            return np.asarray(place_N[:, None] == np.arange(len(places)), np.float32)
+        if values.dtype.kind != "O":
+            numbers = values.reshape(len(values), -1).astype(np.float64)
+        else:
+            parsed = [parse_number(value) for value in values]
+            for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
+                if number is None:
+                    wrong.setdefault(row, f"its {name!r} is {value!r}, and training has numbers there")
+            numbers = np.array([np.nan if number is None else number for number in parsed], np.float64)[:, None]
+        if numbers.shape[1] != len(column.mean):
+            raise DataError(f"{table.name}: its column {name!r} has {numbers.shape[1]} numbers, not {len(column.mean)}")
+        is_missing = np.asarray(~np.isfinite(numbers))
+        self._note_missing(name, np.asarray(is_missing.any(1)), wrong)
+        scaled = (numbers - column.mean) / column.deviation
+        return np.where(is_missing, 0.0, scaled).astype(np.float32)
+
+    def _note_missing(self, name: str, is_missing_N: npt.NDArray[np.bool_], wrong: dict[int, str]) -> None:
+        if self._missing == "stop":
+            for row in np.flatnonzero(is_missing_N).tolist():
+                wrong.setdefault(row, f"its {name!r} has no value")
+
+
+def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing) -> Features:
+    """Return what the columns become by these rows of a table. Raises DataError naming the column, or the row."""
+    columns: dict[str, Numbers | tuple[str, ...]] = {}
+    for name in names:
+        numbers = column_numbers(table, name)
+        if numbers is None:
+            texts = {str(value) for value in table.values[name][chosen_N] if value is not None and value != ""}
+            if len(texts) > MOST_VALUES:
+                raise DataError(
+                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more than {MOST_VALUES}; "
+                    "leave it out of data.columns"
+                )
+            columns[name] = tuple(sorted(texts))
+            continue
+        x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[chosen_N]
+        count_K = np.maximum(np.isfinite(x_NK).sum(0), 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean_K = np.nansum(x_NK, 0) / count_K
+            deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
+        if not np.isfinite(deviation_K).all():
             raise DataError(
-                f"{shown(table.paths[0])} has no column that is known for the label; set data.label; it has {having}"
+                f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, whose "
+                "deviation 64 bits do not hold; write them in a larger unit, or leave the column out of data.columns"
             )
-    return asked
+        columns[name] = Numbers(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
+    return Features(columns, missing)
+
+
+def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
+    """Return a column as numbers [N, K], NaN where there is none; None for texts. Raises DataError for a mix."""
+    values = table.values[name]
+    if values.dtype.kind != "O":
+        return values.reshape(len(values), -1).astype(np.float64)
+    numbers = [parse_number(value) for value in values]
+    wrong = [row for row, number in enumerate(numbers) if number is None]
+    if not wrong:
+        return np.array(numbers, np.float64)[:, None]
+    count = sum(number is not None and np.isfinite(number) for number in numbers)
+    if count <= len(wrong):
+        return None
+    raise DataError(
+        f"{table.where(wrong[0])}: its {name!r} is {values[wrong[0]]!r}, where {count} of {len(numbers)} rows have a "
+        "number; fix the row, or leave the column out of data.columns"
+    )
+
+
+def parse_number(value: Any) -> float | None:
+    """Return a value as a number, NaN where it is missing; None for what is none."""
+    if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING:
+        return np.nan
+    try:
+        return float(value) if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value) else None
+    except ValueError:
+        return None
+    except OverflowError:  # a whole number of more digits than a float has: not finite, as 1e400 is
+        return np.inf
+
+
+def check_columns(table: Columns, names: Sequence[str]) -> None:
+    """Raise DataError for a column that is not there, or is neither numbers nor texts."""
+    for name in names:
+        if name in table.unusable:
+            raise DataError(f"{table.name}: its column {name!r} {table.unusable[name]}; leave it out of data.columns")
+        if name not in table.values:
+            raise DataError(f"{table.name} has no column {name!r}; it has {list_names([*table.values])}")

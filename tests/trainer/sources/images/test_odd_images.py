@@ -105,7 +105,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> images.Pictures:
         file.write(encoded(PLAIN))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        source = images.source(Images(source="images", path=str(root)), "train")
+        source = images.open_source(Images(source="images", path=str(root)), "train")
     assert source is not None and len(source) == len(READ) + len(NAMED) + 3  # the links and the pipe are no files
     return source
 

@@ -31,7 +31,7 @@ def block(path, **keys) -> Images:
 
 def read(path, split="train", **keys) -> list[tuple[bytes, int]]:
     """Pixels and label of every example."""
-    found = images.source(block(path, **keys), split)
+    found = images.open_source(block(path, **keys), split)
     assert found is not None
     return [
         (example["image"].tobytes(), int(example["label"])) for example in map(found.__getitem__, range(len(found)))
@@ -84,13 +84,13 @@ def test_the_same_images_are_read_however_they_are_kept(tmp_path, kept) -> None:
 
 def test_an_added_file_is_seen_and_an_unchanged_folder_is_not_listed_again(tmp_path, monkeypatch) -> None:
     folder = made_images.folders(tmp_path / "set")
-    first = images.source(block(folder), "train")
-    monkeypatch.setattr(listing, "found", None)
-    assert images.source(block(folder), "train").fingerprint() == first.fingerprint()
+    first = images.open_source(block(folder), "train")
+    monkeypatch.setattr(listing, "list_files", None)
+    assert images.open_source(block(folder), "train").fingerprint() == first.fingerprint()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (folder / "dog" / "new.png").write_bytes(made_images.encoded("dog", 9))
-    assert len(images.source(block(folder), "train")) == 9
+    assert len(images.open_source(block(folder), "train")) == 9
 
 
 def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_path) -> None:
@@ -100,7 +100,7 @@ def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_
     assert [label for _, label in read(tmp_path / "set", "eval")] == [1]
     whole = made_images.folders(tmp_path / "whole", each=10)
     assert len(read(whole, "eval", eval_split=0.1)) + len(read(whole, eval_split=0.1)) == 20
-    assert images.source(block(whole), "eval") is None
+    assert images.open_source(block(whole), "eval") is None
     (tmp_path / "set" / "val" / "cow").mkdir()
     (tmp_path / "set" / "val" / "cow" / "1.png").write_bytes(made_images.encoded("dog", 7))
     with pytest.raises(DataError, match="'cow' is not among the 2 classes"):
@@ -130,14 +130,14 @@ def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_
     with pytest.raises(DataError, match=r"example 1, .*/a\.parquet, image 2, is empty"):
         read(tmp_path / "a.parquet")
     for _ in ("made", "from the cache"):
-        found = images.source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
+        found = images.open_source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
         assert len(found) == 2 and found.where(1).endswith("a.parquet, image 3")
     assert "a.parquet, image 2 is empty" in capfd.readouterr().err
 
 
 def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
     folder = made_images.folders(tmp_path / "set")
-    found = images.source(block(folder, size=8, workers=1), "train")
+    found = images.open_source(block(folder, size=8, workers=1), "train")
     try:
         name, arguments = found.opener
         items = workers.shared(1).items(Request(name, arguments, Draws(0, 0, False, False), [5, 2], [0, 1]))
@@ -232,4 +232,4 @@ def test_what_is_wrong_with_a_set_is_one_sentence(tmp_path, made, said) -> None:
     made(root)
     named = next(iter(root.glob("a.*")), root)
     with pytest.raises(DataError, match=said):
-        images.source(block(root if named.suffix == ".png" else named), "train")
+        images.open_source(block(root if named.suffix == ".png" else named), "train")

@@ -15,9 +15,8 @@ from jaxlaunch.trainer.data.examples import Examples
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.features import numbers
-from jaxlaunch.trainer.sources.tables.files import read
-from jaxlaunch.trainer.sources.tables.source import Coder, Rows
+from jaxlaunch.trainer.sources.tables.files import read_tables
+from jaxlaunch.trainer.sources.tables.source import Coder, Rows, column_numbers
 from jaxlaunch.trainer.spec import Table, TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.sources.tables.odd_tables import Odd, tables
@@ -167,9 +166,9 @@ def test_an_odd_table_is_read_right_or_named(odd: Odd, tmp_path: Path) -> None:
         assert odd.name in str(refused.value) and "\n" not in str(refused.value)
         assert not [word for word in odd.bad if word not in str(refused.value)], str(refused.value)
         return
-    table = read([str(path)])
+    table = read_tables([str(path)])
     names = Coder(Table(source="table", path=str(path), label="y"), table, "class").names
-    columns = [numbers(table, name) for name in names]
+    columns = [column_numbers(table, name) for name in names]
     found = np.concatenate([each for each in columns if each is not None], axis=1)
     np.testing.assert_allclose(found, odd.good)
     assert len(opened(path, label="y")) == len(odd.good)
