@@ -77,9 +77,8 @@ def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = Fals
 
 
 def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
-    from jaxlaunch.trainer.sources import (
-        text as sources,  # reads files of array_record, which most runs need not import
-    )
+    # Reads files of array_record, which most runs need not import.
+    from jaxlaunch.trainer.sources import text as sources
 
     sizes = model_sizes(spec.model)
     if sizes.length is None:
