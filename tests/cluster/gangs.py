@@ -13,7 +13,7 @@ import pytest
 
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.jobs.logs import pods as podlogs
+from jaxlaunch.launcher.jobs.logs import lines as podlogs
 from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
@@ -99,9 +99,11 @@ class Gang:
     def lines(self, **select: Any) -> list[Line]:
         """What the newest generation's pods wrote so far."""
         jobset = self.jobset
-        started = [podlogs.source(jobset, host) for host in self.hosts if host.has_started]
+        started = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
         by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]  # asked often, by who waits
-        return list(podlogs.read(self.cluster, self.namespace, by_kubelet, Select(**select), unread=print, say=print))
+        return list(
+            podlogs.read_logs(self.cluster, self.namespace, by_kubelet, Select(**select), unread=print, say=print)
+        )
 
     def says(self, text: str) -> str:
         """The newest generation's line that holds `text`, once there is one."""

@@ -15,7 +15,7 @@ import yaml
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.job.defaults import Defaults
-from jaxlaunch.launcher.jobs.logs import pods
+from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.records.log_lines import Recorded
 from tests.cluster import forked, preparations
@@ -127,7 +127,7 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     gang.says("begins at step 0")
     until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
     (pod,) = [one["metadata"]["name"] for one in gang.pods if "-w-0-1-" in one["metadata"]["name"]]
-    kept = pods.last_lines(here.cluster, here.namespace, pod, 9400)
+    kept = lines.last_lines(here.cluster, here.namespace, pod, 9400)
     assert list(kept) == [1] and kept[1][0] == "begins at step 0", "its agent has the lines of its rank"
     done = here.launcher("stop", gang.name)
     saved = re.search(r"saved at step (\d+)", done.stderr)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from jaxlaunch.launcher.diagnose.doctor import precheck
+from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, NETWORK_POLICIES, PODS, Kind
@@ -201,7 +201,7 @@ def test_a_cluster_without_jobset_is_told_by_kubectl(here: Here) -> None:
 def test_the_rights_that_are_asked_for_are_enough(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.write(command=QUICK)
     rendered = list(yaml.safe_load_all(here.submit("--dry-run").stdout))
-    needed = precheck.rights(rendered, replace=True, watch=True)
+    needed = checks.submit_rights(rendered, replace=True, watch=True)
     rules = [
         {
             "apiGroups": [one.kind.group],

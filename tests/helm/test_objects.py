@@ -343,7 +343,7 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
     assert (here, more) == ({"to": [{"podSelector": {}}]}, bucket)
     assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
-    assert [each.level for each in namespace.network([limited], labels, {}, has_own=False)] == ["ok"]
+    assert [each.level for each in namespace.judge_network([limited], labels, {}, has_own=False)] == ["ok"]
 
 
 # --- pods and namespaces ----------------------------------------------------------------------------------------------

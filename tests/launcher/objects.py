@@ -226,6 +226,6 @@ def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float 
 def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
     found = jobset(max(1, len(pods))) if of is None else of
-    folded = objects.fold_events(collect.about(map(objects.trim_event, events), "lm", found))
+    folded = objects.fold_events(collect.job_events(map(objects.trim_event, events), "lm", found))
     given = {"jobs": (job_object(),), **more}
     return Snapshot("team", "lm", NOW, jobset=found, pods=pods, events=tuple(folded), **given)

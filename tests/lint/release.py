@@ -284,8 +284,7 @@ def find_wrong_rights_of_users() -> Iterator[str]:
             for rule in role["rules"]
         )
 
-    tables = (namespace.COMMANDS, namespace.WITH_A_QUEUE)
-    used = [right for table in tables for rights in table.values() for right in rights]
+    used = [right for rights in namespace.command_rights(has_queue=True).values() for right in rights]
     yield from (f"k8s/install.yaml does not give users {right}" for right in used if not is_allowed(right))
     for one in yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text()):
         for rule in one.get("rules", []):

@@ -10,12 +10,11 @@ import click
 
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.diagnose.doctor import checks
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding, exit_code
-from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.diagnose.doctor.finding import Checkpoints, Finding, Target, exit_code
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.types import Claim
-from jaxlaunch.launcher.jobs import cluster_defaults, gang_secret
+from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.jobset import prepare
@@ -64,8 +63,11 @@ def doctor_command(
     where = file.spec.namespace or cluster.namespace
     findings = checks.check_server(cluster)
     if exit_code(findings) == 0:
-        known = cluster_defaults.find(cluster, where)[0] if defaults_file is None else defaults.load(defaults_file)
-        file = gang_secret.settled(file, cluster, where, output.say)
+        if defaults_file is None:
+            known, _ = cluster_defaults.find_defaults(cluster, where)
+        else:
+            known = defaults.load(defaults_file)
+        file = cluster_defaults.settle_gang_secret(file, cluster, where, output.say)
         prepared = prepare(file, known)
         job = prepared.job
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from jaxlaunch import contract
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import ClusterError, UserError
-from jaxlaunch.launcher.jobs.status import collect, job_status, lost_hosts
+from jaxlaunch.launcher.jobs.status import collect, job_status
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus
-from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot, spare_hosts
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.local import run_folders
@@ -197,12 +197,12 @@ class ClusterView(JobView):
 
     @property
     def as_of(self) -> str:
-        return job_status.as_of_line(self.status, self.snapshot.now)
+        return job_status.describe_as_of(self.status, self.snapshot.now)
 
     def details(self) -> list[Table]:
         """Return the hosts; of many, those that are not ready first."""
         hosts = sorted(self.snapshot.hosts, key=lambda host: (host.is_ready, host.number))
-        spares = lost_hosts.spares(self.snapshot)
+        spares = spare_hosts(self.snapshot)
         rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
         for host in hosts[:MAX_HOSTS]:
             state = host.waiting.get("reason") or host.ended.get("reason") or host.phase

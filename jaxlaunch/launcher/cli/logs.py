@@ -17,17 +17,15 @@ from jaxlaunch.launcher.cli import job_view, options
 from jaxlaunch.launcher.cli.output import Printer, say
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
-from jaxlaunch.launcher.jobs import reader
-from jaxlaunch.launcher.jobs.logs import follow, pods
+from jaxlaunch.launcher.jobs import volume
+from jaxlaunch.launcher.jobs.logs import follow
 from jaxlaunch.launcher.jobs.logs import lines as logs
-from jaxlaunch.launcher.jobs.logs import previous as past
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
-from jaxlaunch.launcher.jobs.logs.pods import Source, Window
+from jaxlaunch.launcher.jobs.logs.lines import Line, Select, Source, Window
 from jaxlaunch.launcher.jobs.status import collect, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.jobs.status.run_files import MAX_LOGS, RunFiles
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
+from jaxlaunch.launcher.jobs.volume import MAX_LOGS, RunFiles
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 from jaxlaunch.launcher.local import logs as local_logs
@@ -76,7 +74,7 @@ def logs_command(
     read. The logs of a run, which is given by its name below runs/ or by its folder, are printed rank by rank.
     """
     since_s = options.parse_duration("--since", since)
-    asked, window = logs.select(rank, pattern), Window(None if since_s is None else int(since_s), tail)
+    asked, window = logs.parse_selection(rank, pattern), Window(None if since_s is None else int(since_s), tail)
     if (previous or is_from_volume) and is_following:
         option = "--from-volume" if is_from_volume else "--previous"
         raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
@@ -96,7 +94,7 @@ def logs_command(
     if not is_from_volume and "pods" in (snapshot.forbidden if is_growing else snapshot.not_read):
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
     processes, last = hosts.table(snapshot.jobset).processes, snapshot.report.last
-    logs.exist(asked, processes)
+    logs.require_ranks(asked, processes)
     chosen = asked if rank is not None else _choose_ranks(asked, processes, None if last is None else last.verdict.rank)
     printer = Printer(chosen, as_json=output == "json")
     if is_from_volume:
@@ -114,7 +112,7 @@ def logs_command(
 
 def _choose_ranks(asked: Select, processes: int, failed_rank: int | None) -> Select:
     """Return the ranks that are shown when nobody names any, with the pattern of `asked`."""
-    ranks = logs.usual(processes, failed_rank).ranks
+    ranks = logs.default_selection(processes, failed_rank).ranks
     if ranks is not None:
         say(f"showing rank {' and '.join(map(str, sorted(ranks)))} only; --rank all shows every rank")
     return Select(ranks, asked.pattern)
@@ -130,7 +128,7 @@ def _show_run(
     processes_per_host, chosen = 1, asked
     if job is not None:
         processes_per_host = job.process_count_per_host
-        logs.exist(asked, job.processes)
+        logs.require_ranks(asked, job.processes)
         if not has_ranks:
             chosen = _choose_ranks(asked, job.processes, None if verdict is None else verdict.rank)
     printer = Printer(chosen, as_json=as_json)
@@ -209,7 +207,7 @@ def _read_volume(
         """Return what holds up the JobSet that reads the volume."""
         return explain(collect.snapshot(cluster, snapshot.namespace, name)).headline
 
-    return reader.read(cluster, snapshot.jobset, say=say, why=why, ranks=ranks, pattern=pattern, tail=tail)
+    return volume.read_run_folder(cluster, snapshot.jobset, say=say, why=why, ranks=ranks, pattern=pattern, tail=tail)
 
 
 def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
@@ -230,12 +228,12 @@ def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Select, window: Win
         say(message)
 
     is_empty = True
-    for line in pods.read(cluster, snapshot.namespace, sources, chosen, window, unread=note_unread, say=say):
+    for line in logs.read_logs(cluster, snapshot.namespace, sources, chosen, window, unread=note_unread, say=say):
         printer.show(line)
         is_empty = False
     if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
         try:
-            reader.folder(snapshot.jobset)
+            volume.find_run_folder(snapshot.jobset)
             command = f"launcher logs -n {snapshot.namespace} {snapshot.name} --from-volume"
             older = f"`{command}` reads older ones from its run folder"
         except UserError as error:
@@ -246,7 +244,7 @@ def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Select, window: Win
 
 def _list_sources(snapshot: Snapshot, chosen: Select) -> list[Source]:
     """Return the logs that there are, of the hosts that are wanted; say which have none yet."""
-    sources = [(host, pods.source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts]
+    sources = [(host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts]
     wanted = [(host, source) for host, source in sources if source.may_have(chosen)]
     silent = [host for host, _ in wanted if not host.has_started]
     if silent:
@@ -276,7 +274,7 @@ def _show_previous(cluster: Cluster, snapshot: Snapshot, chosen: Select, tail: i
         for line in _previous_lines(cluster, snapshot, leader, chosen, tail):
             printer.show(line)
     except ApiError as error:
-        say(pods.unreadable(leader.pod, error, leader.node))
+        say(logs.describe_unreadable(leader.pod, error, leader.node))
         return ClusterError.exit_code
     return 0
 
@@ -285,7 +283,7 @@ def _previous_lines(
     cluster: Cluster, snapshot: Snapshot, leader: Host, chosen: Select, tail: int | None
 ) -> Iterator[Line]:
     texts = cluster.log(snapshot.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES)
-    lines = past.lines(filter(None, map(log_lines.parse, texts)), snapshot.members)
+    lines = logs.previous_lines(filter(None, map(log_lines.parse, texts)), snapshot.members)
     for _, of_rank in itertools.groupby(lines, key=lambda line: line.rank):
         wanted = [line for line in of_rank if chosen.wants(line, range(0))]
         yield from wanted if tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]

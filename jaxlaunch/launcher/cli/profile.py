@@ -18,7 +18,7 @@ import click
 from jaxlaunch.contract import PROFILE_STEPS, PROFILED
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
-from jaxlaunch.launcher.jobs import ownership
+from jaxlaunch.launcher.jobs import dependents
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import PODS
@@ -138,7 +138,7 @@ def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
 
 def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     """Return the agents of a job on a cluster. Raises UserError where there is no such job, or no running host 0."""
-    jobset = ownership.own(cluster, name, namespace)
+    jobset = dependents.get_own_jobset(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
     running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
     if not running or running[0].number != 0:

@@ -55,8 +55,8 @@ def run_command(
     folder = (run_dir or run_folders.HOME / job.name).absolute()
     _check_folder(job, job_file, folder)
     local = LocalRun(folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over)
-    chosen = lines.select(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
-    lines.exist(chosen, job.processes)
+    chosen = lines.parse_selection(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
+    lines.require_ranks(chosen, job.processes)
     # A terminal that can erase what it shows, of somebody who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb

@@ -11,7 +11,7 @@ import click
 
 from jaxlaunch.launcher.cli import job_view, options, output
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs import dependents, ownership, record, stop
+from jaxlaunch.launcher.jobs import dependents, lifecycle
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -49,22 +49,22 @@ def stop_command(
     if (run := job_view.find_local_run(name, namespace, context, where)) is not None:
         return _stop_run(run, None if no_wait else limit_s or _grace_s(run) + _STOP_MARGIN_S)
     cluster = job_view.connect(name, context, where)
-    jobset = ownership.own(cluster, name, namespace or cluster.namespace)
+    jobset = dependents.get_own_jobset(cluster, name, namespace or cluster.namespace)
     if (end := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
     snapshot = collect.snapshot(cluster, jobset["metadata"]["namespace"], name)
     assert isinstance(snapshot, Snapshot), "it was just read"
-    leaving, words = stop.Leaving(cluster, jobset), record.LastWords(cluster, snapshot)
-    stop.stop(cluster, jobset)
+    leaving, words = lifecycle.Leaving(cluster, jobset), lifecycle.LastWords(cluster, snapshot)
+    lifecycle.stop(cluster, jobset)
     if no_wait:
-        record.write(cluster, snapshot, "stopped", output.say)
+        lifecycle.write_progress(cluster, snapshot, "stopped", output.say)
         output.show(f"{JOBSETS.titled(name)} stopping")
         return 0
     if limit_s is None:
-        limit_s = stop.grace_s(jobset) + _STOP_MARGIN_S
+        limit_s = lifecycle.grace_s(jobset) + _STOP_MARGIN_S
     gone, now = leaving.until_gone(limit_s), datetime.now(UTC)
     snapshot = dataclasses.replace(snapshot, now=now, pods=gone.pods or snapshot.pods, records=words.heard())
-    record.write(cluster, snapshot, "stopped", output.say)
+    lifecycle.write_progress(cluster, snapshot, "stopped", output.say)
     if snapshot.report.verdict is not None:
         output.say(snapshot.report.verdict.verdict.message)
     if not gone.is_over:
@@ -134,8 +134,8 @@ def _stop_jobs(sweep: Table, cluster: Cluster, namespace: str | None) -> int:
         jobset = cluster.get(JOBSETS, member, namespace or cluster.namespace)
         if jobset is None or terminal_state(jobset) is not None:
             continue
-        ownership.own(cluster, member, namespace or cluster.namespace)
-        stop.stop(cluster, jobset)
+        dependents.get_own_jobset(cluster, member, namespace or cluster.namespace)
+        lifecycle.stop(cluster, jobset)
         output.show(f"{JOBSETS.titled(member)} stopping")
     return 0
 
@@ -151,13 +151,13 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     Its processes save first. What they wrote to volumes and buckets is not deleted.
     """
     cluster = Cluster.connect(context, output.say)
-    jobset = ownership.own(cluster, name, namespace or cluster.namespace)
-    if not yes and terminal_state(jobset) is None and not stop.is_stopped(cluster, jobset):
+    jobset = dependents.get_own_jobset(cluster, name, namespace or cluster.namespace)
+    if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):
         if not sys.stdin.isatty():
             raise UserError(f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it.")
         click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
     output.show(*dependents.delete_job(cluster, jobset))
-    limit_s = stop.grace_s(jobset) + _DELETE_MARGIN_S
-    if no_wait or dependents.gone(cluster, JOBSETS, dict(jobset), limit_s):
+    limit_s = lifecycle.grace_s(jobset) + _DELETE_MARGIN_S
+    if no_wait or dependents.wait_until_gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
     return _say_late(jobset["metadata"]["namespace"], name, limit_s)

@@ -10,17 +10,17 @@ import click
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.diagnose.doctor import precheck
+from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.jobs import cluster_defaults, gang_secret
+from jaxlaunch.launcher.jobs import cluster_defaults
+from jaxlaunch.launcher.jobs.lifecycle import Timeout, Waiting, quietly
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.submit import Submission, Submitted
-from jaxlaunch.launcher.jobs.wait import Timeout, Waiting, quietly
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
@@ -81,20 +81,20 @@ def submit_command(
     cluster = Cluster.connect(context, output.say)
     where = file.spec.namespace or cluster.namespace
     known = _read_defaults(cluster, where) if defaults_file is None else defaults.load(defaults_file)
-    prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
+    prepared = prepare(cluster_defaults.settle_gang_secret(file, cluster, where, output.say), known, where)
     if dry_run == "client":
         output.show_documents(prepared.manifests)
         return 0
     manifests = prepared.with_secret()
     submission = Submission(cluster, manifests, output.say)
     try:
-        output.say(*precheck.check(cluster, manifests, replace=replace, watch=is_watching, force=force))
+        output.say(*checks.check_submission(cluster, manifests, replace=replace, watch=is_watching, force=force))
         if dry_run == "server":
             output.show(*(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
             return 0
         submitted = submission.run(replace=replace)
     except KeyboardInterrupt:
-        output.say(f"interrupted: {submission.what_exists()}")
+        output.say(f"interrupted: {submission.describe_existing()}")
         raise
     try:
         _report(submitted, form)
@@ -115,19 +115,19 @@ def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: 
     where = files[0].spec.namespace or cluster.namespace
     known = _read_defaults(cluster, where)
     for file in files:
-        prepared = prepare(gang_secret.settled(file, cluster, where, output.say), known, where)
+        prepared = prepare(cluster_defaults.settle_gang_secret(file, cluster, where, output.say), known, where)
         if is_rehearsal:
             output.show_documents(prepared.manifests)
             continue
         manifests = prepared.with_secret()
-        output.say(*precheck.check(cluster, manifests, replace=False, watch=False, force=False))
+        output.say(*checks.check_submission(cluster, manifests, replace=False, watch=False, force=False))
         _report(Submission(cluster, manifests, output.say).run(replace=False), "name")
     return where
 
 
 def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
     """Return the cluster's own defaults, and say where they are, because the job is checked against them."""
-    known, where = cluster_defaults.find(cluster, namespace)
+    known, where = cluster_defaults.find_defaults(cluster, namespace)
     if where is not None:
         output.say(f"the cluster defaults are in {where}")
     return known
@@ -152,7 +152,7 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
     try:
         waiting = Waiting(cluster, jobset, limit_s, quietly if is_following else output.say)
         if is_following:
-            chosen = lines.usual(hosts.table(jobset).processes)
+            chosen = lines.default_selection(hosts.table(jobset).processes)
             show = output.Printer(chosen).show
             if chosen.ranks is not None:
                 output.say(f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others")

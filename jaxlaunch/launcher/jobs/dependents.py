@@ -1,6 +1,7 @@
-"""What a JobSet owns beside its pods: NetworkPolicies of its own, and ConfigMaps that jobs of the same code share.
+"""The JobSets that launcher manages, and what each owns beside its pods.
 
-The name of a ConfigMap is a digest that anyone can give to another, so its contents are compared.
+NetworkPolicies of its own, and ConfigMaps that jobs of the same code share. The name of a ConfigMap is a digest that
+anyone can give to another, so its contents are compared.
 """
 
 from __future__ import annotations
@@ -12,19 +13,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
-from jaxlaunch.launcher.jobs.ownership import whose
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, Kind
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
-GIVE_UP_S = 30.0  # on a server that answers with errors
+# A server that answers with errors is given up after this.
+GIVE_UP_S = 30.0
 PAUSE_S = 0.5
-_LOOK_AGAIN_S = 10.0  # a watch that was restarted misses what was deleted meanwhile
-_SHOWN = 12  # hexadecimal digits of a digest
+# A watch that was restarted misses what was deleted meanwhile.
+_LOOK_AGAIN_S = 10.0
+# Managers of fields that no person and no tool of theirs is; they are listed before the creator when they apply.
+_CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
 
 Obj = dict[str, Any]
+
+
+def get_own_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
+    """Return the JobSet of that name, to be changed.
+
+    Raises UserError when there is none, or launcher does not manage it.
+    """
+    jobset = cluster.get(JOBSETS, name, namespace)
+    if jobset is None:
+        names = [other["metadata"]["name"] for other in cluster.list(JOBSETS, namespace) if is_ours(other)]
+        hint = f"it has {', '.join(names)}." if names else "it has no job of launcher; -n names another namespace."
+        raise UserError(f"Namespace {namespace} has no job {name}.", hint)
+    if not is_ours(jobset):
+        message = f"JobSet {name} in namespace {namespace} is not managed by launcher{describe_creator(jobset)}."
+        raise UserError(message, "change it with kubectl.")
+    return jobset
+
+
+def describe_creator(obj: Mapping[str, Any]) -> str:
+    """Return who created an object, by its metadata: `: created by kubectl-create at 2026-…`."""
+    metadata = obj["metadata"]
+    fields = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
+    people = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
+    by = min(people, key=lambda entry: str(entry.get("time", "")))["manager"] if people else None
+    return f": created by {by or 'an unknown client'} at {metadata.get('creationTimestamp', 'an unknown time')}"
+
+
+def owner_reference(jobset: Mapping[str, Any]) -> Obj:
+    """Return the owner reference by which an object is deleted with its JobSet."""
+    metadata = jobset["metadata"]
+    return {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 class Dependents:
@@ -43,8 +77,8 @@ class Dependents:
             jobset: Its owner, as the cluster has it.
             has_removed: Whether an earlier JobSet was deleted, whose quota the server gives back a moment later.
         """
-        kind, mine = KINDS[manifest["kind"]], owner(jobset)
-        owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [mine]}}
+        kind, name, owner = KINDS[manifest["kind"]], manifest["metadata"]["name"], owner_reference(jobset)
+        owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
         end = time.monotonic() + GIVE_UP_S
         while True:
             try:
@@ -53,38 +87,39 @@ class Dependents:
             except (ApiError, Unreachable) as error:
                 fault = error
                 may_pass = not isinstance(fault, ApiError) or fault.reason == "AlreadyExists" or fault.status >= 500
-                if not (may_pass or exceeds_quota(fault)):
+                if not (may_pass or exceeds_quota(fault)) or time.monotonic() > end:
                     raise
-                if time.monotonic() > end:
-                    raise
-            found = self._cluster.get(kind, manifest["metadata"]["name"], self._namespace)
-            if found is None:
+            obj = self._cluster.get(kind, name, self._namespace)
+            if obj is None:
                 if exceeds_quota(fault) and not has_removed:
                     raise fault
                 time.sleep(PAUSE_S)
                 continue
-            _check_contents(found, manifest)
-            if any(one["uid"] == mine["uid"] for one in found["metadata"].get("ownerReferences") or ()):
+            _check_contents(obj, manifest)
+            if owner["uid"] in _owner_uids(obj):
                 return
-            elif kind is CONFIGMAPS:
-                self._join(found, mine)
-            elif is_ours(found):
-                self._cluster.delete(kind, found["metadata"]["name"], self._namespace, uid=found["metadata"]["uid"])
+            if kind is CONFIGMAPS:
+                self._join(obj, owner)
+            elif is_ours(obj):
+                self._cluster.delete(kind, name, self._namespace, uid=obj["metadata"]["uid"])
             else:
-                raise self._not_ours(found)
+                raise self._not_ours(obj)
 
-    def _join(self, shared: Obj, mine: Obj) -> None:
-        """Adds an owner to what jobs of the same contents share. The caller reads the result back.
+    def _join(self, shared: Obj, owner: Obj) -> None:
+        """Add an owner to what jobs of the same contents share. The caller reads the result back.
 
         The reference alone is applied, so that its field manager is removed with it: a manager of any other field would
         stay listed, and thousands of jobs would in time fill the object. The uid keeps an object that is being deleted
         from being created again empty.
         """
-        known = {name: shared["metadata"][name] for name in ("name", "namespace", "uid")}
-        reference = {"metadata": known | {"ownerReferences": [mine]}}
-        named = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.kind}
+        metadata = {key: shared["metadata"][key] for key in ("name", "namespace", "uid")}
+        reference = {
+            "apiVersion": CONFIGMAPS.api_version,
+            "kind": CONFIGMAPS.kind,
+            "metadata": metadata | {"ownerReferences": [owner]},
+        }
         try:
-            self._cluster.apply(CONFIGMAPS, named | reference, f"jaxlaunch-{mine['uid']}")
+            self._cluster.apply(CONFIGMAPS, reference, f"jaxlaunch-{owner['uid']}")
         except ApiError as fault:
             if fault.status < 500 and fault.reason != "Conflict":
                 raise
@@ -93,111 +128,103 @@ class Dependents:
                 raise
 
     def refuse_others_policy(self) -> None:
-        """Raises UserError for a NetworkPolicy of this name that launcher does not manage: nothing is written yet."""
+        """Raise UserError for a NetworkPolicy of this name that launcher does not manage: nothing is written yet."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
-                found = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
-                if found is not None and not is_ours(found):
-                    raise self._not_ours(found)
+                policy = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
+                if policy is not None and not is_ours(policy):
+                    raise self._not_ours(policy)
 
     def refuse_other_contents(self, manifest: Obj) -> None:
-        """Raises UserError for a ConfigMap of this name that holds other files: nothing is written yet."""
+        """Raise UserError for a ConfigMap of this name that holds other files: nothing is written yet."""
         if manifest["kind"] == CONFIGMAPS.kind:
-            found = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
-            if found is not None:
-                _check_contents(found, manifest)
+            config_map = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
+            if config_map is not None:
+                _check_contents(config_map, manifest)
 
-    def _not_ours(self, found: Obj) -> UserError:
-        where = (
-            f"{found.get('kind') or NETWORK_POLICIES.kind} {found['metadata']['name']} in namespace {self._namespace}"
-        )
-        hint = "use another name, or network_policy: false."
-        return UserError(f"{where} exists and is not managed by launcher{whose(found)}. It was not changed.", hint)
+    def _not_ours(self, obj: Obj) -> UserError:
+        where = f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in namespace {self._namespace}"
+        message = f"{where} exists and is not managed by launcher{describe_creator(obj)}. It was not changed."
+        return UserError(message, "use another name, or network_policy: false.")
 
 
-def _check_contents(found: Obj, manifest: Obj) -> None:
-    """Raises UserError for a ConfigMap whose pods would not run what this job brings."""
-    if manifest["kind"] != CONFIGMAPS.kind or (difference := _difference(found, manifest)) is None:
+def _owner_uids(obj: Obj) -> list[str]:
+    return [owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()]
+
+
+def _check_contents(obj: Obj, manifest: Obj) -> None:
+    """Raise UserError for a ConfigMap whose pods would not run what this job brings."""
+    if manifest["kind"] != CONFIGMAPS.kind or (difference := _find_difference(obj, manifest)) is None:
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     message = f"ConfigMap {name} in namespace {namespace} has the name of one that this job creates, but {difference}"
     hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is created again."
-    raise UserError(f"{message}{whose(found)}. It was not changed.", hint)
+    raise UserError(f"{message}{describe_creator(obj)}. It was not changed.", hint)
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """What is other about it, as the end of a sentence; None where pods get the wanted bytes, now and later."""
-    has, wants = _contents(found), _contents(wanted)
+def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
+    """Return what is other about it, as the end of a sentence; None where pods get these bytes, now and later."""
+
+    def files(obj: Obj) -> dict[str, bytes]:
+        text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
+        return text | {name: base64.b64decode(value) for name, value in (obj.get("binaryData") or {}).items()}
+
+    def digest(content: bytes) -> str:
+        return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
+
+    has, wants = files(config_map), files(manifest)
     for name in sorted(has.keys() | wants.keys()):
         if name not in has:
             return f"it lacks {name}"
         if name not in wants:
             return f"it holds {name} too"
         if has[name] != wants[name]:
-            return f"its {name} is not this job's ({_digest(has[name])} in place of {_digest(wants[name])})"
-    if not found.get("immutable"):
+            return f"its {name} is not this job's ({digest(has[name])} in place of {digest(wants[name])})"
+    if not config_map.get("immutable"):
         return "it is not immutable, so that anyone who may write ConfigMaps could exchange the code of running jobs"
-    label = (found["metadata"].get("labels") or {}).get(MANAGED_BY)
-    if label != wanted["metadata"]["labels"][MANAGED_BY]:
+    label = (config_map["metadata"].get("labels") or {}).get(MANAGED_BY)
+    if label != manifest["metadata"]["labels"][MANAGED_BY]:
         return f"its label {MANAGED_BY} is {label or 'missing'}, so launcher did not make it"
     return None
 
 
-def _contents(of: Mapping[str, Any]) -> dict[str, bytes]:
-    """Name → bytes of every file that a pod would find."""
-    text = {name: value.encode() for name, value in (of.get("data") or {}).items()}
-    return text | {name: base64.b64decode(value) for name, value in (of.get("binaryData") or {}).items()}
+# --- deletion ---------------------------------------------------------------------------------------------------------
 
 
-def _digest(content: bytes) -> str:
-    return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:_SHOWN]}"
-
-
-def owner(jobset: Mapping[str, Any]) -> Obj:
-    """The owner reference by which an object is deleted with its JobSet."""
-    metadata = jobset["metadata"]
-    return {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind, "name": metadata["name"], "uid": metadata["uid"]}
-
-
-def gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
-    """Whether an object that is being deleted is gone within `limit_s`."""
+def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
+    """Return whether an object that is being deleted is gone within `limit_s`."""
     metadata = obj["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     end = time.monotonic() + limit_s
-    found = cluster.get(kind, name, namespace)
-    while found is not None and found["metadata"]["uid"] == metadata["uid"]:
+    latest = cluster.get(kind, name, namespace)
+    while latest is not None and latest["metadata"]["uid"] == metadata["uid"]:
         if time.monotonic() > end:
             return False
-        since, fields = found["metadata"]["resourceVersion"], f"metadata.name={name}"
+        since, fields = latest["metadata"]["resourceVersion"], f"metadata.name={name}"
         slice_s = max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
         for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=slice_s):
             if event == "DELETED":
                 break
-        found = cluster.get(kind, name, namespace)
+        latest = cluster.get(kind, name, namespace)
     return True
 
 
 def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
-    """Starts to delete a job. Lines that name what is deleted, and what stays because other jobs use it.
+    """Start to delete a job. Return lines that name what is deleted, and what stays because other jobs use it.
 
     Its pods save and end first (SIGTERM). What the JobSet owns is removed by Kubernetes' garbage collector.
     """
     metadata = jobset["metadata"]
-    lines = [f"{JOBSETS.titled(metadata['name'])} deleted", *_owned(cluster, jobset)]
-    cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
-    return lines
-
-
-def _owned(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
-    metadata, lines = jobset["metadata"], []
+    lines = [f"{JOBSETS.titled(metadata['name'])} deleted"]
     candidates = [(NETWORK_POLICIES, metadata["name"])]
     for volume in pod_template(jobset)["spec"].get("volumes") or ():
         if "configMap" in volume:
             candidates.append((CONFIGMAPS, volume["configMap"]["name"]))
     for kind, name in candidates:
-        found = cluster.get(kind, name, metadata["namespace"])
-        owners = [] if found is None else [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
+        obj = cluster.get(kind, name, metadata["namespace"])
+        owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
             kept = f"kept: {len(owners) - 1} more of its jobs are here"
             lines.append(f"{kind.titled(name)} {'deleted' if len(owners) == 1 else kept}")
+    cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
     return lines

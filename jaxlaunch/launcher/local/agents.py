@@ -24,7 +24,7 @@ from jaxlaunch import atomic_file, contract, user_cache
 from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.agent.io.link import free_port
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.jobs.logs.lines import Line, parse
+from jaxlaunch.launcher.jobs.logs.lines import Line, parse_line
 from jaxlaunch.records.log_lines import Lines
 from jaxlaunch.runs.layout import Lock
 
@@ -146,7 +146,7 @@ class Gang:
                 host, lines = key.data
                 data = os.read(key.fd, 65536)
                 for text in lines.feed(data) if data else lines.end():
-                    show(parse(host, text.decode(errors="replace")))
+                    show(parse_line(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
                     self._open[host] -= 1

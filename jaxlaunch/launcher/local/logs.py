@@ -11,7 +11,7 @@ from typing import BinaryIO
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.jobs.status import read_run
-from jaxlaunch.launcher.jobs.status.run_files import MAX_LOGS
+from jaxlaunch.launcher.jobs.volume import MAX_LOGS
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.records.log_lines import Lines
 from jaxlaunch.runs.layout import find_holder

@@ -15,7 +15,7 @@ from jaxlaunch.launcher.agent.io.output import RankLog
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.defaults import DEFAULT_USER, ClusterDefaults, Defaults, User
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.jobs import reader
+from jaxlaunch.launcher.jobs import volume as jobs_volume
 from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
@@ -45,7 +45,7 @@ def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
 @pytest.fixture
 def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    monkeypatch.setattr(reader, "START_S", 1.0)
+    monkeypatch.setattr(jobs_volume, "START_S", 1.0)
     server.put(AT, jobset())
     return lambda verb, *options: launcher(capsys, monkeypatch, verb, "lm", "--from-volume", *options)
 
@@ -129,7 +129,7 @@ def test_what_reads_the_volume_is_gone_however_it_ended(
     def pressed(*_: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reader, "_started", pressed)
+    monkeypatch.setattr(jobs_volume, "_wait_until_started", pressed)
     assert call("logs").code == 130
     assert server.stored("jobsets") == [AT] and server.count("DELETE", "jobsets") == 2
 
@@ -147,7 +147,9 @@ def test_what_kueue_reads_of_a_gang_s_pods_is_not_asked_for_the_one_pod() -> Non
     made["metadata"]["uid"] = "1234"
     own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"]["annotations"]
     assert "kueue.x-k8s.io/podset-slice-size" in own
-    found = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    found = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]
     assert found["metadata"]["annotations"] == {"a.b/c": "d"}
 
 
@@ -155,7 +157,7 @@ def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_m
     keys = {"service_account": "trainer", "env": {"WORD": "x"}, "volumes": [{"secret": "s", "path": "/secret"}]}
     made = jobset(**keys, node_selector={"kubernetes.io/arch": "arm64", "pool": "gpu"})
     made["metadata"]["uid"] = "1234"
-    found = reader.manifest(made, {"ranks": None})
+    found = jobs_volume.reader_manifest(made, {"ranks": None})
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
     spec, own = job["template"]["spec"], made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,), (volume,) = spec["containers"], spec["volumes"]
@@ -173,7 +175,9 @@ def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_m
 def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
     made = jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
     made["metadata"]["uid"] = "1234"
-    pod = reader.manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    pod = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]
     assert pod["spec"]["securityContext"]["runAsUser"] == pod["spec"]["securityContext"]["runAsGroup"] == DEFAULT_USER
     assert pod_rules.strictest_level(pod) == "restricted"
 
@@ -190,7 +194,7 @@ def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_cr
     defaults: Defaults, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        reader.manifest(jobset(defaults), {})
+        jobs_volume.reader_manifest(jobset(defaults), {})
 
 
 @pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.cli.list import format_table
-from jaxlaunch.launcher.jobs import record
+from jaxlaunch.launcher.jobs import lifecycle
 from jaxlaunch.launcher.jobs.status.job_status import State, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from tests.launcher import objects
@@ -15,7 +15,7 @@ LAST = beat(attempt=2, generation=1, step=40, committed=37, restarts={"crash": 1
 
 def later(seen: Snapshot, when: str, **now: object) -> Snapshot:
     """The job without pods, as it is read once that was written."""
-    found = record.of(seen, when)
+    found = lifecycle.progress_record(seen, when)
     assert found is not None
     made = jobset(1, **now)  # type: ignore[arg-type]
     made["metadata"]["annotations"][ANNOTATION] = found.to_json()
@@ -62,11 +62,13 @@ def test_newer_words_of_the_pods_count_before_what_was_written() -> None:
 
 def test_what_the_pods_no_longer_say_is_kept_from_what_was_written() -> None:
     known = later(snapshot(jobset(1), pod(0), records=(beat(step=40, committed=37),)), "queued").jobset
-    found = record.of(snapshot(dict(known), over(0, 80, message=farewell(80, "saved", step=41))), "stopped")
+    found = lifecycle.progress_record(
+        snapshot(dict(known), over(0, 80, message=farewell(80, "saved", step=41))), "stopped"
+    )
     assert found is not None
     assert (found.step, found.committed, found.goodput) == (41, 37, 0.9)
 
 
 def test_nothing_is_written_of_a_job_whose_pods_said_nothing() -> None:
-    assert record.of(snapshot(jobset(1)), "stopped") is None
-    assert record.of(later(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"), "ended") is None
+    assert lifecycle.progress_record(snapshot(jobset(1)), "stopped") is None
+    assert lifecycle.progress_record(later(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"), "ended") is None

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.jobs.lifecycle import Timeout, wait
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_S
 from jaxlaunch.launcher.jobs.status.job_status import State
-from jaxlaunch.launcher.jobs.wait import Timeout, wait
 from jaxlaunch.launcher.kubernetes import transport
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
@@ -35,7 +35,7 @@ FIRST, LAST = (
 )
 
 SCALE = 40  # the launcher's minutes are so much shorter
-WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "jobs.wait", "jobs.logs.follow")
+WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "jobs.lifecycle", "jobs.logs.follow")
 
 Submit = Callable[..., Left]
 
@@ -204,8 +204,8 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.wait._SETTLES_S", 0.1)
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.wait._LOOK_AGAIN_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._SETTLES_S", 0.1)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._LOOK_AGAIN_S", 1.0)
     made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
     workload = objects.workload()
     workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from jaxlaunch.launcher.diagnose.doctor import precheck
-from jaxlaunch.launcher.diagnose.doctor.target import Target
+from jaxlaunch.launcher.diagnose.doctor import checks
+from jaxlaunch.launcher.diagnose.doctor.finding import Target
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -111,5 +111,5 @@ def test_a_cluster_that_does_not_serve_what_is_claimed_is_told_before_submit(
 ) -> None:
     manifests = list(made("gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke").values())
     cluster = SimpleNamespace(served=lambda group: found.get(group, []))
-    said = list(precheck.allocation(Target(cast(Cluster, cluster), "team", manifests)))
+    said = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
     assert [one.level for one in said] == levels and words in " ".join(one.what for one in said)

@@ -114,10 +114,10 @@ def of_doctor(ready: Prepared) -> str:
     """What doctor says of the drivers of the nodes that the job asks for."""
     spec = pod_template(ready.manifests[0])["spec"]
     labels = spec.get("nodeSelector", {}) | {"nvidia.com/cuda.driver.major": "550"}
-    for term in nodes._terms(spec):
+    for term in nodes._affinity_terms(spec):
         labels[term["key"]] = term["values"][0]
     node_of_it = node(labels=labels, taints=("nvidia.com/gpu=present:NoSchedule",), nvidia_com__gpu="8")
-    return "\n".join(finding.what for finding in nodes.drivers([node_of_it], spec))
+    return "\n".join(finding.what for finding in nodes.judge_drivers([node_of_it], spec))
 
 
 @pytest.mark.parametrize("broken", TABLE, ids=lambda one: f"{one.row}-{one.says[:40]}")

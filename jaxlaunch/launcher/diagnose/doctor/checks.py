@@ -1,34 +1,27 @@
 """The named checks of a cluster, a namespace and what a job needs of them. Reads; creates only with dryRun=All.
 
 Each check reads objects and passes them to a pure function that judges them. One that is not permitted to read yields
-`unknown`, and never stops the others.
+`unknown`, and never stops the others. `launcher doctor` makes them all; `launcher submit` makes those before it writes
+anything that show what would keep the job from running.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.diagnose.doctor import (
-    controllers,
-    namespace,
-    nodes,
-    precheck,
-    references,
-)
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, fail_admin, unknown
-from jaxlaunch.launcher.diagnose.doctor.target import Obj, Target
+from jaxlaunch.launcher.diagnose.doctor import controllers, namespace, nodes
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, Obj, Target, fail, fail_admin, ok, unknown
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
-from jaxlaunch.launcher.kubernetes import kinds, objects
-from jaxlaunch.launcher.kubernetes.client import Cluster
-from jaxlaunch.launcher.kubernetes.kinds import Kind, Right
-from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL, OWN_LABEL
-from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template
+from jaxlaunch.launcher.kubernetes import kinds, labels
+from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, Right
+from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template, trim_node
 from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
 # The check that comes before all others.
@@ -37,99 +30,169 @@ _SERVER_SECTION = "access-to-the-cluster"
 
 
 def check_server(cluster: Cluster) -> list[Finding]:
-    """The API server itself. If it fails, nothing else can be checked."""
-    return list(_guarded(SERVER, lambda: _server(cluster)))
+    """Return the findings about the API server itself. If it fails, nothing else can be checked."""
+
+    def check() -> Findings:
+        version = cluster.server_version()
+        yield controllers.judge_server(version, cluster.server, cluster.ready())
+
+    return list(_guard(SERVER, check))
 
 
-def check_job(target: Target) -> Iterator[Finding]:
-    """The findings of every other check, in order."""
+def check_job(target: Target) -> Findings:
+    """Yield the findings of every other check, in order."""
     for name, check in CHECKS.items():
-        yield from _guarded(name, partial(check.judge, target))
+        yield from _guard(name, partial(check.judge, target))
 
 
-def _guarded(name: str, check: Callable[[], Findings]) -> Findings:
-    """The findings of a check under its name; an error of the cluster is one of them."""
+def _guard(name: str, check: Callable[[], Findings]) -> Findings:
+    """Yield the findings of a check under its name; an error of the cluster is one of them."""
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
-        yield dataclasses.replace(_cluster_failed(name, error), check=name)
+        fields = {"name": name, "message": error.message}
+        match error.status if isinstance(error, ApiError) else None:
+            case 401:
+                what = "the API server does not accept your credentials"
+                finding = fail_admin(what, "{message}", "log in again.", **fields)
+            case 403:
+                finding = unknown("{name}: you have no permission to read this", "{message}", **fields)
+            case None:
+                hint = error.hint or Text("try again.")
+                finding = fail_admin("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
+            case _:
+                what, fix = "{name}: the API server fails", "ask the cluster administrator."
+                finding = fail_admin(what, "{message}", fix, **fields)
+        yield dataclasses.replace(finding, check=name)
 
 
-def _cluster_failed(name: str, error: ClusterError) -> Finding:
-    fields = {"name": name, "message": error.message}
-    match error.status if isinstance(error, ApiError) else None:
-        case 401:
-            return fail_admin("the API server does not accept your credentials", "{message}", "log in again.", **fields)
-        case 403:
-            return unknown("{name}: you have no permission to read this", "{message}", **fields)
-        case None:
-            hint = error.hint or Text("try again.")
-            return fail_admin("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
-    return fail_admin("{name}: the API server fails", "{message}", "ask the cluster administrator.", **fields)
+# --- before a submission ----------------------------------------------------------------------------------------------
+
+
+def check_submission(
+    cluster: Cluster, manifests: Sequence[Obj], *, replace: bool, watch: bool, force: bool = False
+) -> list[str]:
+    """Return notes for the user about the job on this cluster.
+
+    A missing object stops the submission; what may change while the job waits, such as a stopped queue, is only noted.
+
+    Args:
+        cluster: The cluster.
+        manifests: The job's objects, the JobSet first.
+        replace: Whether an earlier JobSet may be deleted.
+        watch: Whether the job is waited for, or its logs are followed.
+        force: Whether a job is submitted whose pods the namespace rejects.
+
+    Raises:
+        UserError: With all that would keep the job from running.
+        ClusterError: The same, where an administrator must fix some of it.
+    """
+    target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
+    jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served(JOBSETS.group))
+    if jobset.level == "fail":
+        raise ClusterError(f"Cluster of context {cluster.context}: {jobset.what}.", jobset.fix)
+    findings = list(check_allocation(target))
+    # Few users may read namespaces.
+    with ignore_forbidden():
+        exists, *security = _namespace(target)
+        findings.append(exists)
+        for level in (level for level in security if level.level == "fail"):
+            forced = dataclasses.replace(level, remedy=level.remedy + " --force submits it.")
+            findings.append(_as_note(level) if force else forced)
+    has = _permissions(target, submit_rights(manifests, replace=replace, watch=watch))
+    if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
+        what = "missing RBAC permissions in namespace {namespace}"
+        fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
+        findings.append(fail_admin(what, "{missing}.", fix, namespace=target.namespace, missing=missing))
+    if target.queue is not None:
+        # Kueue would let a job wait for ever in a queue that does not exist.
+        kueue = controllers.judge_kueue(cluster.served(LOCAL_QUEUES.group), target.queue)
+        findings.append(kueue)
+        if kueue.level != "fail":
+            finding, queue = _local_queue(target, target.queue)
+            # A queue that is stopped now may run again while the job waits.
+            findings.append(_as_note(finding) if finding.level == "fail" and queue is not None else finding)
+    findings += _priority(target)
+    if unrequested := target.unrequested:
+        findings.append(nodes.judge_unrequested(unrequested, is_known=target.defaulted is not None))
+    errors = [
+        (ClusterError if finding.whose == "cluster" else UserError)(
+            f"{finding.what[0].upper()}{finding.what[1:]}: {finding.why}", finding.fix
+        )
+        for finding in findings
+        if finding.level == "fail"
+    ]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        kind = ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
+        raise kind("\n".join(map(str, errors)))
+    return [f"{finding.what}: {finding.why}" for finding in findings if finding.level != "ok"]
+
+
+def _as_note(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, level="warn")
+
+
+def submit_rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Right]:
+    """Return the permissions that submitting these manifests needs."""
+    rights = namespace.command_rights(KINDS[manifest["kind"]] for manifest in manifests)
+    commands = ("submit", *(["delete"] if replace else []), *(["submit --wait"] if watch else []))
+    return list(dict.fromkeys(right for command in commands for right in rights[command]))
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _server(cluster: Cluster) -> Findings:
-    version = cluster.server_version()
-    yield controllers.ready(version, cluster.server, cluster.ready())
-
-
 def _clock(target: Target) -> Findings:
     before = datetime.datetime.now(datetime.UTC)
     there = target.cluster.server_time()
-    yield controllers.clock(before, there, datetime.datetime.now(datetime.UTC))
+    yield controllers.judge_clock(before, there, datetime.datetime.now(datetime.UTC))
 
 
 def _jobset(target: Target) -> Findings:
-    yield controllers.served(kinds.JOBSETS, "JobSet", target.cluster.served(kinds.JOBSETS.group))
-    yield from controllers.crd(target.find(kinds.CRDS, kinds.JOBSETS.resource))
-    deployment = _deployment(target, controllers.JOBSET)
-    yield controllers.controller("JobSet", deployment, controllers.JOBSET)
-    yield from controllers.features(
-        "JobSet", deployment, _configs(target, controllers.JOBSET, controllers.JOBSET_CONFIG)
-    )
+    yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served(JOBSETS.group))
+    yield from controllers.judge_crd(target.find(kinds.CRDS, JOBSETS.resource))
+    deployment, configs = _controller(target, controllers.JOBSET, controllers.JOBSET_CONFIG)
+    yield controllers.judge_controller("JobSet", deployment, controllers.JOBSET)
+    yield from controllers.describe_features("JobSet", deployment, configs)
 
 
 def _kueue(target: Target) -> Findings:
-    versions = target.cluster.served(kinds.LOCAL_QUEUES.group)
-    yield controllers.kueue(versions, target.queue)
+    versions = target.cluster.served(LOCAL_QUEUES.group)
+    yield controllers.judge_kueue(versions, target.queue)
     if versions:
-        deployment = _deployment(target, controllers.KUEUE)
-        configs = _configs(target, controllers.KUEUE, controllers.KUEUE_CONFIG)
-        yield controllers.controller("Kueue", deployment, controllers.KUEUE)
-        yield from controllers.features("Kueue", deployment, configs)
+        deployment, configs = _controller(target, controllers.KUEUE, controllers.KUEUE_CONFIG)
+        yield controllers.judge_controller("Kueue", deployment, controllers.KUEUE)
+        yield from controllers.describe_features("Kueue", deployment, configs)
         for text in configs:
-            yield from controllers.kueue_config(text, target.queue)
+            yield from controllers.judge_kueue_config(text, target.queue)
 
 
-def _deployment(target: Target, place: tuple[str, str]) -> Obj | None:
-    namespace, name = place
-    return target.find(kinds.DEPLOYMENTS, name, namespace)
-
-
-def _configs(target: Target, place: tuple[str, str], name: str) -> Sequence[str]:
-    """The files of a controller's ConfigMap."""
-    return list((target.find(kinds.CONFIGMAPS, name, place[0]) or {}).get("data", {}).values())
+def _controller(target: Target, place: tuple[str, str], config: str) -> tuple[Obj | None, list[str]]:
+    """Return the Deployment of a controller, and the files of its ConfigMap."""
+    place_namespace, name = place
+    files = (target.find(kinds.CONFIGMAPS, config, place_namespace) or {}).get("data", {}).values()
+    return target.find(kinds.DEPLOYMENTS, name, place_namespace), list(files)
 
 
 def _webhooks(target: Target) -> Findings:
     listed = [*target.cluster.list(kinds.MUTATING_WEBHOOKS), *target.cluster.list(kinds.VALIDATING_WEBHOOKS)]
-    found = controllers.hooks(listed, target.labels)
-    services = {hook.service for hook in found if hook.service is not None}
-    yield from controllers.endpoints(found, {service: _ready(target, *service) for service in services})
+    webhooks = controllers.blocking_webhooks(listed, target.labels)
+    services = {hook.service for hook in webhooks if hook.service is not None}
+    yield from controllers.judge_webhooks(webhooks, {place: _ready_endpoints(target, *place) for place in services})
 
 
-def _ready(target: Target, where: str, service: str) -> int:
-    labels = f"kubernetes.io/service-name={service}"
-    return controllers.ready_endpoints(target.cluster.list(kinds.ENDPOINT_SLICES, where, labels=labels))
+def _ready_endpoints(target: Target, service_namespace: str, service: str) -> int:
+    selector = f"kubernetes.io/service-name={service}"
+    slices = target.cluster.list(kinds.ENDPOINT_SLICES, service_namespace, labels=selector)
+    return controllers.count_ready_endpoints(slices)
 
 
 def _dns(target: Target) -> Findings:
     services = target.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
-    ready = _ready(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
-    yield from nodes.dns(services, ready)
+    ready = _ready_endpoints(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
+    yield from nodes.judge_dns(services, ready)
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------
@@ -137,30 +200,38 @@ def _dns(target: Target) -> Findings:
 
 def _namespace(target: Target) -> Findings:
     found = target.cluster.get(kinds.NAMESPACES, target.namespace)
-    yield namespace.exists(target.namespace, found)
-    if found is not None:
-        yield namespace.pod_security(target.namespace, target.labels or {}, target.template)
+    yield namespace.judge_namespace(target.namespace, found)
+    if found is not None and "deletionTimestamp" not in found["metadata"]:
+        yield namespace.judge_pod_security(target.namespace, found["metadata"].get("labels") or {}, target.template)
 
 
 def _rights(target: Target) -> Findings:
-    tables = [namespace.COMMANDS, *([namespace.WITH_A_QUEUE] if target.queue else [])]
-    if _own(target, kinds.SECRETS):
-        tables.append(namespace.WITH_A_GANG_SECRET)
-    if _own(target, kinds.RESOURCE_CLAIM_TEMPLATES):
-        tables.append(namespace.WITH_CLAIMS)
-    if _own(target, kinds.COMPUTE_DOMAINS):
-        tables.append(namespace.WITH_A_COMPUTE_DOMAIN)
-    needed = dict.fromkeys(right for table in tables for rights in table.values() for right in rights)
-    has = {each: target.cluster.may(*each[:2], target.namespace, subresource=each.subresource) for each in needed}
-    yield from namespace.rights(has, tables)
+    own = (KINDS[manifest["kind"]] for manifest in target.manifests)
+    needed = namespace.command_rights((*namespace.USUAL_KINDS, *own), has_queue=target.queue is not None)
+    has = _permissions(target, (right for rights in needed.values() for right in rights))
+    yield from namespace.judge_rights(has, needed)
+
+
+def _permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
+    """Ask the API server for each right whether the user has it."""
+    return {
+        right: target.cluster.may(right.verb, right.kind, target.namespace, subresource=right.subresource)
+        for right in dict.fromkeys(rights)
+    }
+
+
+def check_allocation(target: Target) -> Findings:
+    """Yield whether the cluster serves what the job claims devices by."""
+    for kind in dict.fromkeys(KINDS[manifest["kind"]] for manifest in target.manifests[1:]):
+        if kind in kinds.ALLOCATED:
+            yield controllers.judge_served(kind, kinds.ALLOCATED[kind], target.cluster.served(kind.group))
 
 
 def _network(target: Target) -> Findings:
-    """Policies apply neither to one host alone nor to the host's network."""
+    # Policies apply neither to one host alone nor to the host's network.
     if target.pods < 2 or target.template["spec"].get("hostNetwork"):
         return
-    own = [one for one in target.others if one["kind"] == kinds.NETWORK_POLICIES.kind]
-    name = target.jobset["metadata"]["name"]
+    own = [manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind]
     try:
         listed = target.cluster.list(kinds.NETWORK_POLICIES, target.namespace)
     except ApiError as error:
@@ -170,134 +241,139 @@ def _network(target: Target) -> Findings:
         right = str(Right("list", kinds.NETWORK_POLICIES))
         yield unknown(what, "you have no permission to {right}: {message}", right=right, message=error.message)
         return
-    others = [one for one in listed if one["metadata"]["name"] != name or not own]
-    pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), NAME_LABEL: name}
-    yield from namespace.network([*others, *own], pod_labels, target.labels, has_own=bool(own))
+    others = [policy for policy in listed if policy["metadata"]["name"] != target.name or not own]
+    pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), labels.NAME_LABEL: target.name}
+    yield from namespace.judge_network([*others, *own], pod_labels, target.labels, has_own=bool(own))
 
 
 def _quota(target: Target) -> Findings:
-    found = target.cluster.list(kinds.RESOURCE_QUOTAS, target.namespace)
-    yield from namespace.quotas(found, target.admitted)
+    quotas = target.cluster.list(kinds.RESOURCE_QUOTAS, target.namespace)
+    yield from namespace.judge_quotas(quotas, target.admitted)
 
 
 def _queue(target: Target) -> Findings:
     if target.queue is None:
         return
-    found = target.cluster.get(kinds.LOCAL_QUEUES, target.queue, target.namespace)
-    others = [] if found else target.names(kinds.LOCAL_QUEUES, target.namespace)
-    yield namespace.local_queue(target.queue, target.namespace, found, others)
-    if found is None:
+    finding, queue = _local_queue(target, target.queue)
+    yield finding
+    if queue is None:
         return
-    name = cluster_queue_name(found) or ""
+    name = cluster_queue_name(queue) or ""
     try:
         cluster_queue = target.cluster.get(kinds.CLUSTER_QUEUES, name)
     except ApiError as error:
         if error.status != 403:
             raise
-        yield namespace.quota_not_visible(name)
+        why = "you have no permission to read ClusterQueues."
+        yield unknown("the quota of ClusterQueue {name} is not known", why, name=name)
         return
-    yield from namespace.cluster_queue(name, cluster_queue, target.labels, job_requests(target.admitted), target.pods)
+    requests = job_requests(target.admitted)
+    yield from namespace.judge_cluster_queue(name, cluster_queue, target.labels, requests, target.pods)
+
+
+def _local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
+    queue = target.cluster.get(LOCAL_QUEUES, name, target.namespace)
+    others = [] if queue else target.names(LOCAL_QUEUES, target.namespace)
+    return namespace.judge_local_queue(name, target.namespace, queue, others), queue
 
 
 def _priority(target: Target) -> Findings:
-    for kind, name in target.priority_classes:
-        found = target.cluster.get(kind, name)
-        yield namespace.priority(kind.kind, name, found, [] if found else target.names(kind))
+    """Check the priority classes that the job names: Kueue's for its turn, Kubernetes' for its pods."""
+    named = {
+        kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(labels.PRIORITY),
+        kinds.PRIORITY_CLASSES: target.template["spec"].get("priorityClassName"),
+    }
+    for kind, name in named.items():
+        if name is None:
+            continue
+        try:
+            priority_class = target.cluster.get(kind, name)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            what, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
+            yield unknown(what, why, kind=kind.kind, name=name)
+            continue
+        others = [] if priority_class else target.names(kind)
+        yield namespace.judge_priority(kind, name, priority_class, others)
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
 
 
 def _dry_run(target: Target) -> Findings:
-    """The JobSet, and one of its pods: the API server admits pods only after it has accepted the JobSet."""
-    metadata = {**target.jobset["metadata"], "namespace": target.namespace}
-    yield _sent_dry(target, kinds.JOBSETS, {**target.jobset, "metadata": metadata}, "the JobSet")
-    yield _sent_dry(target, kinds.PODS, _pod(target), "a pod of the job")
-
-
-def _sent_dry(target: Target, kind: Kind, manifest: Obj, what: str) -> Finding:
-    try:
-        target.cluster.create(kind, manifest, dry_run=True)
-    except ApiError as error:
-        return controllers.dry_run(error, what)
-    return controllers.dry_run(None, what)
-
-
-def _pod(target: Target) -> Obj:
-    """A pod of the job as its Job would create it; without the labels by which JobSet's webhook would check it."""
+    """Send the JobSet, and one of its pods: the API server admits pods only after it has accepted the JobSet."""
+    jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], "namespace": target.namespace}}
+    # The pod is as its Job would create it, without the labels by which JobSet's webhook would check it.
     metadata = target.template.get("metadata") or {}
-    own = {"name": f"{target.jobset['metadata']['name']}-dry-run", "namespace": target.namespace}
-    labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key not in (NAME_LABEL, OWN_LABEL)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**metadata, **own, "labels": labels},
-        "spec": target.template["spec"],
-    }
+    pod_labels = metadata.get("labels") or {}
+    kept = {key: pod_labels[key] for key in pod_labels if key not in (labels.NAME_LABEL, labels.OWN_LABEL)}
+    own = {"name": f"{target.name}-dry-run", "namespace": target.namespace, "labels": kept}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, **own}, "spec": target.template["spec"]}
+    for kind, manifest, what in ((JOBSETS, jobset, "the JobSet"), (kinds.PODS, pod, "a pod of the job")):
+        try:
+            target.cluster.create(kind, manifest, dry_run=True)
+            yield controllers.judge_dry_run(None, what)
+        except ApiError as error:
+            yield controllers.judge_dry_run(error, what)
 
 
 def _nodes(target: Target) -> Findings:
-    listed = target.cluster.list(kinds.NODES, keep=objects.trim_node)
-    yield nodes.accelerators(listed)
+    listed = target.cluster.list(kinds.NODES, keep=trim_node)
+    yield nodes.count_accelerators(listed)
     if missing := target.unrequested:
-        yield nodes.unrequested(missing, is_known=target.defaulted is not None)
+        yield nodes.judge_unrequested(missing, is_known=target.defaulted is not None)
     spec = pod_template(target.admitted)["spec"]
     if pod_requests(spec):
-        yield nodes.place(listed, spec, target.pods, grows=_grows(target))
-        yield from nodes.drivers(listed, spec)
-    yield from nodes.access(spec)
-    yield from nodes.nccl(spec)
-
-
-def _grows(target: Target) -> bool:
-    """Whether an autoscaler adds nodes; True where that may not be read."""
-    if target.cluster.served("karpenter.sh"):
-        return True
-    try:
-        return target.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system") is not None
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        return True
+        # An autoscaler may add nodes; it counts as there where that may not be read.
+        grows = bool(target.cluster.served("karpenter.sh"))
+        if not grows:
+            grows = True
+            with ignore_forbidden():
+                status = target.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system")
+                grows = status is not None
+        yield nodes.judge_room(listed, spec, target.pods, grows=grows)
+        yield from nodes.judge_drivers(listed, spec)
+    yield from nodes.judge_device_access(spec)
+    yield from nodes.judge_nccl(spec)
 
 
 def _volumes(target: Target) -> Findings:
-    for name, is_read in references.claims(target.template["spec"]).items():
-        found = target.cluster.get(kinds.CLAIMS, name, target.namespace)
-        yield references.claim(name, found, hosts=target.pods, is_read=is_read)
+    for name, is_read in namespace.mounted_claims(target.template["spec"]).items():
+        claim = target.cluster.get(kinds.CLAIMS, name, target.namespace)
+        yield namespace.judge_claim(name, claim, hosts=target.pods, is_read=is_read)
     try:
         needed = target.checkpoints()
     except UserError as error:  # the trainer's own
         yield unknown("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
         return
     if needed is not None:
-        yield from references.room(needed, target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace))
+        claim = target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace)
+        yield from namespace.judge_checkpoint_room(needed, claim)
 
 
 def _secrets(target: Target) -> Findings:
-    for name in references.pull_secrets(target.template["spec"]):
-        yield references.pull_secret(name, target.cluster.get(kinds.SECRETS, name, target.namespace))
-    for wanted in references.secrets(target.template["spec"]):
-        if wanted.name not in _own(target, kinds.SECRETS):
-            found = target.cluster.get(kinds.SECRETS, wanted.name, target.namespace)
-            yield references.keys("Secret", wanted, found)
+    for secret in target.template["spec"].get("imagePullSecrets") or []:
+        name = secret["name"]
+        yield namespace.judge_pull_secret(name, target.cluster.get(kinds.SECRETS, name, target.namespace))
+    yield from _references(target, kinds.SECRETS)
 
 
-def _own(target: Target, kind: kinds.Kind) -> set[str]:
-    """The objects of a kind that the job brings."""
-    return {other["metadata"]["name"] for other in target.others if other["kind"] == kind.kind}
-
-
-def _config_maps(target: Target) -> Findings:
-    for wanted in references.config_maps(target.template["spec"]):
-        if wanted.name not in _own(target, kinds.CONFIGMAPS):
-            found = target.cluster.get(kinds.CONFIGMAPS, wanted.name, target.namespace)
-            yield references.keys("ConfigMap", wanted, found)
+def _references(target: Target, kind: kinds.Kind) -> Findings:
+    """Check the objects of a kind that pods refer to and the job does not bring."""
+    for reference in namespace.find_references(target.template["spec"], kind):
+        if reference.name not in target.own_names(kind):
+            obj = target.cluster.get(kind, reference.name, target.namespace)
+            yield namespace.judge_reference(kind.kind, reference, obj)
 
 
 def _service_account(target: Target) -> Findings:
     if name := target.template["spec"].get("serviceAccountName"):
-        yield references.service_account(name, target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace))
+        if target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace) is None:
+            what, why = "service account {name} does not exist", "the API server rejects pods that name it."
+            yield fail(what, why, "create it, or set another.", name=name)
+        else:
+            yield ok("service account {name} exists", name=name)
 
 
 class Check(NamedTuple):
@@ -315,7 +391,7 @@ CHECKS: Mapping[str, Check] = {
     "dns": Check(_dns, "rendezvous-and-lost-hosts"),
     "namespace": Check(_namespace, "rejected-requests"),
     "rights": Check(_rights, "access-to-the-cluster"),
-    "claims": Check(precheck.allocation),
+    "claims": Check(check_allocation),
     "network": Check(_network, "rendezvous-and-lost-hosts"),
     "quota": Check(_quota, "rejected-requests"),
     "queue": Check(_queue, "queues"),
@@ -324,7 +400,7 @@ CHECKS: Mapping[str, Check] = {
     "nodes": Check(_nodes, "pending-pods"),
     "volumes": Check(_volumes, "volumes-secrets-and-configmaps"),
     "secrets": Check(_secrets, "volumes-secrets-and-configmaps"),
-    "configmaps": Check(_config_maps, "volumes-secrets-and-configmaps"),
+    "configmaps": Check(lambda target: _references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"),
     "service account": Check(_service_account, "rejected-requests"),
 }
 

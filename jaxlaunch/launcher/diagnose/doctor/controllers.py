@@ -42,14 +42,13 @@ _CREATED: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("networkpolicies",),
     "kueue.x-k8s.io": ("workloads",),
 }
-
-
 # Beyond this, tokens and certificates count as expired or not yet valid.
 TOKENS_S = 300
+_BLOCKS = "the API server rejects what this webhook must admit until it answers."
 
 
-def ready(version: str, server: str, is_ready: bool) -> Finding:
-    """Its version, and whether /readyz says ok."""
+def judge_server(version: str, server: str, is_ready: bool) -> Finding:
+    """Judge the API server by what /readyz says."""
     if is_ready:
         return ok("Kubernetes {version} at {server}", version=version, server=server)
     fix = f"{ASK_ADMIN} check /readyz?verbose."
@@ -57,8 +56,8 @@ def ready(version: str, server: str, is_ready: bool) -> Finding:
     return fail_admin(what, "requests may fail.", fix, version=version)
 
 
-def clock(before: datetime, there: datetime, after: datetime) -> Finding:
-    """The server's time, which it gives to the second, against the time here before and after the request."""
+def judge_clock(before: datetime, there: datetime, after: datetime) -> Finding:
+    """Compare the server's time, which it gives to the second, with the time here before and after the request."""
     skew_s = abs(ahead_s(before, there, after))
     if skew_s <= SKEW_S:
         return ok("this machine's clock and the server's agree")
@@ -67,28 +66,24 @@ def clock(before: datetime, there: datetime, after: datetime) -> Finding:
     return warn(what, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))
 
 
-def served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
-    """Whether the API server serves a kind at the version that launcher uses."""
+def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
+    """Judge whether the API server serves a kind at the version that launcher uses."""
+    fields = {"project": project, "kind": kind}
     if kind.version in versions:
-        return ok("{project}: {kind.group} {versions} is served", project=project, kind=kind, versions=list(versions))
+        return ok("{project}: {kind.group} {versions} is served", **fields, versions=list(versions))
     if versions:
-        return fail_admin(
-            "{project}: {kind.group} is served as {versions}, not as {kind.version}",
-            "the job needs a {kind.kind} of {kind.version}.",
-            ASK_ADMIN + " update {project}.",
-            project=project,
-            kind=kind,
-            versions=either(versions),
-        )
+        what = "{project}: {kind.group} is served as {versions}, not as {kind.version}"
+        why, fix = "the job needs a {kind.kind} of {kind.version}.", ASK_ADMIN + " update {project}."
+        return fail_admin(what, why, fix, **fields, versions=either(versions))
     fix = ASK_ADMIN + " install {project}."
-    return fail_admin("{project} is not installed", "the job needs a {kind.kind}.", fix, project=project, kind=kind)
+    return fail_admin("{project} is not installed", "the job needs a {kind.kind}.", fix, **fields)
 
 
-def crd(found: Obj | None) -> Findings:
-    """Whether the installed JobSet has every field that launcher renders."""
-    if found is None:
+def judge_crd(crd: Obj | None) -> Findings:
+    """Judge whether the installed JobSet has every field that launcher renders."""
+    if crd is None:
         return
-    schemas = {version["name"]: version for version in found["spec"]["versions"]}
+    schemas = {version["name"]: version for version in crd["spec"]["versions"]}
     schema: Any = schemas.get(JOBSETS.version, {}).get("schema", {}).get("openAPIV3Schema", {})
     for step in _NEWEST_FIELD.split("."):
         schema = (schema.get("properties") or {}).get(step.removesuffix("[]")) or {}
@@ -100,58 +95,47 @@ def crd(found: Obj | None) -> Findings:
         yield fail_admin("JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD)
 
 
-def controller(project: str, found: Obj | None, place: tuple[str, str]) -> Finding:
-    """Image, feature gates and readiness of a controller."""
+def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
+    """Judge a controller's readiness; tell its image and feature gates."""
     namespace, name = place
-    if found is None:
-        return unknown(
-            "version and feature gates of {project} are not known",
-            "no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it.",
-            project=project,
-            name=name,
-            namespace=namespace,
-        )
-    gates = _gates(found)
-    version = Text("{image}, gates {gates}" if gates else "{image}, default gates", image=_image(found), gates=gates)
-    if not found.get("status", {}).get("availableReplicas"):
-        why = "its webhooks reject every job, and it creates no pods."
-        return fail_admin(
+    if deployment is None:
+        what = "version and feature gates of {project} are not known"
+        why = "no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it."
+        return unknown(what, why, project=project, name=name, namespace=namespace)
+    gates, image = _feature_gates(deployment), _container(deployment).get("image")
+    image_text = Text("no image" if image is None else "{image}", image=image)
+    version = Text("{image}, gates {gates}" if gates else "{image}, default gates", image=image_text, gates=gates)
+    fields = {"project": project, "version": version}
+    if not deployment.get("status", {}).get("availableReplicas"):
+        what, why = (
             "{project}'s controller is down: {version}",
-            why,
-            "kubectl -n {namespace} describe deploy {name}",
-            project=project,
-            version=version,
-            namespace=namespace,
-            name=name,
+            "its webhooks reject every job, and it creates no pods.",
         )
-    return ok("{project}'s controller is up: {version}", project=project, version=version)
-
-
-def _image(deployment: Obj) -> Text:
-    image = _container(deployment).get("image")
-    return Text("no image" if image is None else "{image}", image=image)
+        fix = "kubectl -n {namespace} describe deploy {name}"
+        return fail_admin(what, why, fix, **fields, namespace=namespace, name=name)
+    return ok("{project}'s controller is up: {version}", **fields)
 
 
 def _container(deployment: Obj) -> Obj:
     return next(iter(deployment["spec"]["template"]["spec"]["containers"]), {})
 
 
-def _gates(deployment: Obj) -> list[str]:
-    """The feature gates among the arguments of a controller, as `A=true,B=false`."""
+def _feature_gates(deployment: Obj) -> list[str]:
+    """Return the feature gates among the arguments of a controller, as `A=true,B=false`."""
     arguments = _container(deployment).get("args") or []
     return [text.partition("=")[2] for text in arguments if text.startswith("--feature-gates=")]
 
 
-def features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Findings:
-    """Which of the project's own ways to deal with lost and missing hosts are on, by its arguments or configuration."""
+def describe_features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Findings:
+    """Tell which of the project's own ways to deal with lost hosts are on, by its arguments or configuration."""
     if deployment is None:
         return
-    words = dict(word.partition("=")[::2] for text in _gates(deployment) for word in text.split(","))
-    given = {name: value.strip().lower() == "true" for name, value in words.items()}
-    for config in map(_parsed, configs):
-        given |= config.get("featureGates") or {}
+    words = dict(word.partition("=")[::2] for text in _feature_gates(deployment) for word in text.split(","))
+    gates = {name: value.strip().lower() == "true" for name, value in words.items()}
+    for config in map(_parse_config, configs):
+        gates |= config.get("featureGates") or {}
     states = [
-        Text("{name} is on" if given.get(name, given.get("AllAlpha", False) or usual) else "{name} is off", name=name)
+        Text("{name} is on" if gates.get(name, gates.get("AllAlpha", False) or usual) else "{name} is off", name=name)
         for name, usual in _FEATURES[project].items()
     ]
     yield ok("{project}'s {states: and }; " + _WITHOUT[project], project=project, states=states)
@@ -160,137 +144,126 @@ def features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Fi
 # --- webhooks ---------------------------------------------------------------------------------------------------------
 
 
-_BLOCKS = "the API server rejects what this webhook must admit until it answers."
-
-
-class Hook(NamedTuple):
+class Webhook(NamedTuple):
     """An admission webhook that must answer before an object of a job is created."""
 
     name: str
     service: tuple[str, str] | None  # namespace and name; None: called by URL
 
 
-def hooks(configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None) -> list[Hook]:
-    """The webhooks that must admit what a job creates in a namespace; all of them if its labels are not known."""
-    found = []
-    for configuration in configurations:
-        for hook in configuration.get("webhooks") or []:
-            is_here = namespace_labels is None or matches(hook.get("namespaceSelector") or {}, namespace_labels)
-            if (
-                is_here
-                and hook.get("failurePolicy", "Fail") == "Fail"
-                and any(map(_covers_jobs, hook.get("rules") or []))
-            ):
-                service = hook["clientConfig"].get("service")
-                found.append(Hook(hook["name"], None if service is None else (service["namespace"], service["name"])))
-    return found
+def blocking_webhooks(configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None) -> list[Webhook]:
+    """Return the webhooks that must admit what a job creates in a namespace; all if its labels are not known."""
+    webhooks = []
+    for hook in (hook for configuration in configurations for hook in configuration.get("webhooks") or []):
+        is_here = namespace_labels is None or selector_matches(hook.get("namespaceSelector") or {}, namespace_labels)
+        is_required = hook.get("failurePolicy", "Fail") == "Fail"
+        if is_here and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
+            service = hook["clientConfig"].get("service")
+            place = None if service is None else (service["namespace"], service["name"])
+            webhooks.append(Webhook(hook["name"], place))
+    return webhooks
 
 
 def _covers_jobs(rule: Obj) -> bool:
     creates = not {"*", "CREATE"}.isdisjoint(rule.get("operations") or [])
     groups = _CREATED if "*" in rule["apiGroups"] else [group for group in rule["apiGroups"] if group in _CREATED]
-    named = {resource.partition("/")[0] for resource in rule["resources"]}
-    return creates and any("*" in named or not named.isdisjoint(_CREATED[group]) for group in groups)
+    resources = {resource.partition("/")[0] for resource in rule["resources"]}
+    return creates and any("*" in resources or not resources.isdisjoint(_CREATED[group]) for group in groups)
 
 
-def matches(selector: Obj, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes an object with these labels; an empty one takes all."""
+def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector takes an object with these labels; an empty one takes all."""
+
+    def is_met(term: Obj) -> bool:
+        value, values = labels.get(term["key"]), term.get("values") or []
+        match term["operator"]:
+            case "In":
+                return value in values
+            case "NotIn":
+                return value not in values
+            case "Exists":
+                return value is not None
+        return value is None
+
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
-    return all(_meets(term, labels) for term in selector.get("matchExpressions") or [])
+    return all(map(is_met, selector.get("matchExpressions") or []))
 
 
-def _meets(term: Obj, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(term["key"]), term.get("values") or []
-    match term["operator"]:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-    return value is None
-
-
-def endpoints(all_hooks: Sequence[Hook], ready: Mapping[tuple[str, str], int]) -> Findings:
-    """Webhooks whose service has no endpoint, by `ready` endpoints of each service."""
-    down = [(hook.name, hook.service) for hook in all_hooks if hook.service is not None and not ready.get(hook.service)]
+def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], int]) -> Findings:
+    """Judge webhooks by the `ready` endpoints of each service."""
+    down = [(hook.name, hook.service) for hook in webhooks if hook.service is not None and not ready.get(hook.service)]
     for name, service in down:
-        yield fail_admin(
-            "webhook {name}: service {service} has no ready endpoint",
-            _BLOCKS,
-            "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind.",
-            name=name,
-            service="/".join(service),
-            namespace=service[0],
-        )
+        what = "webhook {name}: service {service} has no ready endpoint"
+        fix = "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
+        yield fail_admin(what, _BLOCKS, fix, name=name, service="/".join(service), namespace=service[0])
     if not down:
-        yield ok("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(all_hooks))
+        yield ok("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks))
 
 
-def ready_endpoints(slices: Sequence[Obj]) -> int:
-    """The endpoints of EndpointSlices that take connections; one without a condition is ready."""
-    listed = [endpoint for one in slices for endpoint in one.get("endpoints") or []]
-    return sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in listed)
+def count_ready_endpoints(slices: Sequence[Obj]) -> int:
+    """Return how many endpoints of EndpointSlices take connections; one without a condition is ready."""
+    endpoints = [endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []]
+    return sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
 
 
-def dry_run(error: ApiError | None, what: str) -> Finding:
+def judge_dry_run(error: ApiError | None, what: str) -> Finding:
     """Judge the API server's answer to a JobSet or a pod that was sent with dryRun=All."""
     if error is None or error.reason == "AlreadyExists":
         return ok("the API server accepts {what} (dry run: schema, webhooks, admission)", what=what)
-    fields = {"what": what, "message": error.message}
-    if called := re.search(r'failed calling webhook "([^"]+)"', error.message):
+    message, fields = error.message, {"what": what, "message": error.message}
+    if match := re.search(r'failed calling webhook "([^"]+)"', message):
         fix = f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was left behind."
         why = _BLOCKS + " {message}"
-        return fail_admin("webhook {webhook} does not answer", why, fix, webhook=called[1], **fields)
-    if error.status == 403 and "cannot create resource" in error.message:
+        return fail_admin("webhook {webhook} does not answer", why, fix, webhook=match[1], **fields)
+    if error.status == 403 and "cannot create resource" in message:
         return unknown("whether the API server accepts {what} is not known", "{message}", **fields)
-    if "unknown field" in error.message:
+    if "unknown field" in message:
         return fail_admin("the API server does not know a field of {what}", "{message}", _INSTALL, **fields)
-    if "exceeded quota" in error.message or "failed quota" in error.message:
+    if "exceeded quota" in message or "failed quota" in message:
         fix = f"request less, or {ASK_ADMIN} raise the quota."
         return fail_admin("a ResourceQuota rejects {what}", "{message}", fix, **fields)
-    if denied := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", error.message):
+    if match := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message):
         template, fix = (
             "ValidatingAdmissionPolicy {policy} rejects {what}",
             "change that, or ask the cluster administrator.",
         )
-        return fail(template, "{why}", fix, policy=denied[1], why=denied[2], what=what)
-    if "violates PodSecurity" in error.message:
+        return fail(template, "{why}", fix, policy=match[1], why=match[2], what=what)
+    if "violates PodSecurity" in message:
         fix = "see `launcher plan`, or use another namespace."
         return fail("Pod Security rejects {what}", "{message}", fix, **fields)
     fix = "change what it names, or ask the cluster administrator."
     return fail("the API server rejects {what}", "{message}", fix, **fields)
 
 
-def kueue(versions: Sequence[str], queue: str | None) -> Finding:
-    """Kueue, which only a job with a queue needs."""
+# --- Kueue ------------------------------------------------------------------------------------------------------------
+
+
+def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
+    """Judge Kueue, which only a job with a queue needs."""
     if queue is not None:
-        return served(LOCAL_QUEUES, "Kueue", versions)
+        return judge_served(LOCAL_QUEUES, "Kueue", versions)
     what = "Kueue is served as {versions}; the job names no queue"
     return ok(what, versions=either(versions)) if versions else ok("Kueue is not installed; the job names no queue")
 
 
-def kueue_config(text: str, queue: str | None) -> Findings:
-    """What Kueue's own configuration means for a job with this queue, or with none."""
-    config = _parsed(text)
+def judge_kueue_config(text: str, queue: str | None) -> Findings:
+    """Judge what Kueue's own configuration means for a job with this queue, or with none."""
+    config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
         yield fail("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
-        yield fail_admin(
-            "Kueue does not manage JobSets: its integrations are {frameworks}",
-            "the queue is ignored, and the job starts at once.",
-            f"{ASK_ADMIN} add {_INTEGRATION}.",
-            frameworks=list(frameworks) or Text("none"),
-        )
+        what = "Kueue does not manage JobSets: its integrations are {frameworks}"
+        why, fix = "the queue is ignored, and the job starts at once.", f"{ASK_ADMIN} add {_INTEGRATION}."
+        yield fail_admin(what, why, fix, frameworks=list(frameworks) or Text("none"))
     if gates := config.get("featureGates"):
         yield ok("Kueue's feature gates: {gates}", gates=[f"{name}={str(on).lower()}" for name, on in gates.items()])
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """A configuration file of a controller; empty where it is none."""
+def _parse_config(text: str) -> dict[str, Any]:
+    """Parse a configuration file of a controller; an empty mapping where it is none."""
     try:
         config = yaml.load(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:

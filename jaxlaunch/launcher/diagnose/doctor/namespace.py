@@ -1,172 +1,177 @@
-"""The namespace: its Pod Security level, quotas, queue, priority, network policies, and the user's rights in it. Pure.
+"""The namespace and what pods refer to in it. Pure.
 
-`launcher submit` and `launcher doctor` judge a namespace here alone.
+Its Pod Security level, quotas, queue and network policies, the user's rights, and the PersistentVolumeClaims, Secrets,
+ConfigMaps and the service account of a job. Of a Secret only its type and the names of its keys are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from jaxlaunch.launcher.diagnose.doctor.controllers import matches
-from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.doctor.controllers import selector_matches
+from jaxlaunch.launcher.diagnose.doctor.finding import (
+    ASK_ADMIN,
+    Checkpoints,
+    Finding,
+    Findings,
+    fail,
+    fail_admin,
+    ok,
+    unknown,
+    warn,
+)
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job
-from jaxlaunch.launcher.kubernetes import kinds, objects, resources
-from jaxlaunch.launcher.kubernetes import pod_rules as podsecurity
-from jaxlaunch.launcher.kubernetes.kinds import WORKLOAD_PRIORITY_CLASSES, Kind, Right
-from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE, LEVELS
-from jaxlaunch.launcher.kubernetes.resources import parse_quantity
+from jaxlaunch.launcher.kubernetes import kinds, resources
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, WORKLOADS, Kind, Right
+from jaxlaunch.launcher.kubernetes.objects import (
+    Obj,
+    cluster_queue_name,
+    covered_resources,
+    inactive_state,
+    queue_quotas,
+)
+from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE, LEVELS, find_violations, strictest_level
+from jaxlaunch.launcher.kubernetes.resources import format_quantity, parse_quantity
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
-from jaxlaunch.launcher.wording import either
+from jaxlaunch.launcher.wording import either, size
 
 
-def exists(name: str, found: Obj | None) -> Finding:
-    """Whether objects can be created in the namespace."""
-    if found is None:
+def judge_namespace(name: str, namespace: Obj | None) -> Finding:
+    """Judge whether objects can be created in the namespace."""
+    if namespace is None:
         fix = "create it, or use another: -n NAMESPACE."
         return fail("namespace {name} does not exist", "nothing can be created in it.", fix, name=name)
-    if "deletionTimestamp" in found["metadata"]:
+    if "deletionTimestamp" in namespace["metadata"]:
         what, why = "namespace {name} is being deleted", "nothing new can be created in it."
         return fail(what, why, "use another: -n NAMESPACE.", name=name)
     return ok("namespace {name} exists", name=name)
 
 
-def pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
-    """Whether the namespace admits the pods; where it does not, the JobSet is accepted all the same, and waits."""
-    enforced, met = labels.get(ENFORCE), podsecurity.strictest_level(template)
+def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
+    """Judge whether the namespace admits the pods; the JobSet is accepted all the same, and waits."""
+    enforced, met = labels.get(ENFORCE), strictest_level(template)
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
         why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
         return ok("namespace {name} enforces no Pod Security level of its own: " + why, **fields)
-    level = next((each for each in LEVELS if each == enforced), None)
+    level = next((level for level in LEVELS if level == enforced), None)
     if level is None:
         what = "namespace {name} enforces Pod Security level {enforced}"
         return unknown(what, "Kubernetes has no such level.", **fields)
-    if broken := podsecurity.find_violations(template, level):
-        what = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
-        why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
-        return fail(what, why, "{fix}", fix=_looser(template, met, level), broken=list(map(str, broken)), **fields)
-    return ok("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
-
-
-def _looser(template: Obj, met: str, level: str) -> Text:
-    """Return what lets the pods in: of a TPU, whose pods are root by default, also another user."""
+    violations = list(map(str, find_violations(template, level)))
+    if not violations:
+        return ok("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
+    fix = "use a namespace that enforces {met}, or a network and volumes that {enforced} allows."
     job = agent_job(template["spec"])
+    # The pods of a TPU are root by default: another user lets them in, too.
     if job is not None and job.platform == "tpu" and level == "restricted":
-        return Text(
+        fix = (
             "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {devices}; or, where the "
-            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the cluster defaults.",
-            met=met,
-            devices=TPU_DEVICES.value,
-            setting=DEVICE_OWNERSHIP.value,
-            accelerator=job.accelerator,
+            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the cluster defaults."
         )
-    return Text(
-        "use a namespace that enforces {met}, or a network and volumes that {level} allows.", met=met, level=level
-    )
+        tpu = {"devices": TPU_DEVICES.value, "setting": DEVICE_OWNERSHIP.value, "accelerator": job.accelerator}
+        fields |= tpu
+    what = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
+    why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
+    return fail(what, why, fix, **fields, broken=violations)
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
 
 
-def quotas(found: Sequence[Obj], jobset: Obj) -> Findings:
-    """ResourceQuotas against what the whole job requests."""
-    requested = _counted(jobset)
+def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
+    """Compare ResourceQuotas with what the whole job requests."""
+    requests = _quota_requests(jobset)
     is_tight = False
-    for quota in found:
+    for quota in quotas:
         used, hard = quota.get("status", {}).get("used") or {}, quota.get("spec", {}).get("hard") or {}
         for resource, limit in hard.items():
-            need, most = requested.get(resource, Decimal(0)), parse_quantity(str(limit))
+            need, most = requests.get(resource, Decimal(0)), parse_quantity(str(limit))
             free = most - parse_quantity(str(used.get(resource, "0")))
             plain = resource.removeprefix("requests.").removeprefix("limits.")
             fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
-            fields |= {
-                "need": resources.format_quantity(plain, need),
-                "left": resources.format_quantity(plain, max(free, Decimal(0))),
-            }
+            fields |= {"need": format_quantity(plain, need), "left": format_quantity(plain, max(free, Decimal(0)))}
             what = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
                 is_tight = True
-                why, fix = (
-                    "some of its pods are never created.",
-                    "ask the namespace's administrator to raise the quota.",
-                )
-                yield fail_admin(f"{what}, and the job requests {{need}}", why, f"request less, or {fix}", **fields)
+                why = "some of its pods are never created."
+                fix = "request less, or ask the namespace's administrator to raise the quota."
+                yield fail_admin(f"{what}, and the job requests {{need}}", why, fix, **fields)
             elif need > free:
                 is_tight = True
                 what += ", of which {left} is left, and the job requests {need}"
                 why = "pods are rejected until others end; the gang waits for all of its hosts."
                 yield warn(what, why, "wait, or request less.", **fields)
     if not is_tight:
-        what = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if found else "")
-        yield ok(what, quotas=len(found))
+        what = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if quotas else "")
+        yield ok(what, quotas=len(quotas))
 
 
-def _counted(jobset: Obj) -> dict[str, Decimal]:
-    """What a job requests, under the names that ResourceQuotas have."""
-    together = resources.job_requests(jobset)
-    plain = {name: much for name, much in together.items() if name in ("cpu", "memory", "ephemeral-storage")}
-    requested = {f"requests.{name}": much for name, much in together.items()} | plain
-    limits = {f"limits.{name}": much for name, much in together.items() if name != "cpu"}
+def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
+    """Return what a job requests, under the names that ResourceQuotas have."""
+    requests = resources.job_requests(jobset)
+    plain = {name: much for name, much in requests.items() if name in ("cpu", "memory", "ephemeral-storage")}
+    limits = {f"limits.{name}": much for name, much in requests.items() if name != "cpu"}
     pods = Decimal(resources.count_pods(jobset))
-    slices = Decimal(sum(int(part.get("replicas", 1)) for part in jobset["spec"]["replicatedJobs"]))
+    slices = Decimal(sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"]))
     objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
-    one = ("services", "count/services", f"count/{kinds.JOBSETS.resource}")  # the Service is for the hosts' names
-    return requested | limits | objects | dict.fromkeys(one, Decimal(1))
+    one = ("services", "count/services", f"count/{JOBSETS.resource}")  # the Service is for the hosts' names
+    prefixed = {f"requests.{name}": much for name, much in requests.items()}
+    return prefixed | plain | limits | objects | dict.fromkeys(one, Decimal(1))
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
 
-
 ASK_FOR_ROLE = "ask the namespace's administrator for a Role with these verbs"
-
-
-def _each(verbs: str, kind: Kind) -> Iterator[Right]:
-    return (Right(verb, kind) for verb in verbs.split())
-
-
-# What each command needs to be allowed.
-COMMANDS: Mapping[str, tuple[Right, ...]] = {
-    "submit": (
-        *_each("get create", kinds.JOBSETS),
-        *_each("get create", kinds.NETWORK_POLICIES),
-        *_each("get create patch", kinds.CONFIGMAPS),
-    ),
-    "submit --wait": (
-        *_each("watch", kinds.JOBSETS),
-        *_each("list watch", kinds.PODS),
-        Right("get", kinds.PODS, "log"),
-    ),
-    "list": tuple(_each("list", kinds.JOBSETS)),
-    "status and explain": (
-        *_each("get", kinds.JOBSETS),
-        *_each("list", kinds.JOBS),
-        *_each("list", kinds.PODS),
-        *_each("list", kinds.EVENTS),
-        *_each("list", kinds.RESOURCE_QUOTAS),
-    ),
-    "logs": (*_each("list watch", kinds.PODS), Right("get", kinds.PODS, "log")),
-    "stop": (*_each("get patch", kinds.JOBSETS), *_each("list watch", kinds.PODS)),
-    "delete": tuple(_each("get delete", kinds.JOBSETS)),
+# What submit does with objects of each kind that a job may consist of. Secrets are never read.
+_SUBMIT_VERBS: Mapping[Kind, str] = {
+    JOBSETS: "create get",
+    kinds.NETWORK_POLICIES: "create get",
+    kinds.CONFIGMAPS: "create get patch",
+    kinds.SECRETS: "create",
+    kinds.RESOURCE_CLAIM_TEMPLATES: "create get",
+    kinds.COMPUTE_DOMAINS: "create get",
 }
-WITH_A_QUEUE: Mapping[str, tuple[Right, ...]] = {
-    "submit": tuple(_each("get", kinds.LOCAL_QUEUES)),
-    "status and explain": tuple(_each("list", kinds.WORKLOADS)),
-    "stop": tuple(_each("list patch", kinds.WORKLOADS)),
-}
-WITH_A_GANG_SECRET: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("create", kinds.SECRETS))}
-WITH_CLAIMS: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.RESOURCE_CLAIM_TEMPLATES))}
-WITH_A_COMPUTE_DOMAIN: Mapping[str, tuple[Right, ...]] = {"submit": tuple(_each("get create", kinds.COMPUTE_DOMAINS))}
+# What jobs without claims and without a Secret may consist of.
+USUAL_KINDS = (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)
 
 
-def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right, ...]]]) -> Findings:
-    """The rights that each command lacks, by the `tables` that apply to the job. Only those of submit are required."""
-    for command in COMMANDS:
-        needed = [right for table in tables for right in table.get(command, ())]
-        if missing := [str(right) for right in needed if not has[right]]:
+def command_rights(job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool = False) -> dict[str, list[Right]]:
+    """Return what each command needs to be allowed, for a job of objects of these kinds."""
+
+    def rights(verbs: str, kind: Kind) -> list[Right]:
+        return [Right(verb, kind) for verb in verbs.split()]
+
+    read_logs = [*rights("list watch", PODS), Right("get", PODS, "log")]
+    read_job = ("get", JOBSETS), *(("list", kind) for kind in (kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS))
+    return {
+        "submit": [
+            *(right for kind in dict.fromkeys(job_kinds) for right in rights(_SUBMIT_VERBS[kind], kind)),
+            *(rights("get", kinds.LOCAL_QUEUES) if has_queue else ()),
+        ],
+        "submit --wait": [*rights("list watch", JOBSETS), *read_logs],
+        "list": rights("list", JOBSETS),
+        "status and explain": [
+            *(Right(verb, kind) for verb, kind in read_job),
+            *(rights("list", WORKLOADS) if has_queue else ()),
+        ],
+        "logs": read_logs,
+        "stop": [
+            *rights("get patch", JOBSETS),
+            *rights("list watch", PODS),
+            *(rights("list patch", WORKLOADS) if has_queue else ()),
+        ],
+        "delete": rights("get delete", JOBSETS),
+    }
+
+
+def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]]) -> Findings:
+    """Name the rights that each command lacks. Only those of submit are required."""
+    for command, rights in needed.items():
+        if missing := [str(right) for right in rights if not has[right]]:
             what, why = "missing RBAC permissions: {missing}", "needed by launcher {command}."
             judge = fail_admin if command == "submit" else warn
             yield judge(what, why, ASK_FOR_ROLE + ".", missing=missing, command=command)
@@ -174,61 +179,55 @@ def rights(has: Mapping[Right, bool], tables: Sequence[Mapping[str, tuple[Right,
         yield ok("all {number} RBAC permissions that the commands need", number=len(has))
 
 
-# --- queue and priority -----------------------------------------------------------------------------------------------
-
-PODS = "pods"  # a resource to Kueue, where a ClusterQueue covers it
+# --- queues -----------------------------------------------------------------------------------------------------------
 
 
-def local_queue(name: str, namespace: str, found: Obj | None, others: Sequence[str]) -> Finding:
-    """Whether the LocalQueue exists and is active; `others` are the namespace's LocalQueues."""
-    if found is None:
-        return fail(
-            "LocalQueue {name} does not exist in namespace {namespace}",
-            "Kueue never starts a job of a queue that does not exist.",
-            "use {others}." if others else f"{ASK_ADMIN} create a LocalQueue in this namespace.",
-            name=name,
-            namespace=namespace,
-            others=either(others) if others else "",
-        )
-    behind = objects.cluster_queue_name(found)
-    return _inactive(f"LocalQueue {name}", found) or ok(
+def judge_local_queue(name: str, namespace: str, queue: Obj | None, others: Sequence[str]) -> Finding:
+    """Judge whether the LocalQueue exists and is active; `others` are the namespace's LocalQueues."""
+    if queue is None:
+        what = "LocalQueue {name} does not exist in namespace {namespace}"
+        why = "Kueue never starts a job of a queue that does not exist."
+        fix = "use {others}." if others else f"{ASK_ADMIN} create a LocalQueue in this namespace."
+        return fail(what, why, fix, name=name, namespace=namespace, others=either(others) if others else "")
+    behind = cluster_queue_name(queue)
+    return _judge_inactive(f"LocalQueue {name}", queue) or ok(
         "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=behind
     )
 
 
-def _inactive(name: str, queue: Obj) -> Finding | None:
-    found = objects.inactive_state(queue)
-    if found is None:
+def _judge_inactive(name: str, queue: Obj) -> Finding | None:
+    state = inactive_state(queue)
+    if state is None:
         return None
-    if found.stop_policy is not None:
+    if state.stop_policy is not None:
         what, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
-        return fail_admin(what, "Kueue admits nothing from it.", fix, name=name, policy=found.stop_policy)
-    reason = found.message or found.reason or Text("no reason is given")
+        return fail_admin(what, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy)
+    reason = state.message or state.reason or Text("no reason is given")
     what, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
     return fail_admin(what, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason)
 
 
-def cluster_queue(
+def judge_cluster_queue(
     name: str,
-    found: Obj | None,
+    queue: Obj | None,
     namespace_labels: Mapping[str, str] | None,
-    requested: Mapping[str, Decimal],
+    requests: Mapping[str, Decimal],
     pods: int,
 ) -> Findings:
-    """The ClusterQueue: active, open to the namespace, with quota of each resource, and large enough for the job."""
-    if found is None:
+    """Judge the ClusterQueue: active, open to the namespace, with quota of each resource, large enough for the job."""
+    if queue is None:
         fix = f"{ASK_ADMIN} create it."
         yield fail_admin("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
         return
-    if (inactive := _inactive(f"ClusterQueue {name}", found)) is not None:
+    if (inactive := _judge_inactive(f"ClusterQueue {name}", queue)) is not None:
         yield inactive
-    selector = found["spec"].get("namespaceSelector")
-    if selector is None or (namespace_labels is not None and not matches(selector, namespace_labels)):
+    selector = queue["spec"].get("namespaceSelector")
+    if selector is None or (namespace_labels is not None and not selector_matches(selector, namespace_labels)):
         what = "ClusterQueue {name} does not accept this namespace"
         why = "its namespaceSelector does not match, so Kueue admits nothing from here."
         yield fail_admin(what, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
-    covered = objects.covered_resources(found)
-    missing = [resource for resource in requested if resource not in covered]
+    covered = covered_resources(queue)
+    missing = [resource for resource in requests if resource not in covered]
     for resource in missing:
         yield fail_admin(
             "ClusterQueue {name} does not cover {resource}, of which the job requests {requested}",
@@ -236,138 +235,224 @@ def cluster_queue(
             ASK_ADMIN + " add it to coveredResources ({covered}).",
             name=name,
             resource=resource,
-            requested=resources.format_quantity(resource, requested[resource]),
+            requested=format_quantity(resource, requests[resource]),
             covered=list(covered) or Text("none"),
         )
     if not missing:
-        yield _large_enough(name, found, {**requested, **({PODS: Decimal(pods)} if PODS in covered else {})})
+        # Pods are a resource to Kueue, where a ClusterQueue covers them.
+        yield _judge_size(name, queue, {**requests, **({"pods": Decimal(pods)} if "pods" in covered else {})})
 
 
-def _large_enough(name: str, found: Obj, requested: Mapping[str, Decimal]) -> Finding:
-    """Whether the job fits into one flavor of the ClusterQueue when nothing else uses it."""
-    largest = largest_quota(found)
-    over = {resource: most for resource, most in largest.items() if requested.get(resource, 0) > most}
+def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Finding:
+    """Judge whether the job fits into one flavor of the ClusterQueue when nothing else uses it."""
+    covered = covered_resources(queue)
+    largest = dict.fromkeys(covered, Decimal(0))
+    for quota in queue_quotas(queue):
+        largest[quota.resource] = max(largest[quota.resource], parse_quantity(quota.nominal))
+    over = {resource: most for resource, most in largest.items() if requests.get(resource, 0) > most}
     if not over:
-        covered = list(objects.covered_resources(found)) or Text("nothing")
-        what = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requested else "")
-        return ok(what, name=name, covered=covered)
+        what = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requests else "")
+        return ok(what, name=name, covered=list(covered) or Text("nothing"))
     lacking = [
         Text(
             "{requested} of {resource} (quota {quota})",
-            requested=resources.format_quantity(resource, requested[resource]),
+            requested=format_quantity(resource, requests[resource]),
             resource=resource,
-            quota=resources.format_quantity(resource, most),
+            quota=format_quantity(resource, most),
         )
         for resource, most in over.items()
     ]
     what, fields = "ClusterQueue {name} is too small: the job requests {lacking}", {"name": name, "lacking": lacking}
-    if found["spec"].get("cohortName") or found["spec"].get("cohort"):
+    if queue["spec"].get("cohortName") or queue["spec"].get("cohort"):
         why = "the rest must be borrowed from its cohort."
         return warn(what, why, "request less, or wait until the cohort has enough.", **fields)
     return fail_admin(what, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.", **fields)
 
 
-def largest_quota(found: Obj) -> dict[str, Decimal]:
-    """Resource → the largest nominal quota that one flavor of a ClusterQueue has; 0 for a covered one without any."""
-    most = dict.fromkeys(objects.covered_resources(found), Decimal(0))
-    for quota in objects.queue_quotas(found):
-        most[quota.resource] = max(most[quota.resource], parse_quantity(quota.nominal))
-    return most
-
-
-def quota_not_visible(name: str) -> Finding:
-    """A ClusterQueue that the user may not read."""
-    why = "you have no permission to read ClusterQueues."
-    return unknown("the quota of ClusterQueue {name} is not known", why, name=name)
-
-
-def priority(kind: str, name: str, found: Obj | None, others: Sequence[str]) -> Finding:
-    """Whether the priority class exists; `others` are those of the cluster."""
-    if found is not None:
-        return ok("{kind} {name} exists, value {value}", kind=kind, name=name, value=found.get("value"))
+def judge_priority(kind: Kind, name: str, priority_class: Obj | None, others: Sequence[str]) -> Finding:
+    """Judge whether the priority class exists; `others` are those of the cluster."""
+    if priority_class is not None:
+        value = priority_class.get("value")
+        return ok("{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value)
     fix = "use priority: {others}." if others else f"{ASK_ADMIN} create it."
-    is_kueue_s = kind == WORKLOAD_PRIORITY_CLASSES.kind
-    why = "Kueue does not admit a job that names it." if is_kueue_s else "pods that name it are rejected."
+    is_kueue = kind is kinds.WORKLOAD_PRIORITY_CLASSES
+    why = "Kueue does not admit a job that names it." if is_kueue else "pods that name it are rejected."
     listed = either(others) if others else ""
-    return fail("{kind} {name} does not exist", why, fix, kind=kind, name=name, others=listed)
+    return fail("{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed)
 
 
 # --- network policies -------------------------------------------------------------------------------------------------
 
-_Direction = Literal["Ingress", "Egress"]
-_WORDS: Mapping[_Direction, tuple[str, str, str]] = {
+_DIRECTIONS: Mapping[Literal["Ingress", "Egress"], tuple[str, str, str]] = {
     "Ingress": ("ingress", "from", "none admits connections from the job's other hosts"),
     "Egress": ("egress", "to", "none allows connections to the job's other hosts"),
 }
 
 
-def network(
+def judge_network(
     policies: Sequence[Obj], pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None, has_own: bool
 ) -> Findings:
-    """Whether the policies of the namespace let the job's pods connect to each other; `has_own`: the job brings one.
+    """Judge whether the policies of the namespace let the job's pods connect to each other.
 
-    Without a policy that selects a pod, everything is allowed; with some, what one of them allows.
+    Without a policy that selects a pod, everything is allowed; with some, what one of them allows. `has_own`: the job
+    brings one.
     """
-    judged = [_judged(way, policies, pod_labels, namespace_labels, has_own) for way in _WORDS]
-    found = [one for one in judged if one is not None]
-    yield from found
-    if not found:
+
+    def is_own(peer: Obj) -> bool:
+        # A block of addresses may hold the pods', which are not known yet: it counts as one that does.
+        if "ipBlock" in peer:
+            return True
+        selector = peer.get("namespaceSelector")
+        is_here = selector is None or namespace_labels is None or selector_matches(selector, namespace_labels)
+        return is_here and selector_matches(peer.get("podSelector") or {}, pod_labels)
+
+    is_open = True
+    for direction, (word, key, lacking) in _DIRECTIONS.items():
+        barring = [
+            policy
+            for policy in policies
+            if direction in _policy_types(policy["spec"])
+            and selector_matches(policy["spec"].get("podSelector") or {}, pod_labels)
+        ]
+        # Whether each rule that reaches the other hosts is of some ports only; a rule without peers reaches all.
+        limited = [
+            bool(rule.get("ports"))
+            for policy in barring
+            for rule in policy["spec"].get(word) or ()
+            if not rule.get(key) or any(map(is_own, rule[key]))
+        ]
+        if not barring or (limited and not all(limited)):
+            continue
+        is_open = False
+        names = ", ".join(sorted(policy["metadata"]["name"] for policy in barring))
+        if limited:
+            why = "JAX's coordinator listens on another port in each attempt."
+            yield unknown("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
+            continue
+        what = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
+        why = "the hosts wait for each other at the rendezvous until it times out."
+        fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
+        if direction == "Ingress" and not has_own:
+            fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
+        yield fail(what, why, fix, names=names, word=word)
+    if is_open:
         yield ok("no NetworkPolicy of the namespace keeps the hosts from each other")
 
 
-def _judged(
-    way: _Direction,
-    policies: Sequence[Obj],
-    pod_labels: Mapping[str, str],
-    namespace_labels: Mapping[str, str] | None,
-    has_own: bool,
-) -> Finding | None:
-    """What is wrong with one direction; None when nothing is."""
-    barring = [one for one in policies if way in _types(one) and matches(_selector(one), pod_labels)]
-    if not barring:
-        return None
-    word, key, lacking = _WORDS[way]
-    limited = [  # whether each rule that reaches the other hosts is of some ports only
-        bool(rule.get("ports"))
-        for policy in barring
-        for rule in policy["spec"].get(word) or ()
-        if _reaches(rule.get(key), pod_labels, namespace_labels)
-    ]
-    if limited and not all(limited):
-        return None
-    names = ", ".join(sorted(one["metadata"]["name"] for one in barring))
-    if limited:
-        why = "JAX's coordinator listens on another port in each attempt."
-        return unknown("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
-    what = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
-    why = "the hosts wait for each other at the rendezvous until it times out."
-    fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
-    if way == "Ingress" and not has_own:
-        fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
-    return fail(what, why, fix, names=names, word=word)
-
-
-def _types(policy: Obj) -> Sequence[str]:
-    """What it is about; by default ingress, and egress where it has such rules."""
-    spec = policy["spec"]
+def _policy_types(spec: Obj) -> Sequence[str]:
+    """Return what a policy is about; by default ingress, and egress where it has such rules."""
     return spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
 
 
-def _selector(policy: Obj) -> Obj:
-    return policy["spec"].get("podSelector") or {}
+# --- what pods refer to -----------------------------------------------------------------------------------------------
+
+_PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
+_WAITS = "pods wait in ContainerCreating until it exists."
 
 
-def _reaches(
-    peers: Sequence[Obj] | None, pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None
-) -> bool:
-    """Whether one of these peers is the job's own pods; no peers are all."""
-    return not peers or any(_is_own(peer, pod_labels, namespace_labels) for peer in peers)
+class Reference(NamedTuple):
+    """Keys of a Secret or a ConfigMap that pods cannot start without; none: all there are."""
+
+    name: str
+    keys: tuple[str, ...] = ()
 
 
-def _is_own(peer: Obj, pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None) -> bool:
-    """A block of addresses may hold the pods', which are not known yet: it counts as one that does."""
-    if "ipBlock" in peer:
-        return True
-    where = peer.get("namespaceSelector")
-    is_here = where is None or namespace_labels is None or matches(where, namespace_labels)
-    return is_here and matches(peer.get("podSelector") or {}, pod_labels)
+def mounted_claims(spec: Obj) -> dict[str, bool]:
+    """Return each claim, and whether the pods only read it."""
+    claims: dict[str, bool] = {}
+    for volume in spec.get("volumes") or []:
+        if (source := volume.get("persistentVolumeClaim")) is not None:
+            name = source["claimName"]
+            claims[name] = claims.get(name, True) and bool(source.get("readOnly"))
+    return claims
+
+
+def find_references(spec: Obj, kind: Kind) -> list[Reference]:
+    """Return the Secrets or ConfigMaps that volumes and environment variables use, and which of their keys."""
+    prefix = "secret" if kind is kinds.SECRETS else "configMap"
+    name_key = "secretName" if kind is kinds.SECRETS else "name"
+    uses = [
+        (source, source[name_key], [item["key"] for item in source.get("items") or []])
+        for volume in spec.get("volumes") or []
+        if (source := volume.get(prefix)) is not None
+    ]
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for variable in container.get("env") or []:
+            if (source := (variable.get("valueFrom") or {}).get(f"{prefix}KeyRef")) is not None:
+                uses.append((source, source["name"], [source["key"]]))
+        for variables in container.get("envFrom") or []:
+            if (source := variables.get(f"{prefix}Ref")) is not None:
+                uses.append((source, source["name"], []))
+    keys_by_name: dict[str, set[str]] = {}
+    for source, name, keys in uses:
+        if not source.get("optional"):
+            keys_by_name.setdefault(name, set()).update(keys)
+    return [Reference(name, tuple(sorted(keys))) for name, keys in keys_by_name.items()]
+
+
+def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> Finding:
+    """Judge a PersistentVolumeClaim that `hosts` pods mount at once."""
+    if claim is None:
+        what = "PersistentVolumeClaim {name} does not exist"
+        return fail(what, "pods stay Pending until it does.", "create it in the job's namespace.", name=name)
+    modes = claim["spec"].get("accessModes") or []
+    if hosts > 1 and "ReadWriteMany" not in modes and not (is_read and "ReadOnlyMany" in modes):
+        what = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
+        why = "it can be attached to one node only: the pods on other nodes wait."
+        fix = "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL."
+        return fail(what, why, fix, name=name, modes=list(modes), hosts=hosts)
+    phase = claim.get("status", {}).get("phase", "Pending")
+    if phase == "Lost":
+        what = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
+        return fail_admin(what, "pods cannot mount it.", "restore the volume, or create another claim.", name=name)
+    if phase != "Bound":
+        why = "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod is scheduled."
+        what = "PersistentVolumeClaim {name} is {phase}"
+        return warn(what, why, "kubectl describe pvc {name}", name=name, phase=phase)
+    return ok("PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes))
+
+
+def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
+    """Judge a PersistentVolumeClaim that checkpoints are saved to, if it exists and tells its size."""
+    spec, status = (claim or {}).get("spec", {}), (claim or {}).get("status", {})
+    has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
+    if has is None:
+        return
+    takes = Text("{size} of checkpoints, {kept} kept and one being written", size=size(needed.bytes), kept=needed.kept)
+    fields = {"claim": needed.claim, "has": has, "takes": takes}
+    if needed.bytes <= parse_quantity(has):
+        yield ok("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
+        return
+    # EFS, NFS and hostPath enforce no size.
+    full = "a save that finds the disk full ends the run with exit code 84."
+    yield warn(
+        "PersistentVolumeClaim {claim} of {has} has no room for {takes}",
+        "the claim says {has}; if its storage enforces that, " + full,
+        "enlarge the claim, or lower train.checkpoint.keep.",
+        **fields,
+    )
+
+
+def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
+    """Judge a Secret that images are pulled with."""
+    if secret is None:
+        why = "images are pulled without credentials, which fails where the registry requires them."
+        fix = "kubectl create secret docker-registry {name} …"
+        return fail("image pull secret {name} does not exist", why, fix, name=name)
+    what, fields = "image pull secret {name} is of type {type}", {"name": name, "type": secret.get("type")}
+    if secret.get("type") not in _PULL_TYPES:
+        fix = "create it with `kubectl create secret docker-registry`."
+        return fail(what, f"the kubelet needs {_PULL_TYPES[0]}.", fix, **fields)
+    return ok(what, **fields)
+
+
+def judge_reference(kind: str, reference: Reference, obj: Obj | None) -> Finding:
+    """Judge a Secret or ConfigMap, and the keys of it that pods use."""
+    fields = {"kind": kind, "name": reference.name, "keys": reference.keys}
+    if obj is None:
+        return fail("{kind} {name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.", **fields)
+    present = {**(obj.get("data") or {}), **(obj.get("binaryData") or {})}.keys()
+    if missing := [key for key in reference.keys if key not in present]:
+        what = "{kind} {name} has no key {missing}"
+        return fail(what, _WAITS, "it has {present}.", **fields, missing=missing, present=sorted(present))
+    return ok("{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields)

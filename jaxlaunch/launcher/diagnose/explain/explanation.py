@@ -34,7 +34,7 @@ from jaxlaunch.launcher.diagnose.text import (
     launcher,
     run,
 )
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, as_of_line, status_of
+from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, describe_as_of, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records.verdict import names
 from jaxlaunch.spelling import in_full, nearest
@@ -213,7 +213,7 @@ def _facts(status: JobStatus, now: datetime) -> list[Text]:
         numbers = [Text(template, step=status.step), *([saved] if status.committed is not None else [])]
         if status.goodput is not None:
             numbers.append(Text("goodput {goodput:.1%}", goodput=status.goodput))
-        return [*facts, Text("as of {when}: {numbers}", when=as_of_line(status, now), numbers=numbers)]
+        return [*facts, Text("as of {when}: {numbers}", when=describe_as_of(status, now), numbers=numbers)]
     if status.committed is not None:
         age_s = status.committed_age_s
         since = ", before these pods started" if age_s is None else ", {age:age} ago"

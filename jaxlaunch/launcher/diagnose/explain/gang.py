@@ -45,10 +45,19 @@ from jaxlaunch.launcher.diagnose.text import (
     run,
     wait,
 )
-from jaxlaunch.launcher.jobs.status import hosts, lost_hosts
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of, status_of
-from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.jobs.status.snapshot import (
+    Snapshot,
+    away_hosts,
+    cut_off_hosts,
+    has_begun,
+    heard_hosts,
+    is_gang_done,
+    mute_hosts,
+    spare_hosts,
+)
 from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
 from jaxlaunch.records.verdict import names
 
@@ -183,7 +192,7 @@ def restarting(snapshot: Snapshot) -> Answer | None:
         headline += Text("; {pods:pod} still terminating", pods=len(left))
     event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
     evidence = (*_last_ends(snapshot), *describe_event(event))
-    cut_off = [host for host in lost_hosts.cut_off(snapshot) if host.is_leaving]
+    cut_off = [host for host in cut_off_hosts(snapshot) if host.is_leaving]
     stuck = find_stuck(snapshot) or (_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
     if stuck is not None:
         return Answer("stuck", headline + Text(": {what}", what=stuck.what), evidence, stuck.next_step)
@@ -295,9 +304,9 @@ _HELD_UP: tuple[Cause, ...] = (
 def lost_host(snapshot: Snapshot) -> Answer | None:
     """Explain that a pod is missing, or a host holds no rank yet."""
     state = state_of(snapshot)
-    if state not in (State.RUNNING, State.GATHERING) or not lost_hosts.has_begun(snapshot):
+    if state not in (State.RUNNING, State.GATHERING) or not has_begun(snapshot):
         return None
-    away = lost_hosts.away(snapshot)
+    away = away_hosts(snapshot)
     if state is State.RUNNING:
         return None if snapshot.report.is_judged else _runs_without(snapshot, away)
     return _waits_for_hosts(snapshot, away) if away else None
@@ -305,8 +314,8 @@ def lost_host(snapshot: Snapshot) -> Answer | None:
 
 def kept_from_done(snapshot: Snapshot) -> Answer | None:
     """Explain that all ranks are done, and a host on a node that does not answer keeps the Job from being complete."""
-    cut_off = lost_hosts.cut_off(snapshot)
-    if not cut_off or not snapshot.waits_for_pods or not lost_hosts.is_done(snapshot):
+    cut_off = cut_off_hosts(snapshot)
+    if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
         return None
     stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
     template = "has finished, but its Job is not complete before pod {pod} has ended: {what}"
@@ -316,7 +325,7 @@ def kept_from_done(snapshot: Snapshot) -> Answer | None:
 def _waits_for_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
     """Explain that the hosts that are there keep their pods."""
     needed = [host for host in away if host in snapshot.members] or away
-    spares = lost_hosts.spares(snapshot)
+    spares = spare_hosts(snapshot)
     if 0 not in needed and len(spares) >= len(needed):
         # For the seconds until the processes start again, the gang waits for no pod.
         last, spares = snapshot.report.last, spares[: len(needed)]
@@ -344,9 +353,9 @@ def _waits_for_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
 
 def _runs_without(snapshot: Snapshot, away: list[int]) -> Answer | None:
     """Explain that it runs without the hosts that are away, or although the node of one does not answer."""
-    if heard := lost_hosts.heard(snapshot):
+    if heard := heard_hosts(snapshot):
         return _without_kubelet(snapshot, heard)
-    members, most, spares = snapshot.members, hosts.table(snapshot.jobset), lost_hosts.spares(snapshot)
+    members, most, spares = snapshot.members, hosts.table(snapshot.jobset), spare_hosts(snapshot)
     doing = describe_phase(status_of(snapshot))
     if len(members) < len(most):
         template = "runs with {members} of {most:host}: {doing}"
@@ -410,11 +419,11 @@ def _held_up(snapshot: Snapshot, away: list[int]) -> Answer:
     if (answer := first_answer(_HELD_UP, snapshot)) is not None:
         return Answer("host-lost", answer.clause or answer.headline, (*ended, *answer.evidence), answer.next_step)
     present = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
-    if cut_off := [host for host in lost_hosts.cut_off(snapshot) if host in present]:
+    if cut_off := [host for host in cut_off_hosts(snapshot) if host in present]:
         stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
         evidence = (*ended, *describe_event(snapshot.event("NodeNotReady", kind="Pod")))
         return Answer("host-lost", stuck.what, evidence, stuck.next_step)
-    if mute := [host for host in lost_hosts.mute(snapshot) if host in present]:
+    if mute := [host for host in mute_hosts(snapshot) if host in present]:
         template = "its agent does not answer, and pod {host.pod} still reads as running on node {host.node}"
         step = wait(
             "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, {delete} has the "

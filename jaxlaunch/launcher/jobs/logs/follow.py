@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
-from jaxlaunch.launcher.jobs.logs import pods
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
-from jaxlaunch.launcher.jobs.logs.pods import EVERYTHING, Source, Window
+from jaxlaunch.launcher.jobs.logs import lines as logs
+from jaxlaunch.launcher.jobs.logs.lines import EVERYTHING, STREAMS, Line, Select, Source, Window
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -43,13 +42,13 @@ def follow(
     window: Window = EVERYTHING,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Gives `show` every line that `select` wants, on the calling thread, until JobSet `name` ends or is deleted.
+    """Give `show` every line that `select` wants, on the calling thread, until JobSet `name` ends or is deleted.
 
     Goes on over restarts: `say` gets how a generation ended and that the next begins. `until` is called once a second
     and ends it earlier. The rest of the logs of pods that have ended is shown first, for at most DRAIN_S where the
     JobSet runs on; `say` gets which could not be read to the end. A stream that breaks is continued where it broke.
-    Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than
-    jaxlaunch.launcher.jobs.logs.pods.STREAMS pods are selected at once.
+    Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than STREAMS pods are
+    selected at once.
     """
     _Follower(cluster, namespace, name, select, show, say, window).run(until)
 
@@ -63,7 +62,7 @@ class Notices:
         self._is_suspended = False
 
     def of_host(self, host: Host) -> Iterator[str]:
-        """That a newer generation begins, and how a generation ended: each once."""
+        """Yield that a newer generation begins, and how a generation ended: each once."""
         if self._generation is None or host.generation > self._generation:
             if host.generation > 0:
                 yield f"generation {host.generation} begins"
@@ -73,7 +72,7 @@ class Notices:
             yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
 
     def of_jobset(self, jobset: Obj) -> Iterator[str]:
-        """That the JobSet was suspended, once each time."""
+        """Yield that the JobSet was suspended, once each time."""
         if is_suspended(jobset) and not self._is_suspended:
             yield "suspended: no pods until it is resumed"
         self._is_suspended = is_suspended(jobset)
@@ -88,11 +87,11 @@ class Shown:
         self._left: int | None = None  # of them, still to come once more; None: nothing comes twice
 
     def begin_again(self) -> None:
-        """The stream begins once more, at the newest line or before it."""
+        """Note that the stream begins once more, at the newest line or before it."""
         self._left = self._count if self.newest else None
 
     def is_new(self, line: Line) -> bool:
-        """Whether a line comes for the first time; it counts as shown then."""
+        """Return whether a line comes for the first time; it counts as shown then."""
         if self._left is not None:
             if line.at < self.newest:
                 return False
@@ -122,7 +121,7 @@ class _Follower:
         self._has_ended = False  # the JobSet itself: its pods write no more
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Shows lines until the JobSet ends or `until` is true."""
+        """Show lines until the JobSet ends or `until` is true."""
         jobset = self._outage.ride(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
         if jobset is None:
             return
@@ -138,30 +137,27 @@ class _Follower:
         self._drain()
 
     def _drain(self) -> None:
-        """The watch of the pods may be behind that of the JobSet: they are listed once more."""
+        """Read the rest of the logs. The watch of the pods may be behind that of the JobSet: they are listed again."""
         labels, end = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_S
         try:
-            listed = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
+            pods = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
         except TimeoutError:
-            listed = []
-        for pod in listed:
+            pods = []
+        for pod in pods:
             self._on_pod("MODIFIED", pod)
-        running = {host.pod for pod in listed for host in hosts.newest(self._jobset, [pod]) if _runs_on(host)}
+        # Pods that run on have no end of their logs yet, and the lines of a job that runs on never end.
+        present = [host for pod in pods for host in hosts.newest(self._jobset, [pod])]
+        running = {host.pod for host in present if not (host.has_ended or host.is_leaving)}
         end = time.monotonic() + DRAIN_S
-        while time.monotonic() < end and self._left(running):
-            if self._take(0.1) and self._has_ended:  # the lines of a job that runs on never end
+        while time.monotonic() < end and self._open - (set() if self._has_ended else running):
+            if self._take(0.1) and self._has_ended:
                 end = time.monotonic() + DRAIN_S
-        if left := self._left(running):
-            pods_left = ", ".join(sorted(left))
+        if left := self._open - (set() if self._has_ended else running):
             again = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
-            self._say(f"not read to the end: {pods_left}; {again}")
-
-    def _left(self, running: set[str]) -> set[str]:
-        """The pods whose logs are still to be read to their end; those that run on have none yet."""
-        return self._open if self._has_ended else self._open - running
+            self._say(f"not read to the end: {', '.join(sorted(left))}; {again}")
 
     def _take(self, seconds: float) -> bool:
-        """Acts on what comes first; False when nothing comes within this time."""
+        """Act on what comes first. Return False when nothing comes within this time."""
         try:
             act = self._inbox.get(timeout=seconds)
         except queue.Empty:
@@ -184,24 +180,22 @@ class _Follower:
         for host in hosts.newest(self._jobset, [pod]):
             for text in self._notices.of_host(host):
                 self._say(text)
-            source = pods.source(self._jobset, host)
-            if host.has_started and host.pod not in self._attached and source.may_have(self._select):
-                self._attach(source)
-
-    def _attach(self, source: Source) -> None:
-        if len(self._open) >= pods.STREAMS:
-            raise UserError(
-                f"--follow reads at most {pods.STREAMS} pods at once, and more are selected.",
-                f"select ranks: --rank 0-{pods.STREAMS - 1}.",
-            )
-        self._attached.add(source.pod)
-        self._open.add(source.pod)
-        self._start(self._read, source)
+            source = logs.log_source(self._jobset, host)
+            if not host.has_started or host.pod in self._attached or not source.may_have(self._select):
+                continue
+            if len(self._open) >= STREAMS:
+                raise UserError(
+                    f"--follow reads at most {STREAMS} pods at once, and more are selected.",
+                    f"select ranks: --rank 0-{STREAMS - 1}.",
+                )
+            self._attached.add(source.pod)
+            self._open.add(source.pod)
+            self._start(self._read, source)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
-        """Runs `body` in a daemon thread: a stream without new lines cannot be ended from here."""
+        """Run `body` in a daemon thread: a stream without new lines cannot be ended from here."""
 
         def guarded() -> None:
             try:
@@ -212,15 +206,17 @@ class _Follower:
         threading.Thread(target=guarded, name=f"follow {body.__name__}", daemon=True).start()
 
     def _watch(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
-        for event, found in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
-            self._inbox.put(partial(on_event, event, found))
+        for event, obj in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
+            self._inbox.put(partial(on_event, event, obj))
 
     def _read(self, source: Source) -> None:
-        """One pod's lines to their end. After a broken stream it goes on after the last line that came."""
+        """Read one pod's lines to their end. After a broken stream it goes on after the last line that came."""
         shown, window = Shown(), self._window
         while True:
             try:
-                for line in pods.lines(self._cluster, self._namespace, source, self._select, window, follow=True):
+                for line in logs.read_pod_log(
+                    self._cluster, self._namespace, source, self._select, window, follow=True
+                ):
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break
@@ -229,16 +225,13 @@ class _Follower:
             except ApiError as error:
                 if not may_pass(error):  # its node may come back
                     if error.status != GONE:
-                        self._inbox.put(partial(self._say, pods.unreadable(source.pod, error, source.node)))
+                        message = logs.describe_unreadable(source.pod, error, source.node)
+                        self._inbox.put(partial(self._say, message))
                     break
             time.sleep(REATTACH_S)
             window = Window(since=shown.newest) if shown.newest else window
             shown.begin_again()
         self._inbox.put(partial(self._open.discard, source.pod))
-
-
-def _runs_on(host: Host) -> bool:
-    return not (host.has_ended or host.is_leaving)
 
 
 def _raise(error: Exception) -> None:

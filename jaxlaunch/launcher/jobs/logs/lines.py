@@ -1,21 +1,33 @@
-"""Lines of a gang: parsed by rank, merged by time, selected by rank and pattern. Never talks to a cluster."""
+"""The lines of a job: parsed by rank, selected by rank and pattern, read from many pods and merged by time."""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.records.log_lines import CONTINUED
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
+from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status.collect import why_unread
+from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
+from jaxlaunch.launcher.kubernetes.objects import Obj
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import CONTINUED, Tail
+from jaxlaunch.records.members import Members
 
 _RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"
 _STAMPED = re.compile(rf"({_TIME})(?: (.*))?", re.DOTALL)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
-_MANY = 16  # ranks: of a larger gang, not all are shown by default
+# Of a larger gang, not all ranks are shown by default.
+_MANY = 16
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
@@ -30,18 +42,18 @@ class Line:
     generation: int = 0
 
     def prefixed(self) -> str:
-        """The line as the agent writes it: `[RANK] text`."""
+        """Return the line as the agent writes it: `[RANK] text`."""
         return self.text if self.rank is None else f"[{self.rank}] {self.text}"
 
 
-def parse(host: int, text: str) -> Line:
-    """The line of an agent's stdout or stderr: `[RANK] text` is a process's, all else the agent's."""
+def parse_line(host: int, text: str) -> Line:
+    """Parse a line of an agent's stdout or stderr: `[RANK] text` is a process's, all else the agent's."""
     match = _RANKED.fullmatch(text)
     return Line(host, int(match[1]), match[2]) if match else Line(host, None, text)
 
 
-def stamped(host: int, generation: int, text: str, before: Line | None = None) -> Line:
-    """The line of a pod's log, which begins with the kubelet's timestamp.
+def parse_stamped_line(host: int, generation: int, text: str, before: Line | None = None) -> Line:
+    """Parse a line of a pod's log, which begins with the kubelet's timestamp.
 
     A further piece of a line has no timestamp of its own: it is of the same time and rank as the line `before` it. What
     else has none, the kubelet says itself.
@@ -50,20 +62,23 @@ def stamped(host: int, generation: int, text: str, before: Line | None = None) -
     if match is None and before is not None and text.startswith(CONTINUED):
         return dataclasses.replace(before, text=text)
     at, rest = (match[1], match[2] or "") if match else ("", text)
-    return dataclasses.replace(parse(host, rest), at=at, generation=generation)
+    return dataclasses.replace(parse_line(host, rest), at=at, generation=generation)
 
 
-def merged(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
-    """The lines of streams that are each in order of time, in order of time. Holds one line of each in memory."""
-    return heapq.merge(*streams, key=_moment)
+def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
+    """Merge streams that are each in order of time. Holds one line of each in memory."""
+
+    def time_written(line: Line) -> datetime:
+        try:
+            return datetime.fromisoformat(line.at)
+        except ValueError:
+            # What the kubelet says itself, such as that a log is gone, has no time and comes first.
+            return _EARLIEST
+
+    return heapq.merge(*streams, key=time_written)
 
 
-def _moment(line: Line) -> datetime:
-    """When it was written; what the kubelet says itself, such as that a log is gone, has no time and comes first."""
-    try:
-        return datetime.fromisoformat(line.at)
-    except ValueError:
-        return _EARLIEST
+# --- selection --------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,43 +89,248 @@ class Select:
     pattern: re.Pattern[str] | None = None
 
     def wants(self, line: Line, ranks: range) -> bool:
-        """Whether a line of the host that runs `ranks` is selected; an agent's own line belongs to each of them."""
-        of = ranks if line.rank is None else (line.rank,)
-        return self.wants_any(of) and (self.pattern is None or self.pattern.search(line.text) is not None)
+        """Return whether a line of the host that runs `ranks` is selected; an agent's own belongs to each of them."""
+        owners = ranks if line.rank is None else (line.rank,)
+        return self.wants_any(owners) and (self.pattern is None or self.pattern.search(line.text) is not None)
 
     def wants_any(self, ranks: Iterable[int]) -> bool:
-        """Whether lines of at least one of these ranks are selected."""
+        """Return whether lines of at least one of these ranks are selected."""
         return self.ranks is None or not self.ranks.isdisjoint(ranks)
 
 
-def select(ranks: str | None, pattern: str | None) -> Select:
-    """What `--rank` and `--grep` select. Raises UserError when either cannot be parsed."""
+def parse_selection(ranks: str | None, pattern: str | None) -> Select:
+    """Parse `--rank` and `--grep`. Raises UserError when either cannot be parsed."""
     try:
-        return Select(_ranks(ranks), None if pattern is None else re.compile(pattern))
+        return Select(_parse_ranks(ranks), None if pattern is None else re.compile(pattern))
     except re.error as error:
         raise UserError(f"--grep {pattern} is not a regular expression: {error}.") from None
 
 
-def exist(select: Select, processes: int) -> None:
-    """Raises UserError when a rank that was named is none of the job's."""
-    missing = sorted(rank for rank in select.ranks or () if rank >= processes)
-    if missing:
-        known = "the only rank is 0" if processes == 1 else f"ranks are 0–{processes - 1}"
-        raise UserError(f"--rank {missing[0]} does not exist: {known}.")
-
-
-def usual(processes: int, failing: int | None = None) -> Select:
-    """What is selected without `--rank`: every rank of a small gang; of a large one rank 0 and the one that failed."""
-    return Select(None if processes <= _MANY else frozenset({0, failing or 0}))
-
-
-def _ranks(text: str | None) -> frozenset[int] | None:
+def _parse_ranks(text: str | None) -> frozenset[int] | None:
     if text in (None, "all"):
         return None
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UserError(f"--rank {text} is not a list of ranks.", "write 3, or 0,4-7, or all.")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+def require_ranks(select: Select, processes: int) -> None:
+    """Raise UserError when a rank that was named is none of the job's."""
+    missing = sorted(rank for rank in select.ranks or () if rank >= processes)
+    if missing:
+        hint = "the only rank is 0" if processes == 1 else f"ranks are 0–{processes - 1}"
+        raise UserError(f"--rank {missing[0]} does not exist: {hint}.")
+
+
+def default_selection(processes: int, failing: int | None = None) -> Select:
+    """Return what is selected without `--rank`: all ranks of a small gang; of a large one 0 and the one that failed."""
+    return Select(None if processes <= _MANY else frozenset({0, failing or 0}))
+
+
+# --- the logs of pods -------------------------------------------------------------------------------------------------
+
+STREAMS = 64  # pods that are read at once, line by line
+READERS = 16  # requests at once where there are more
+PATIENCE_S = 20.0  # of a kubelet that does not answer, where nothing is followed
+MANY_TAIL = 1000  # lines of each pod, where there are more and no `--tail` is given
+_REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The log of one host of one generation."""
+
+    pod: str
+    host: int
+    generation: int
+    ranks: range  # that its host holds now
+    node: str | None = None
+    may_hold_others: bool = False  # lines of other ranks too: ranks move between hosts
+    agent_port: int | None = None  # at which its agent gives the last lines, while it runs
+
+    def may_have(self, select: Select) -> bool:
+        """Return whether it may hold selected lines."""
+        return self.may_hold_others or select.wants_any(self.ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How far back to read: so many seconds, the last `tail` selected lines, or since a time in RFC 3339."""
+
+    seconds: int | None = None
+    tail: int | None = None
+    since: str = ""
+
+
+EVERYTHING = Window()
+
+
+def log_source(jobset: Obj, host: Host, members: Members | None = None) -> Source:
+    """Return the log of one host, and the ranks that it holds by the table, that of the gang's start by default.
+
+    Where ranks move, any pod may have lines of any; of more than STREAMS pods only those that hold a rank are read.
+    """
+    ranks = (members or hosts.table(jobset)).ranks(host.number)
+    may_hold_others = hosts.moves(jobset) and hosts.expected(jobset) <= STREAMS
+    port = hosts.metrics_port(jobset) if host.running and host.has_started else None
+    return Source(host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port)
+
+
+def read_logs(
+    cluster: Cluster,
+    namespace: str,
+    sources: Sequence[Source],
+    select: Select,
+    window: Window = EVERYTHING,
+    *,
+    unread: Callable[[str], None],
+    say: Callable[[str], None],
+) -> Iterator[Line]:
+    """Yield the selected lines of all sources in order of time; of more than STREAMS, the last MANY_TAIL of each.
+
+    `unread` gets a message for each log that cannot be read; its node may be gone. Where the kubelet has no line of a
+    process, or fewer than `window.tail`, its agent is asked for the last ones, which have no times: `say` gets that.
+    """
+    is_many = len(sources) > STREAMS
+    if is_many and window.tail is None:
+        window = dataclasses.replace(window, tail=MANY_TAIL)
+
+    def read_log(source: Source) -> Iterator[Line]:
+        try:
+            lines = read_pod_log(cluster, namespace, source, select, window)
+            if is_many or window.seconds is not None:
+                yield from lines
+                return
+            # Without a tail, one line of a process is enough to know that the kubelet has its log.
+            first, count, wanted = list[Line](), 0, 1 if window.tail is None else window.tail
+            for line in lines:
+                first.append(line)
+                count += line.rank is not None
+                if count and window.tail is None:
+                    break
+            more = read_from_agent(source) if count < wanted else []
+            if len(more) > count:
+                say(
+                    f"the kubelet of pod {source.pod} has rotated its log: the last lines are shown as its agent has "
+                    "them, without times"
+                )
+                first = [*more, *(line for line in first if line.rank is None)]
+            yield from first
+            yield from lines
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, Unreachable) and not error.sent:
+                raise
+            unread(describe_unreadable(source.pod, error, source.node))
+
+    def read_from_agent(source: Source) -> list[Line]:
+        if source.agent_port is None:
+            return []
+        chosen = list[Line]()
+        for rank, texts in last_lines(cluster, namespace, source.pod, source.agent_port).items():
+            lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
+            wanted = [line for line in lines if select.wants(line, source.ranks)]
+            chosen += wanted[-(window.tail or len(wanted)) :]
+        return chosen
+
+    def start(source: Source) -> Iterator[Line]:
+        # Opening one log after the other would add up their latencies: the first line is read.
+        lines = read_log(source)
+        return itertools.chain(list(itertools.islice(lines, None if is_many else 1)), lines)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return merge_lines(list(pool.map(start, sources)))
+
+
+def describe_unreadable(pod: str, error: ClusterError, node: str | None) -> str:
+    """Return the message about a pod whose log cannot be read."""
+    return f"the log of pod {pod} cannot be read: {why_unread(error, node)}"
+
+
+def read_pod_log(
+    cluster: Cluster,
+    namespace: str,
+    source: Source,
+    select: Select,
+    window: Window = EVERYTHING,
+    *,
+    follow: bool = False,
+) -> Iterator[Line]:
+    """Yield the selected lines of one source; the agents' own records are left out."""
+    texts = cluster.log(
+        namespace,
+        source.pod,
+        container=MAIN_CONTAINER,
+        follow=follow,
+        since_s=window.seconds,
+        since=window.since,
+        tail=None if window.tail is None else _tail_length(cluster, namespace, source, select, window),
+        timestamps=True,
+        patience_s=None if follow else PATIENCE_S,
+    )
+    return _select_lines(texts, source, select)
+
+
+def _select_lines(texts: Iterable[str], source: Source, select: Select) -> Iterator[Line]:
+    line: Line | None = None
+    for text in texts:
+        line = parse_stamped_line(source.host, source.generation, text, line)
+        is_record = line.rank is None and log_lines.is_for_programs(line.text)
+        if not is_record and select.wants(line, source.ranks):
+            yield line
+
+
+def _tail_length(cluster: Cluster, namespace: str, source: Source, select: Select, window: Window) -> int:
+    """Return how many lines at the end of a log contain its last `window.tail` selected lines."""
+    wanted = window.tail or 0
+    for power in itertools.count(1):
+        length = wanted * 4**power
+        texts = cluster.log(
+            namespace,
+            source.pod,
+            container=MAIN_CONTAINER,
+            since_s=window.seconds,
+            tail=length,
+            timestamps=True,
+            patience_s=PATIENCE_S,
+        )
+        flags = [any(_select_lines([text], source, select)) for text in texts]
+        places = [place for place, is_wanted in enumerate(reversed(flags), 1) if is_wanted]
+        if len(places) >= wanted:
+            return places[wanted - 1] if wanted else 0
+        if len(flags) < length:
+            return len(flags)
+    raise AssertionError("a log ends")
+
+
+def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
+    """Return the last lines of each process of a pod as its agent has them, by rank.
+
+    A kubelet gives only the newest file of a log, which is empty after it has rotated a long one. The result is empty
+    where the agent does not answer: it ends, its version is older, or the user may not use port-forwards.
+    """
+    try:
+        head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
+        by_rank = json.loads(body) if head.split()[1:2] == [b"200"] else {}
+        return {int(rank): [str(line) for line in lines] for rank, lines in by_rank.items()}
+    except (ClusterError, ValueError, TypeError, AttributeError):  # what answers is no such agent
+        return {}
+
+
+def previous_lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
+    """Yield the last lines of each rank of the generation before, the failing rank's first.
+
+    Its pods are gone: the next leader repeats them. They are those of the newest attempt that they were repeated for.
+    The host is the one that held the rank then; where the leader does not say it, the one that holds it by the table
+    `members`.
+    """
+    tails = [record for record in records if isinstance(record, Tail)]
+    newest = max((tail.attempt for tail in tails), default=0)
+    for tail in tails:
+        if tail.attempt == newest:
+            host = members.host(tail.rank) if tail.host is None else tail.host
+            for text in tail.lines:
+                yield Line(host, tail.rank, text, generation=tail.generation)

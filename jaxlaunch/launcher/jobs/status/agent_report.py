@@ -24,7 +24,7 @@ class AttemptEnd:
 
     @property
     def title(self) -> str:
-        """ "attempt 3 of generation 1: hang (82): rank 1 …"."""
+        """The end in words: "attempt 3 of generation 1: hang (82): rank 1 …"."""
         return f"attempt {self.attempt} of generation {self.generation}: {self.result}: {self.verdict.message}"
 
     @property
@@ -86,11 +86,6 @@ class AgentReport:
         return None if at is None else datetime.fromtimestamp(at, UTC)
 
     @property
-    def preempted(self) -> int | None:
-        """Preemptions in a row without a newly committed step."""
-        return None if self.heartbeat is None else self.heartbeat.preempted
-
-    @property
     def goodput(self) -> float | None:
         """The share of all seconds that went into steps that count, from 0 to 1."""
         if self.recorded is not None:
@@ -101,100 +96,83 @@ class AgentReport:
 def merge(
     records: Sequence[Line], hosts: Sequence[Host], recorded: Recorded | None = None, *, is_over: bool = False
 ) -> AgentReport:
-    """One report from the records of the leader of `hosts` and the termination messages of their pods.
+    """Merge the records of the leader of `hosts` and the termination messages of their pods into one report.
 
     Where they say nothing, as after the end of these pods, `recorded` does. `is_over`: the job is done or has failed,
     so what was recorded when it was stopped is older than its end.
     """
-    found = _merged(records, hosts)
-    if recorded is None or found.heartbeat is not None:
-        return found
-    ended = [] if recorded.verdict is None else [_recorded_end(recorded, recorded.verdict)]
+    report = _merge_records(sorted(records, key=lambda record: record.at), hosts)
+    if recorded is None or report.heartbeat is not None:
+        return report
+    ends, verdict = recorded.ends, recorded.verdict
+    if is_over and recorded.when == "left" and verdict is not None and ends:
+        # The restart never came, because the job was over.
+        counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
+        ends = {cause: count for cause, count in counts.items() if count > 0}
+    last = None if verdict is None else AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
     is_of_last = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
     return dataclasses.replace(
-        found,
+        report,
         heartbeat=Beat(
             attempt=recorded.attempt,
             generation=recorded.generation,
             step=recorded.step,
             committed=recorded.committed,
         ),
-        verdict=found.verdict or (ended[0] if ended and is_of_last else None),
-        earlier=found.earlier or (() if is_of_last else tuple(ended)),
-        ends_by_cause=found.ends_by_cause or _recorded_restarts(recorded, is_over),
+        verdict=report.verdict or (last if is_of_last else None),
+        earlier=report.earlier or (() if is_of_last or last is None else (last,)),
+        ends_by_cause=report.ends_by_cause or ends,
         recorded=recorded,
     )
 
 
-def _recorded_restarts(recorded: Recorded, is_over: bool) -> Mapping[str, int] | None:
-    """Return the restarts by cause, without the one that never came because the job was over."""
-    if not (is_over and recorded.when == "left" and recorded.verdict is not None and recorded.ends):
-        return recorded.ends
-    cause = recorded.verdict.cause
-    restarts = {**recorded.ends, cause: recorded.ends.get(cause, 0) - 1}
-    return {cause: count for cause, count in restarts.items() if count > 0}
-
-
-def _recorded_end(recorded: Recorded, verdict: Verdict) -> AttemptEnd:
-    return AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
-
-
-def _merged(records: Sequence[Line], hosts: Sequence[Host]) -> AgentReport:
-    ordered = sorted(records, key=lambda record: record.at)
+def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentReport:
+    """Merge records that are in order of time."""
     generation = hosts[0].generation if hosts else 0
-    heartbeat = _newest_heartbeat(ordered, generation)
-    ends = [end for one in ordered if (end := _end(one)) is not None]
-    told = [one for host in hosts if not host.left_alone and (one := host.termination_report) is not None]
-    terminations = [AttemptEnd(one.verdict, one.attempt, one.generation) for one in told]
-    verdict = _verdict(terminations, ends, heartbeat, hosts)
-    earlier = {one.attempt: one for one in ends if verdict is None or one.attempt < verdict.attempt}
-    by_cause, unknown = _counts(ordered)
-    return AgentReport(heartbeat, verdict, tuple(earlier[number] for number in sorted(earlier)), by_cause, unknown)
+    heartbeat = _newest_heartbeat([record for record in records if record.generation == generation])
+    ends = []
+    for record in records:
+        if isinstance(record, Judged):
+            ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, record.at))
+        elif isinstance(record, Past) and record.verdict is not None:
+            at = record.at if record.ended is None else record.ended
+            ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
+    # The verdict that ends these pods: host 0's agent decided it, and an agent that lost its leader knows less.
+    verdict = None
+    terminations = [
+        AttemptEnd(report.verdict, report.attempt, report.generation)
+        for host in hosts
+        if not host.left_alone and (report := host.termination_report) is not None
+    ]
+    current = [end for end in ends if end.generation == generation]
+    if terminations:
+        verdict = max(terminations, key=lambda end: (end.attempt, end.verdict.code != contract.LOST))
+    elif current and hosts and hosts[0].number == 0 and hosts[0].has_ended:
+        is_running = heartbeat is not None and heartbeat.attempt > current[-1].attempt
+        verdict = None if is_running else current[-1]
+    earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
+    # Attempts that ended by cause, and why they are not known. A heartbeat counts what the first record does too.
+    newest_first = records[::-1]
+    past = next((record for record in newest_first if isinstance(record, Past) and record.verdict is None), None)
+    beat = next((record for record in newest_first if isinstance(record, Beat)), None)
+    by_cause = None if past is None else past.ends
+    if beat is not None and beat.restarts is not None:
+        by_cause = beat.restarts
+    return AgentReport(
+        heartbeat,
+        verdict,
+        tuple(earlier[attempt] for attempt in sorted(earlier)),
+        by_cause,
+        None if past is None else past.unknown,
+    )
 
 
-def _newest_heartbeat(ordered: Sequence[Line], generation: int) -> Beat | None:
-    """The last heartbeat of a generation. A verdict after it has newer steps and commits than it."""
-    of_these = [one for one in ordered if one.generation == generation]
-    newest = next((one for one in reversed(of_these) if isinstance(one, Beat)), None)
-    for one in of_these:
-        if newest is not None and isinstance(one, Judged) and one.at >= newest.at:
-            step = newest.step if one.step is None else one.step
-            committed = newest.committed if one.committed is None else one.committed
+def _newest_heartbeat(records: Sequence[Line]) -> Beat | None:
+    """Return the last heartbeat. A verdict after it has newer steps and commits than it."""
+    newest = next((record for record in reversed(records) if isinstance(record, Beat)), None)
+    for record in records:
+        if newest is not None and isinstance(record, Judged) and record.at >= newest.at:
+            step = newest.step if record.step is None else record.step
+            committed = newest.committed if record.committed is None else record.committed
             newest = dataclasses.replace(newest, step=step, committed=committed)
     return newest
-
-
-def _end(one: Line) -> AttemptEnd | None:
-    """The attempt whose end a record tells of."""
-    if isinstance(one, Judged):
-        return AttemptEnd(one.verdict, one.attempt, one.generation, one.at)
-    if isinstance(one, Past) and one.verdict is not None:
-        return AttemptEnd(one.verdict, one.attempt, one.generation, one.at if one.ended is None else one.ended)
-    return None
-
-
-def _verdict(
-    terminations: Sequence[AttemptEnd],
-    ends: Sequence[AttemptEnd],
-    heartbeat: Beat | None,
-    hosts: Sequence[Host],
-) -> AttemptEnd | None:
-    """The verdict that ends these pods. Host 0's agent decided it; an agent that lost its leader knows less."""
-    if terminations:
-        return max(terminations, key=lambda one: (one.attempt, one.verdict.code != contract.LOST))
-    generation = hosts[0].generation if hosts else 0
-    of_these = [one for one in ends if one.generation == generation]
-    running = heartbeat is not None and of_these and heartbeat.attempt > of_these[-1].attempt
-    leader_ended = bool(hosts) and hosts[0].number == 0 and hosts[0].has_ended
-    return of_these[-1] if of_these and leader_ended and not running else None
-
-
-def _counts(ordered: Sequence[Line]) -> tuple[Mapping[str, int] | None, str | None]:
-    """Attempts that ended by cause, and why they are not known. A heartbeat counts what the first record does too."""
-    newest_first = ordered[::-1]
-    summary = next((one for one in newest_first if isinstance(one, Past) and one.verdict is None), None)
-    beat = next((one for one in newest_first if isinstance(one, Beat)), None)
-    unknown = None if summary is None else summary.unknown
-    if beat is not None and beat.restarts is not None:
-        return beat.restarts, unknown
-    return (None if summary is None else summary.ends), unknown

@@ -2,23 +2,24 @@
 
 Only what the situation needs is read: nodes when a pod has none, queues while they hold the job back. What the user may
 not read is recorded in the snapshot, and the rest is used. Further pages of five hundred pods, events or nodes are not
-counted.
+counted. What the agents report is read from the log of host 0's pod, the leader; `launcher logs` reads the rest of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError
-from jaxlaunch.launcher.jobs.status import agent_report, hosts, leader_log
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
-from jaxlaunch.launcher.kubernetes import objects
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import (
     CLUSTER_QUEUES,
@@ -33,8 +34,22 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     Kind,
 )
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_suspended, is_true, replicated_jobs, seconds_since
-from jaxlaunch.records.log_lines import Line
+from jaxlaunch.launcher.kubernetes.objects import (
+    QUIET_EVENTS,
+    Obj,
+    cluster_queue_name,
+    condition,
+    fold_events,
+    is_suspended,
+    is_true,
+    replicated_jobs,
+    seconds_since,
+    trim_event,
+    trim_node,
+    trim_pod,
+)
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import Line, Past, Tail
 
 MAX_PAGES_OF_EVENTS = 10
 MAX_LOGS = 16  # leaders whose log is read for a list of all jobs, for the step they are at
@@ -51,7 +66,7 @@ _Place = tuple[str, str]  # namespace, name
 
 
 def snapshot(cluster: Cluster, namespace: str, name: str) -> Snapshot | NoSuchJob:
-    """One job. Raises ClusterError when not even its JobSet can be read."""
+    """Read one job. Raises ClusterError when not even its JobSet can be read."""
     return _Reader(cluster, namespace, name).snapshot()
 
 
@@ -60,40 +75,44 @@ class _Reader:
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
+        self._labels = f"{NAME_LABEL}={name}"
         self._unread: list[str] = []
         self._not_read: dict[str, str] = {}
         self._forbidden: set[str] = set()
         self._has_lost_log = False  # the leader's, which the user may read
 
     def snapshot(self) -> Snapshot | NoSuchJob:
-        """The job as it is now."""
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
         now = self._cluster.now()
         events = self._events(jobset)
         if jobset is None:
-            return self._none(now, events)
-        pods = self._list(PODS, f"{NAME_LABEL}={self._name}", keep=objects.trim_pod)
+            return self._no_such_job(now, events)
+        pods = self._list(PODS, self._labels, keep=trim_pod)
         newest = hosts.newest(jobset, pods)
         workload = self._workload(jobset)
         is_held = is_suspended(jobset) and workload is not None and not is_true(workload, "Admitted")
-        local, cluster_queue = self._queues(jobset) if is_held else (None, None)
-        needs_nodes = local is None and any(host.unscheduled for host in newest)
-        records = tuple(self._records(jobset, newest, is_queued=local is not None))
+        local_queue = cluster_queue = None
+        if is_held:
+            local_queue = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
+            # Only an administrator may be allowed to read it.
+            if (queue_name := cluster_queue_name(local_queue)) is not None:
+                cluster_queue = self._get(CLUSTER_QUEUES, queue_name)
+        records = tuple(self._records(jobset, newest, is_queued=local_queue is not None))
         silent, deleted = self._unwell_node(newest, records, now)
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
             now=now,
             jobset=jobset,
-            jobs=tuple(self._list(JOBS, f"{NAME_LABEL}={self._name}")),
+            jobs=tuple(self._list(JOBS, self._labels)),
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
             ending_namespace=self._ending_namespace() if _may_end(jobset, events, newest) else None,
             preempted_by=self._preemptor(workload) if is_held else None,
-            local_queue=local,
+            local_queue=local_queue,
             cluster_queue=cluster_queue,
-            nodes=self._nodes() if needs_nodes else None,
+            nodes=self._nodes() if local_queue is None and any(host.unscheduled for host in newest) else None,
             silent_node=silent,
             deleted_node=deleted,
             records=records,
@@ -117,77 +136,65 @@ class _Reader:
             return None
 
     def _add_unread(self, what: str, error: ClusterError, kind: str, node: str | None = None) -> None:
-        self._unread.append(_unread(what, error, node))
+        self._unread.append(_describe_unread(what, error, node))
         if not (isinstance(error, ApiError) and error.status == 404):  # of a kind that is not served there are none
             self._not_read.setdefault(kind, self._unread[-1])
         if isinstance(error, ApiError) and error.status == 403:
             self._forbidden.add(kind)
 
-    def _none(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
-        """There is no job of that name; its pods and Jobs may be left."""
-        names, labels = self._names(), f"{NAME_LABEL}={self._name}"
-        left = [("pod", one) for one in self._list(PODS, labels, keep=objects.trim_pod)]
-        left += [("Job", one) for one in self._list(JOBS, labels)]
+    def _no_such_job(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
+        """Return what is left where there is no job of that name: its pods, its Jobs, and the names of others."""
+        names: tuple[str, ...] = ()
+        try:
+            names = tuple(jobset["metadata"]["name"] for jobset in _list_jobsets(self._cluster, self._namespace))
+        except ApiError as error:
+            self._add_unread("the names of other jobs", error, JOBSETS.plural)
+        left = [("pod", pod) for pod in self._list(PODS, self._labels, keep=trim_pod)]
+        left += [("Job", job) for job in self._list(JOBS, self._labels)]
         ending = self._ending_namespace()
         unread = tuple(self._unread)
         return NoSuchJob(self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(left))
 
-    def _names(self) -> tuple[str, ...]:
-        """The jobs that there are. Raises ClusterError if the cluster has no JobSet."""
-        try:
-            return tuple(one["metadata"]["name"] for one in _jobsets(self._cluster, self._namespace))
-        except ApiError as error:
-            self._add_unread("the names of other jobs", error, JOBSETS.plural)
-            return ()
-
     def _events(self, jobset: Obj | None) -> list[Obj]:
-        """Events about this job and what is made of it, since it was created."""
-        fields = ",".join(f"reason!={reason}" for reason in objects.QUIET_EVENTS)
+        """Return the events about this job and what is made of it, since it was created."""
+        fields = ",".join(f"reason!={reason}" for reason in QUIET_EVENTS)
         try:
-            found = self._cluster.list(
-                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=objects.trim_event
+            events = self._cluster.list(
+                EVENTS, self._namespace, fields=fields, pages=MAX_PAGES_OF_EVENTS, keep=trim_event
             )
         except ApiError as error:
             self._add_unread("events", error, "events")
             return []
-        return objects.fold_events(about(found, self._name, jobset))
+        return fold_events(job_events(events, self._name, jobset))
 
     # --- what is read only sometimes ----------------------------------------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """The namespace, if it is being deleted. Few users may read it: nothing is concluded where it is not read."""
+        """Return the namespace, if it is being deleted. Few users may read it: nothing is concluded without it."""
         try:
-            found = self._cluster.get(NAMESPACES, self._namespace)
+            namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
             if error.status != 403:
                 self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
-        return found if found is not None and "deletionTimestamp" in found["metadata"] else None
+        return namespace if namespace is not None and "deletionTimestamp" in namespace["metadata"] else None
 
     def _workload(self, jobset: Obj) -> Obj | None:
         if QUEUE not in jobset["metadata"].get("labels", {}):
             return None
-        found = self._list(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
-        return max(found, key=lambda one: one["metadata"].get("creationTimestamp", ""), default=None)
+        workloads = self._list(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
+        return max(workloads, key=lambda one: one["metadata"].get("creationTimestamp", ""), default=None)
 
     def _preemptor(self, workload: Obj | None) -> str | None:
-        """The JobSet that took its place in the queue, which Kueue names by its uid."""
+        """Return the JobSet that took its place in the queue, which Kueue names by its uid."""
         messages = [condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
         uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
-        if uid is None:
-            return None
-        found = self._list(JOBSETS, "")
-        return next((one["metadata"]["name"] for one in found if one["metadata"].get("uid") == uid), None)
-
-    def _queues(self, jobset: Obj) -> tuple[Obj | None, Obj | None]:
-        """The LocalQueue and its ClusterQueue; the latter only an administrator may be allowed to read."""
-        local = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
-        named = objects.cluster_queue_name(local)
-        return local, None if named is None else self._get(CLUSTER_QUEUES, named)
+        jobsets = [] if uid is None else self._list(JOBSETS, "")
+        return next((one["metadata"]["name"] for one in jobsets if one["metadata"].get("uid") == uid), None)
 
     def _nodes(self) -> tuple[Obj, ...] | None:
         try:
-            return tuple(self._cluster.list(NODES, keep=objects.trim_node))
+            return tuple(self._cluster.list(NODES, keep=trim_node))
         except ApiError as error:
             self._add_unread("nodes", error, "nodes")
             return None
@@ -195,32 +202,29 @@ class _Reader:
     def _unwell_node(
         self, newest: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
-        """The node of the first host that may have lost it, if it is not Ready, or deleted. Few users may read it, as
-        with a namespace."""
+        """Return the node of the first host that may have lost it, if it is not Ready, or deleted.
+
+        Few users may read it, as with a namespace.
+        """
         missing = agent_report.merge(records, newest).missing
         suspects = (host for host in newest if host.number in missing or self._may_be_lost(host, now))
         name = next((host.node for host in suspects if host.node is not None and not host.has_ended), None)
         if name is None:
             return None, None
         try:
-            found = self._cluster.get(NODES, name)
+            node = self._cluster.get(NODES, name)
         except ClusterError:
             return None, None
-        if found is None:
-            return None, DeletedNode(name, self._deleted_at(name))
-        return (None, None) if is_true(found, "Ready") else (found, None)
-
-    def _deleted_at(self, node: str) -> str | None:
-        """When the node's object was deleted, by the event of its controller; few users may read that."""
-        fields = f"involvedObject.kind=Node,involvedObject.name={node},reason=RemovingNode"
-        try:
-            found = self._cluster.list(EVENTS, "default", fields=fields, keep=objects.trim_event)
-        except ClusterError:
-            return None
-        return max((one["last"] for one in found), default=None)
+        if node is not None:
+            return (None, None) if is_true(node, "Ready") else (node, None)
+        # The event of its controller says when the node's object was deleted; few users may read that.
+        fields, events = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode", list[Obj]()
+        with contextlib.suppress(ClusterError):
+            events = list(self._cluster.list(EVENTS, "default", fields=fields, keep=trim_event))
+        return None, DeletedNode(name, max((event["last"] for event in events), default=None))
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
-        """Whether a node that still works would have said more of a host."""
+        """Return whether a node that still works would have said more of a host."""
         if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_S:
             return True
         if host.running:
@@ -228,11 +232,11 @@ class _Reader:
         return (seconds_since(host.created, now) or 0.0) > _LATE_S
 
     def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
-        """What host 0's agent reports; its earlier attempts only where the queues were not read, to save a call."""
+        """Return what host 0's agent reports; earlier attempts only where the queues were not read, to save a call."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
         if leader is None or not hosts.is_ours(jobset):
             return []
-        read = leader_log.recent if is_queued else leader_log.full
+        read = read_recent_records if is_queued else read_all_records
         try:
             return read(self._cluster, self._namespace, leader)
         except ClusterError as error:
@@ -242,98 +246,104 @@ class _Reader:
 
 
 def _may_end(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
-    """Whether the namespace may be being deleted: it takes its objects with it, pods first, and takes no new ones."""
+    """Return whether the namespace may be being deleted: it takes its pods first, and takes no new objects."""
     if "deletionTimestamp" in jobset["metadata"] or any(host.is_leaving and host.has_ended for host in newest):
         return True
-    return any(_TERMINATING in one["message"] for one in events)
+    return any(_TERMINATING in event["message"] for event in events)
 
 
-def _unread(what: str, error: ClusterError, node: str | None = None) -> str:
-    """The message about it; `node` is that of a pod whose log it is."""
-    why = error.message if node is None else leader_log.why_unread(error, node)
+def _describe_unread(what: str, error: ClusterError, node: str | None = None) -> str:
+    """Return the message about it; `node` is that of a pod whose log it is."""
+    why = error.message if node is None else why_unread(error, node)
     return f"{what} could not be read: {why[:_MAX_MESSAGE]}"
 
 
-def about(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
-    """The events on a job of that name and on what is made of it: Jobs, pods, claims, its Workload.
+def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the events on a job of that name and on what is made of it: Jobs, pods, claims, its Workload.
 
     Of a JobSet that is there, only those since it was created: one of the same name may have been before.
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claims(jobset)
-    parts_of = "|".join(re.escape(one["name"]) for one in replicated_jobs(jobset or {})) or REPLICATED_JOB
-    job = rf"{re.escape(name)}-(?:{parts_of})-\d+"
-    parts = {
+    parts = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {})) or REPLICATED_JOB
+    job = rf"{re.escape(name)}-(?:{parts})-\d+"
+    patterns = {
         "JobSet": re.escape(name),
         "Job": job,
         "Pod": rf"{job}-\d+-[a-z0-9]{{5}}",
         "Workload": rf"jobset-{re.escape(name)}-[a-z0-9]{{5}}",
     }
-    for one in events:
-        pattern = parts.get(one["kind"])
-        is_its = one["names"][0] in claims if one["kind"] == "PersistentVolumeClaim" else False
-        if is_its or (pattern and re.fullmatch(pattern, one["names"][0]) and one["last"] >= since):
-            yield one
+    for event in events:
+        object_name, pattern = event["names"][0], patterns.get(event["kind"])
+        is_claim = event["kind"] == "PersistentVolumeClaim" and object_name in claims
+        if is_claim or (pattern and re.fullmatch(pattern, object_name) and event["last"] >= since):
+            yield event
 
 
 # --- all jobs ---------------------------------------------------------------------------------------------------------
 
 
 def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
-    """Every job that launcher submitted, by namespace and name; None reads all namespaces.
+    """Read every job that launcher submitted, by namespace and name; None reads all namespaces.
 
     Raises ClusterError when the JobSets cannot be read.
     """
     unread = dict[str, str]()
-    jobsets = [one for one in _jobsets(cluster, namespace) if hosts.is_ours(one)]
+    jobsets = [jobset for jobset in _list_jobsets(cluster, namespace) if hosts.is_ours(jobset)]
     now = cluster.now()
-    pods: Mapping[_Place, list[Obj]] = {}
-    workloads: Mapping[str, Obj] = {}
+    pods: dict[_Place, list[Obj]] = defaultdict(list)
+    workloads: dict[str, Obj] = {}
     try:
-        pods = _pods(cluster, namespace)
+        for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=trim_pod):
+            pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
     except ApiError as error:
-        unread["pods"] = _unread("pods", error)
+        unread["pods"] = _describe_unread("pods", error)
     try:
-        workloads = _workloads(cluster, namespace, jobsets)
+        # Not read where no job names a queue.
+        if any(QUEUE in jobset["metadata"].get("labels", {}) for jobset in jobsets):
+            listed = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
+            workloads = {workload["metadata"]["labels"][JOB_UID]: workload for workload in listed}
     except ApiError as error:
         if error.status != 404:
-            unread["workloads"] = _unread("workloads", error)
-    found = []
-    for jobset in sorted(jobsets, key=_place):
-        found.append(
-            Snapshot(
-                *_place(jobset),
-                now,
-                jobset,
-                pods=tuple(pods.get(_place(jobset), ())),
-                workload=workloads.get(jobset["metadata"]["uid"]),
-                unread=tuple(unread.values()),
-                not_read=unread,
-            )
+            unread["workloads"] = _describe_unread("workloads", error)
+    by_place = {(jobset["metadata"]["namespace"], jobset["metadata"]["name"]): jobset for jobset in jobsets}
+    jobs = [
+        Snapshot(
+            *place,
+            now,
+            by_place[place],
+            pods=tuple(pods.get(place, ())),
+            workload=workloads.get(by_place[place]["metadata"]["uid"]),
+            unread=tuple(unread.values()),
+            not_read=unread,
         )
-    return _with_steps(cluster, found)
+        for place in sorted(by_place)
+    ]
+    return _with_records(cluster, jobs)
 
 
-def _with_steps(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
-    """The same, with the newest records of the first that run: each costs a call."""
-    found, calls, unread = [], 0, dict[str, str]()  # the first of those that the server refuses alike stands for all
-    for one in jobs:
-        leader = next((host for host in one.hosts if host.number == 0 and host.running and not host.is_init), None)
+def _with_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return the jobs with the newest records of the first that run: each costs a call."""
+    read, calls = [], 0
+    # The first of the logs that the server refuses alike stands for all.
+    unread = dict[str, str]()
+    for job in jobs:
+        leader = next((host for host in job.hosts if host.number == 0 and host.running and not host.is_init), None)
         if leader is not None and calls < MAX_LOGS:
             calls += 1
             try:
-                records = leader_log.recent(cluster, one.namespace, leader, LIST_TIMEOUT_S)
-                one = dataclasses.replace(one, records=tuple(records))
+                records = read_recent_records(cluster, job.namespace, leader, LIST_TIMEOUT_S)
+                job = dataclasses.replace(job, records=tuple(records))
             except ClusterError as error:  # its step is then not known
-                alike = f"{one.namespace} {error.message.replace(leader.pod, '')}"
-                why = unread.setdefault(alike, _unread(f"the log of {leader.pod}", error, leader.node))
-                one = dataclasses.replace(one, unread=(*one.unread, why), not_read={**one.not_read, "log": why})
-        found.append(one)
-    return found
+                alike = f"{job.namespace} {error.message.replace(leader.pod, '')}"
+                why = unread.setdefault(alike, _describe_unread(f"the log of {leader.pod}", error, leader.node))
+                job = dataclasses.replace(job, unread=(*job.unread, why), not_read={**job.not_read, "log": why})
+        read.append(job)
+    return read
 
 
-def _jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
-    """The JobSets of a namespace, or of all. Raises ClusterError if the cluster has no JobSet."""
+def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
+    """Return the JobSets of a namespace, or of all. Raises ClusterError if the cluster has no JobSet."""
     try:
         return list(cluster.list(JOBSETS, namespace))
     except ApiError as error:
@@ -344,20 +354,64 @@ def _jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
         raise ClusterError(f"{kind} is not installed in the cluster of context {cluster.context}.", hint) from None
 
 
-def _pods(cluster: Cluster, namespace: str | None) -> dict[_Place, list[Obj]]:
-    found: dict[_Place, list[Obj]] = defaultdict(list)
-    for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=objects.trim_pod):
-        found[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
-    return found
+# --- the leader's log -------------------------------------------------------------------------------------------------
+
+_RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
+# Lines of it that are read first, and eight times as many while they have no record: a program may flood.
+_MANY = 4_000
+_TAIL = 400  # lines of the log of a leader that ended
+TIMEOUT_S = 8.0  # of a node that does not answer: the rest of the snapshot must not wait for it
+# How the API server says that a node's kubelet did not give it a log.
+_KUBELET = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
+_HEAD_BYTES = 256 * 1024  # where it writes how earlier attempts ended
 
 
-def _workloads(cluster: Cluster, namespace: str | None, jobsets: Sequence[Obj]) -> dict[str, Obj]:
-    """Kueue's Workloads by the uid of their job; not read where no job names a queue."""
-    if not any(QUEUE in jobset["metadata"].get("labels", {}) for jobset in jobsets):
-        return {}
-    found = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
-    return {one["metadata"]["labels"][JOB_UID]: one for one in found}
+def why_unread(error: ClusterError, node: str | None) -> str:
+    """Return why a log could not be read: the API server fetches it from the kubelet of its node."""
+    match = _KUBELET.search(error.message) if isinstance(error, ApiError) else None
+    if match is not None:
+        says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
+        return f"the kubelet of node {node} {says} the API server: {match['why']}"
+    if isinstance(error, Unreachable) and error.sent:
+        return f"the kubelet of node {node} has not sent it to the API server in time"
+    return error.message
 
 
-def _place(obj: Obj) -> _Place:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:
+    """Return the newest heartbeats of its gang, or its verdict. Raises ClusterError when its log cannot be read."""
+    if leader.ended:
+        return _read_part(cluster, namespace, leader, timeout_s, tail=_TAIL)[0]
+    for power in itertools.count():
+        most = _MANY * 8**power
+        records, lines = _read_part(cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=most)
+        if records or lines < most:
+            return records
+    raise AssertionError("a log ends")
+
+
+def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
+    """Return the same, and the records of earlier attempts before it; two calls where the log is long."""
+    records = read_recent_records(cluster, namespace, leader)
+    if any(isinstance(record, Past) for record in records):
+        return records
+    return [*_read_part(cluster, namespace, leader, TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0], *records]
+
+
+def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
+    """Yield the records that it writes from now on, until its log ends. Raises ClusterError when it cannot be read."""
+    return _parse_records(cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1))
+
+
+def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> tuple[list[Line], int]:
+    """Return the records in a part of its log, and how many lines that part has."""
+    lines = cluster.log(namespace, leader.pod, container=leader.container, patience_s=timeout_s, **part)  # type: ignore[arg-type]
+    counter = itertools.count()
+    records = list(_parse_records(line for line in lines if next(counter) >= 0))
+    return records, next(counter)
+
+
+def _parse_records(lines: Iterable[str]) -> Iterator[Line]:
+    for line in lines:
+        record = log_lines.parse(line)
+        if record is not None and not isinstance(record, Tail):  # the end of an older log is as long as a log
+            yield record

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxlaunch import contract
@@ -72,7 +73,7 @@ class Host:
 
     @property
     def has_started(self) -> bool:
-        """Its main container runs or ran: there is a log."""
+        """Whether its main container runs or ran: there is a log."""
         return not self.is_init and bool(self.running or self.ended)
 
     @property
@@ -98,121 +99,145 @@ class Host:
 
     @property
     def termination_report(self) -> Termination | None:
-        """What its agent wrote as the container's termination message."""
+        """What its agent wrote as the container's termination message, parsed."""
         return log_lines.parse_termination_message(self.termination_message)
 
     @property
     def name(self) -> str:
-        """ "host 3 (pod lm-w-0-3-x7k2p)"."""
+        """The host in words: "host 3 (pod lm-w-0-3-x7k2p)"."""
         return f"host {self.number} (pod {self.pod})"
 
 
-def _hosts_per_job(one: Obj) -> int:
-    """Pods of each Job of a replicated job."""
-    spec = one["template"]["spec"]
+def _hosts_per_job(job: Obj) -> int:
+    spec = job["template"]["spec"]
     return int(spec.get("parallelism") or spec.get("completions") or 1)
 
 
 def expected(jobset: Obj) -> int:
-    """How many hosts the JobSet asks for."""
-    return sum(int(one.get("replicas", 1)) * _hosts_per_job(one) for one in replicated_jobs(jobset))
+    """Return how many hosts the JobSet asks for."""
+    return sum(int(job.get("replicas", 1)) * _hosts_per_job(job) for job in replicated_jobs(jobset))
 
 
 def main_container(spec: Obj) -> Obj:
-    """The container of a pod spec that runs the program: ours by its name, else the first."""
+    """Return the container of a pod spec that runs the program: ours by its name, else the first."""
     containers = spec.get("containers") or [{}]
-    return next((one for one in containers if one.get("name") == MAIN_CONTAINER), containers[0])
+    return next((container for container in containers if container.get("name") == MAIN_CONTAINER), containers[0])
+
+
+def main_container_of(jobset: Obj) -> Obj:
+    """Return the container of a JobSet's pods that runs the program."""
+    return main_container(pod_template(jobset).get("spec", {}))
 
 
 def agent_job(spec: Obj) -> AgentJob | None:
-    """What the agents of pods of this spec read of the job; None where they have none."""
-    texts = (one.get("value") for one in main_container(spec).get("env") or () if one["name"] == contract.JOB)
-    text = next(texts, None)
+    """Return what the agents of pods of this spec read of the job; None where they have none."""
+    variables = main_container(spec).get("env") or ()
+    text = next((variable.get("value") for variable in variables if variable["name"] == contract.JOB), None)
     return checked.read(AgentJob, checked.decode_record(text.replace("$$", "$"))) if text else None
 
 
 def table(jobset: Obj) -> Members:
-    """Which hosts of the JobSet hold ranks before any was lost; of another tool's, each holds one."""
-    job = _of_agents(jobset)
+    """Return which hosts of the JobSet hold ranks before any was lost; of another tool's, each holds one."""
+    job = _agent_job_or_default(jobset)
     return Members(range(job.sizes[-1] if job.sizes else expected(jobset)), job.processes_per_host)
 
 
 def moves(jobset: Obj) -> bool:
-    """Whether ranks may move from a host to another: the job has spares, or may shrink."""
-    return bool(_of_agents(jobset).sizes)
+    """Return whether ranks may move from a host to another: the job has spares, or may shrink."""
+    return bool(_agent_job_or_default(jobset).sizes)
 
 
 def are_replaced(jobset: Obj) -> bool:
-    """Whether a pod that is lost is made again alone, while the others wait for it."""
-    return _of_agents(jobset).replaces
+    """Return whether a pod that is lost is made again alone, while the others wait for it."""
+    return _agent_job_or_default(jobset).replaces
 
 
-def _of_agents(jobset: Obj) -> AgentJob:
-    """What its agents read of the job; that of a nameless job of one process each, where there is none."""
-    try:
-        found = agent_job(pod_template(jobset).get("spec", {}))
-    except ValueError:
-        found = None
-    return found or AgentJob("")
+def _agent_job_or_default(jobset: Obj) -> AgentJob:
+    """Return what its agents read of the job; a nameless job of one process each, where there is none."""
+    with contextlib.suppress(ValueError):
+        return agent_job(pod_template(jobset).get("spec", {})) or AgentJob("")
+    return AgentJob("")
 
 
 def metrics_port(jobset: Obj) -> int | None:
-    """The port of its agents' HTTP server; None of a JobSet of another tool."""
-    ports = main_container(pod_template(jobset).get("spec", {})).get("ports") or ()
-    return next((int(one["containerPort"]) for one in ports if one.get("name") == METRICS_PORT), None)
+    """Return the port of its agents' HTTP server; None of a JobSet of another tool."""
+    ports = main_container_of(jobset).get("ports") or ()
+    return next((int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None)
 
 
 def claims(jobset: Obj) -> list[str]:
-    """The volume claims that its pods mount."""
+    """Return the volume claims that its pods mount."""
     volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
-    return [one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one]
+    sources = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
+    return [source["claimName"] for source in sources]
 
 
 def environment(jobset: Obj) -> dict[str, str]:
-    """The environment variables of the main container whose values are in the JobSet itself."""
-    found = main_container(pod_template(jobset).get("spec", {})).get("env") or ()
-    return {one["name"]: one.get("value", "") for one in found if "valueFrom" not in one}
+    """Return the environment variables of the main container whose values are in the JobSet itself."""
+    variables = main_container_of(jobset).get("env") or ()
+    return {variable["name"]: variable.get("value", "") for variable in variables if "valueFrom" not in variable}
 
 
 def is_ours(jobset: Obj) -> bool:
-    """Whether launcher made the JobSet: by its label or, as anyone may patch that away, its pods' environment, which
-    JobSet lets nobody change."""
+    """Return whether launcher made the JobSet.
+
+    By its label or, as anyone may patch that away, its pods' environment, which JobSet lets nobody change.
+    """
     metadata = jobset["metadata"]
     is_labelled = (metadata.get("labels") or {}).get(OWN_LABEL) == metadata["name"]
     return is_labelled or contract.JOB in environment(jobset)
 
 
 def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
-    """The hosts of the last generation that has pods; of one host that is replaced, the newer pod.
+    """Return the hosts of the last generation that has pods; of one host that is replaced, the newer pod.
 
     A pod whose labels are no numbers was not made by JobSet, and is left out: anyone may give one the job's label.
     """
     offsets, total = {}, 0
-    for one in replicated_jobs(jobset):
-        offsets[one["name"]] = total, _hosts_per_job(one)
-        total += int(one.get("replicas", 1)) * _hosts_per_job(one)
-    main = main_container(pod_template(jobset).get("spec", {})).get("name", MAIN_CONTAINER)
-    hosts = [_host(pod, offsets, main) for pod in pods if _has_a_place(pod)]
+    for job in replicated_jobs(jobset):
+        offsets[job["name"]] = total, _hosts_per_job(job)
+        total += int(job.get("replicas", 1)) * _hosts_per_job(job)
+    main = main_container_of(jobset).get("name", MAIN_CONTAINER)
+    hosts = []
+    for pod in pods:
+        labels = pod["metadata"].get("labels", {})
+        if all(_NUMBER.fullmatch(labels.get(name, "0")) for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)):
+            hosts.append(_read_host(pod, offsets, main))
     last = max((host.generation for host in hosts), default=0)
-    newest_of = {host.number: host for host in sorted(hosts, key=lambda host: host.created) if host.generation == last}
-    return [newest_of[number] for number in sorted(newest_of)]
+    by_number = {host.number: host for host in sorted(hosts, key=lambda host: host.created) if host.generation == last}
+    return [by_number[number] for number in sorted(by_number)]
 
 
-def _has_a_place(pod: Obj) -> bool:
-    """Whether its labels say where in a gang it is."""
-    labels = pod["metadata"].get("labels", {})
-    return all(_NUMBER.fullmatch(labels.get(name, "0")) for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL))
-
-
-def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
+def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = metadata.get("labels", {})
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
-    container, is_init = _telling_container(status, main)
-    state = container.get("state") or {}
-    limits, sidecars = _memory_limits(spec), _sidecars(spec)
-    scheduled = condition(pod, "PodScheduled")
-    disruption = condition(pod, "DisruptionTarget")
+    # The status of the main container is empty before the kubelet reports one.
+    main_status: Obj = next((one for one in status.get("containerStatuses") or () if one["name"] == main), {})
+    container, is_init = _telling_container(status, main_status)
+    name, state = container.get("name", main), container.get("state") or {}
+    init_containers = spec.get("initContainers") or ()
+    sidecars = {one["name"] for one in init_containers if one.get("restartPolicy") == "Always"}
+    limits = {
+        one["name"]: ((one.get("resources") or {}).get("limits") or {}).get("memory")
+        for one in (*init_containers, *(spec.get("containers") or ()))
+    }
+    memory_limits = {key: str(limit) for key, limit in limits.items() if limit is not None}
+    beside = [
+        Container(
+            name=one["name"],
+            is_init=kind == "initContainerStatuses",
+            is_sidecar=one["name"] in sidecars,
+            running=(one.get("state") or {}).get("running") or {},
+            ended=(one.get("state") or {}).get("terminated") or {},
+            before=(one.get("lastState") or {}).get("terminated") or {},
+            memory_limit=memory_limits.get(one["name"]),
+        )
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for one in status.get(kind) or ()
+        if one["name"] != name
+    ]
+    scheduled, disruption = condition(pod, "PodScheduled"), condition(pod, "DisruptionTarget")
     return Host(
         number=offset + int(labels.get(SLICE_LABEL, 0)) * per_job + int(labels.get(INDEX_LABEL, 0)),
         pod=metadata["name"],
@@ -222,7 +247,7 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         unready="" if is_true(pod, "Ready") else condition(pod, "Ready").get("message", ""),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
-        container=container.get("name", main),
+        container=name,
         is_init=is_init,
         is_sidecar=container.get("name") in sidecars,
         image=container.get("image", ""),
@@ -234,60 +259,25 @@ def _host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
         reason=status.get("reason", ""),
         message=status.get("message", ""),
         before=(container.get("lastState") or {}).get("terminated") or {},
-        termination_message=((_status_of(status, main).get("state") or {}).get("terminated") or {}).get("message", ""),
+        termination_message=((main_status.get("state") or {}).get("terminated") or {}).get("message", ""),
         created=metadata.get("creationTimestamp", ""),
         seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
-        memory_limit=limits.get(container.get("name", main)),
-        beside=tuple(_beside(status, container.get("name", main), limits, sidecars)),
+        memory_limit=memory_limits.get(name),
+        beside=tuple(beside),
     )
 
 
-def _memory_limits(spec: Obj) -> dict[str, str]:
-    """The memory limit of each container that has one."""
-    found = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    limits = {one["name"]: ((one.get("resources") or {}).get("limits") or {}).get("memory") for one in found}
-    return {name: str(limit) for name, limit in limits.items() if limit is not None}
-
-
-def _sidecars(spec: Obj) -> set[str]:
-    return {one["name"] for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"}
-
-
-def _beside(status: Obj, telling: str, limits: Mapping[str, str], sidecars: Set[str]) -> Iterator[Container]:
-    """The containers whose state the host itself does not have."""
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for one in status.get(kind) or ():
-            if one["name"] == telling:
-                continue
-            state = one.get("state") or {}
-            yield Container(
-                name=one["name"],
-                is_init=kind == "initContainerStatuses",
-                is_sidecar=one["name"] in sidecars,
-                running=state.get("running") or {},
-                ended=state.get("terminated") or {},
-                before=(one.get("lastState") or {}).get("terminated") or {},
-                memory_limit=limits.get(one["name"]),
-            )
-
-
-def _telling_container(status: Obj, main: str) -> tuple[Obj, bool]:
-    """The container whose state shows how far the pod is, and whether it is an init container.
+def _telling_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
+    """Return the container whose state shows how far the pod is, and whether it is an init container.
 
     Once the main container has started, it is that one: an init container that still runs is a sidecar.
     """
-    own = _status_of(status, main)
-    state = own.get("state") or {}
+    state = main.get("state") or {}
     if state.get("running") is not None or state.get("terminated") is not None:
-        return own, False
-    for one in status.get("initContainerStatuses") or ():
-        ended = one.get("state", {}).get("terminated")
-        if ended is None and not one.get("ready") or ended is not None and ended.get("exitCode"):
-            return one, True
-    return own, False
-
-
-def _status_of(status: Obj, main: str) -> Obj:
-    """The status of the main container; empty before the kubelet reports one."""
-    return next((one for one in status.get("containerStatuses") or () if one["name"] == main), {})
+        return main, False
+    for container in status.get("initContainerStatuses") or ():
+        ended = container.get("state", {}).get("terminated")
+        if ended is None and not container.get("ready") or ended is not None and ended.get("exitCode"):
+            return container, True
+    return main, False

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.jobs.status import hosts, lost_hosts
-from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
+from jaxlaunch.launcher.jobs.status import hosts
+from jaxlaunch.launcher.jobs.status.snapshot import Snapshot, are_members_lost, has_begun, is_table_known, spare_hosts
 from jaxlaunch.launcher.kubernetes.objects import (
     condition,
     format_age,
@@ -95,15 +95,27 @@ class JobStatus:
     folder: str | None = None  # of a run on this machine, whose namespace is empty
 
     def to_json(self) -> dict[str, Any]:
-        """The fields under their own names, the state as text."""
+        """Return the fields under their own names, the state as text."""
         return dataclasses.asdict(self) | {"state": self.state.value}
 
 
 def status_of(snapshot: Snapshot) -> JobStatus:
-    """The status of one job."""
-    report, beat = snapshot.report, snapshot.report.heartbeat or Beat()
+    """Return the status of one job."""
+    report, beat, now = snapshot.report, snapshot.report.heartbeat or Beat(), snapshot.now
     state = state_of(snapshot)
-    is_live = state in (State.RUNNING, State.GATHERING) and not _is_any_lost(snapshot) and not report.is_judged
+    # A host on its way out, or whose node does not answer, makes what the agents reported last too old.
+    is_any_lost = any(
+        host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
+        for host in snapshot.hosts
+        if host.number in snapshot.members
+    ) or (has_begun(snapshot) and are_members_lost(snapshot))
+    is_live = state in (State.RUNNING, State.GATHERING) and not is_any_lost and not report.is_judged
+    ready = [host for host in snapshot.hosts if host.is_ready and not host.is_leaving]
+    reached = [host for host in ready if not snapshot.is_on_silent_node(host)]
+    has_table = hosts.moves(snapshot.jobset) and is_table_known(snapshot)
+    last = report.last
+    # The verdict that matters now: on the end, or on the attempt before this one.
+    is_resumed = last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
     return JobStatus(
         name=snapshot.name,
         namespace=snapshot.namespace,
@@ -111,104 +123,49 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         is_ours=snapshot.is_ours,
         queue=snapshot.queue,
         hosts=snapshot.expected_hosts,
-        ready=None
-        if "pods" in snapshot.not_read
-        else sum(
-            host.is_ready and not host.is_leaving and not snapshot.is_on_silent_node(host) for host in snapshot.hosts
-        ),
+        ready=None if "pods" in snapshot.not_read else len(reached),
         generation=snapshot.restarts,
         attempt=beat.attempt or (report.verdict.attempt if report.verdict else None),
-        phase=_phase(snapshot) if is_live else None,
-        phase_s=_age(_utc(beat.since), snapshot.now) if is_live else None,
+        # The phase of most ranks; before they start, rendezvous.
+        phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
+        phase_s=_age(datetime.fromtimestamp(beat.since, UTC), now) if is_live and beat.since is not None else None,
         missing=tuple(report.missing),
-        members=snapshot.members.to_wire()
-        if hosts.moves(snapshot.jobset) and lost_hosts.is_table_known(snapshot)
-        else None,
-        spares=tuple(lost_hosts.spares(snapshot)),
+        members=snapshot.members.to_wire() if has_table else None,
+        spares=tuple(spare_hosts(snapshot)),
         step=report.step,
-        steps=_steps(snapshot),
+        # The last step of the whole run, where the job has a `train:` block.
+        steps=checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps"),
         committed=report.committed,
-        committed_age_s=_age(report.committed_at, snapshot.now),
+        committed_age_s=None if report.committed_at is None else _age(report.committed_at, now),
         goodput=report.goodput,
         as_of=_as_of(snapshot),
         restarts=_restarts(snapshot),
-        verdict=_verdict(snapshot, state),
+        verdict=None if last is None or is_resumed else last.verdict.to_json(),
         code=exit_code(snapshot, state),
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
-        age_s=seconds_since(snapshot.created, snapshot.now) or 0.0,
-        lasted_s=_lasted(snapshot, state),
+        age_s=seconds_since(snapshot.created, now) or 0.0,
+        lasted_s=_duration_s(snapshot, state),
         restart_seconds=beat.restart,
     )
 
 
 def state_of(snapshot: Snapshot) -> State:
-    """How far the job is, or how it ended."""
+    """Return how far the job is, or how it ended."""
     ended = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
     if "deletionTimestamp" in snapshot.jobset["metadata"]:
         return State.DELETING
     if ended is not None:
         return ended
     if snapshot.is_suspended or is_stopped_in_queue(snapshot):
-        return _suspended(snapshot)
+        return _suspended_state(snapshot)
     if "pods" in snapshot.not_read:
         return State.UNKNOWN
     if _is_restarting(snapshot):
         return State.RESTARTING
-    return _progress(snapshot)
-
-
-def is_stopped_in_queue(snapshot: Snapshot) -> bool:
-    """Whether its Workload is deactivated: by `launcher stop`, or by Kueue after too many tries."""
-    return snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
-
-
-def _suspended(snapshot: Snapshot) -> State:
-    """Suspended: by a person, or by Kueue."""
-    if snapshot.queue is None or is_stopped_in_queue(snapshot):
-        are_left = _are_pods_left(snapshot)
-        return State.SUSPENDED if are_left is None else State.STOPPING if are_left else State.STOPPED
-    return State.SUSPENDED if "workloads" in snapshot.not_read else State.QUEUED
-
-
-def _are_pods_left(snapshot: Snapshot) -> bool | None:
-    """Whether pods have not ended, by what their Jobs count where they could not be read; None: not known."""
-    if "pods" not in snapshot.not_read:
-        return any(not host.has_ended for host in snapshot.hosts)
-    counts = [one.get("status", {}) for one in snapshot.jobs]
-    return any(one.get("active") or one.get("terminating") for one in counts) if counts else None
-
-
-def _is_restarting(snapshot: Snapshot) -> bool:
-    """The last generation has ended or is ending, and its successor's pods are not here."""
-    if not snapshot.hosts:
-        return snapshot.restarts > 0
-    if snapshot.hosts[0].generation < snapshot.restarts:
-        return True
-    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
-        return True  # its Job fails with the first pod
-    return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not _all_succeeded(snapshot)
-
-
-def _is_any_lost(snapshot: Snapshot) -> bool:
-    """Whether a host is on its way out, or its node does not answer: what the agents reported last is older."""
-    return any(
-        host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
-        for host in snapshot.hosts
-        if host.number in snapshot.members
-    ) or (lost_hosts.has_begun(snapshot) and lost_hosts.are_members_lost(snapshot))
-
-
-def _all_succeeded(snapshot: Snapshot) -> bool:
-    """Whether the gang is done: of one whose lost pods are made again, host 0 alone says so."""
-    done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
-    return len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)
-
-
-def _progress(snapshot: Snapshot) -> State:
-    """How far the slowest host is; of a gang that ran, whether it runs without those that are lost."""
-    if lost_hosts.has_begun(snapshot):
+    if has_begun(snapshot):
         waits = snapshot.report.stage in (None, "gather") and snapshot.report.verdict is None
-        return State.GATHERING if waits or lost_hosts.are_members_lost(snapshot) else State.RUNNING
+        return State.GATHERING if waits or are_members_lost(snapshot) else State.RUNNING
+    # How far the slowest host is.
     if len(snapshot.hosts) < snapshot.expected_hosts:
         return State.CREATING
     if any(host.node is None for host in snapshot.hosts):
@@ -218,11 +175,38 @@ def _progress(snapshot: Snapshot) -> State:
     return State.GATHERING if snapshot.report.stage == "gather" else State.RUNNING
 
 
-def _phase(snapshot: Snapshot) -> str | None:
-    """The phase of most ranks; before they start, rendezvous."""
-    if snapshot.report.stage == "gather":
-        return "rendezvous"
-    return (snapshot.report.heartbeat or Beat()).phase
+def is_stopped_in_queue(snapshot: Snapshot) -> bool:
+    """Return whether its Workload is deactivated: by `launcher stop`, or by Kueue after too many tries."""
+    return snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
+
+
+def _suspended_state(snapshot: Snapshot) -> State:
+    """Return the state of a job that is suspended: by a person, or by Kueue."""
+    if snapshot.queue is not None and not is_stopped_in_queue(snapshot):
+        return State.SUSPENDED if "workloads" in snapshot.not_read else State.QUEUED
+    if "pods" not in snapshot.not_read:
+        are_left = any(not host.has_ended for host in snapshot.hosts)
+    elif snapshot.jobs:
+        # The Jobs count their pods, where these could not be read.
+        counts = [job.get("status", {}) for job in snapshot.jobs]
+        are_left = any(count.get("active") or count.get("terminating") for count in counts)
+    else:
+        return State.SUSPENDED
+    return State.STOPPING if are_left else State.STOPPED
+
+
+def _is_restarting(snapshot: Snapshot) -> bool:
+    """Return whether the last generation has ended or is ending, and its successor's pods are not here."""
+    if not snapshot.hosts:
+        return snapshot.restarts > 0
+    if snapshot.hosts[0].generation < snapshot.restarts:
+        return True
+    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
+        return True  # its Job fails with the first pod
+    # Of a gang whose lost pods are made again, host 0 alone says that it is done.
+    done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
+    is_done = len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)
+    return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not is_done
 
 
 def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
@@ -232,27 +216,18 @@ def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
     return {"at": datetime.fromtimestamp(recorded.at, UTC).isoformat(timespec="seconds"), "when": WHEN[recorded.when]}
 
 
-def as_of_line(status: JobStatus, now: datetime) -> str:
-    """ "12:03:11 UTC (7m ago), when it was stopped", or with the date of a day before; empty of numbers of now."""
+def describe_as_of(status: JobStatus, now: datetime) -> str:
+    """Return "12:03:11 UTC (7m ago), when it was stopped", or with an earlier date; empty of numbers of now."""
     if status.as_of is None:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
     day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
-    return f"{day}{at:%H:%M:%S} UTC ({format_age(_age(at, now) or 0.0)} ago), {status.as_of['when']}"
+    return f"{day}{at:%H:%M:%S} UTC ({format_age(_age(at, now))} ago), {status.as_of['when']}"
 
 
-def _utc(at: float | None) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC)
-
-
-def _age(at: datetime | None, now: datetime) -> float | None:
-    """Seconds since then; never negative, however the clocks differ."""
-    return None if at is None else max(0.0, (now - at).total_seconds())
-
-
-def _steps(snapshot: Snapshot) -> int | None:
-    """The last step of the whole run, where the job has a `train:` block."""
-    return checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps")
+def _age(at: datetime, now: datetime) -> float:
+    """Return the seconds since then; never negative, however the clocks differ."""
+    return max(0.0, (now - at).total_seconds())
 
 
 def _variable(snapshot: Snapshot, name: str) -> str:
@@ -262,10 +237,10 @@ def _variable(snapshot: Snapshot, name: str) -> str:
 def _restarts(snapshot: Snapshot) -> Restarts:
     policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
     charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
-    causes = snapshot.report.ends_by_cause
+    causes, beat = snapshot.report.ends_by_cause, snapshot.report.heartbeat
     if causes is None and not snapshot.restarts:
         causes = {}
-    preempted = snapshot.report.preempted
+    preempted = None if beat is None else beat.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
     limit = checked.number_in(_variable(snapshot, contract.JOB), "preempted_limit")
@@ -273,16 +248,8 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     return Restarts(total, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
 
-def _verdict(snapshot: Snapshot, state: State) -> Mapping[str, Any] | None:
-    """The verdict that matters now: on the end, or on the attempt before this one."""
-    last = snapshot.report.last
-    if last is None or (state is State.RUNNING and last.verdict.code == contract.PREEMPTED):
-        return None
-    return last.verdict.to_json()
-
-
 def exit_code(snapshot: Snapshot, state: State) -> int | None:
-    """The exit code of a run that is over: its verdict's, else that of a container, else 1; None before."""
+    """Return the exit code of a run that is over: its verdict's, else that of a container, else 1; None before."""
     if state is State.DONE:
         return contract.DONE
     if state is not State.FAILED:
@@ -290,18 +257,18 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
     if snapshot.report.verdict is not None and snapshot.report.verdict.verdict.code != contract.DONE:
         return snapshot.report.verdict.verdict.code
     ends = [host.ended for host in snapshot.hosts]
-    ends += [one.ended for host in snapshot.hosts for one in host.beside]
+    ends += [container.ended for host in snapshot.hosts for container in host.beside]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
-    messages = [condition(one, "Failed").get("message", "") for one in (*snapshot.jobs, snapshot.jobset)]
+    messages = [condition(obj, "Failed").get("message", "") for obj in (*snapshot.jobs, snapshot.jobset)]
     codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
     return codes[0] if codes else 1
 
 
-def _lasted(snapshot: Snapshot, state: State) -> float | None:
-    """Seconds between the JobSet's creation and its end."""
+def _duration_s(snapshot: Snapshot, state: State) -> float | None:
+    """Return the seconds between the JobSet's creation and its end."""
     kind = {State.DONE: "Completed", State.FAILED: "Failed"}.get(state)
     if kind is None or not is_true(snapshot.jobset, kind):
         return None
     ended = parse_time(condition(snapshot.jobset, kind).get("lastTransitionTime"))
     began = parse_time(snapshot.created)
-    return None if ended is None or began is None else max(0.0, (ended - began).total_seconds())
+    return None if ended is None or began is None else _age(began, ended)

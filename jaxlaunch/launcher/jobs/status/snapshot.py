@@ -13,7 +13,7 @@ from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AgentReport
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.labels import QUEUE
-from jaxlaunch.launcher.kubernetes.objects import MAX_NAMED, Obj, is_suspended, terminal_state
+from jaxlaunch.launcher.kubernetes.objects import MAX_NAMED, Obj, is_suspended, parse_time, terminal_state
 from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line, Recorded
 from jaxlaunch.records.members import Members
@@ -56,7 +56,7 @@ class Snapshot:
     now: datetime
     jobset: Obj
     jobs: tuple[Obj, ...] = ()
-    pods: tuple[Obj, ...] = ()  # as launcher/kubernetes/kept_fields leaves them
+    pods: tuple[Obj, ...] = ()  # trimmed
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
     ending_namespace: Obj | None = None  # where it is being deleted
@@ -81,8 +81,8 @@ class Snapshot:
     @cached_property
     def report(self) -> AgentReport:
         """What the agents reported in the leader's log and in termination messages."""
-        known = self.on_volume or self.recorded
-        return agent_report.merge(self.records, self.hosts, known, is_over=terminal_state(self.jobset) is not None)
+        recorded = self.on_volume or self.recorded
+        return agent_report.merge(self.records, self.hosts, recorded, is_over=terminal_state(self.jobset) is not None)
 
     @cached_property
     def members(self) -> Members:
@@ -111,7 +111,8 @@ class Snapshot:
     @property
     def queue(self) -> str | None:
         """The LocalQueue that the job names."""
-        return self._labels.get(QUEUE)
+        name: str | None = (self.jobset["metadata"].get("labels") or {}).get(QUEUE)
+        return name
 
     @property
     def restarts(self) -> int:
@@ -129,24 +130,32 @@ class Snapshot:
         metadata = self.jobset["metadata"]
         return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
 
+    @property
+    def created(self) -> str | None:
+        """When the JobSet was created, as the API writes times."""
+        timestamp: str | None = self.jobset["metadata"].get("creationTimestamp")
+        return timestamp
+
     def is_on_silent_node(self, host: Host) -> bool:
-        """Whether the host is on the node that is known not to answer or to be deleted: what its pod reports is older
-        than that."""
+        """Return whether the host is on the node that is known not to answer or to be deleted.
+
+        What its pod reports is older than that.
+        """
         names = {None if self.silent_node is None else self.silent_node["metadata"]["name"]}
         names.add(None if self.deleted_node is None else self.deleted_node.name)
         return host.node is not None and host.node in names and not host.has_ended
+
+    # --- events -------------------------------------------------------------------------------------------------------
 
     @property
     def warning(self) -> Obj | None:
         """The newest Warning event that is not over, about the pods that are here or another object of the job."""
         since = min((host.created for host in self.hosts), default=self.created or "")
-        return next(
-            (one for one in self.events if one["type"] == "Warning" and one["last"] >= since and self._is_of_now(one)),
-            None,
-        )
+        warnings = (event for event in self.events if event["type"] == "Warning" and event["last"] >= since)
+        return next(filter(self._is_current, warnings), None)
 
-    def _is_of_now(self, event: Obj) -> bool:
-        """Whether what an event warns of may still be so."""
+    def _is_current(self, event: Obj) -> bool:
+        """Return whether what an event warns of may still be so."""
         if event["kind"] == "Job" and event["reason"] == "FailedCreate":
             return len(self.hosts) < self.expected_hosts
         if event["kind"] != "Pod":
@@ -158,28 +167,122 @@ class Snapshot:
             hosts = [host for host in hosts if not host.running]
         return _is_about(event, hosts)
 
-    @property
-    def created(self) -> str | None:
-        """When the JobSet was created, as the API writes times."""
-        found: str | None = self.jobset["metadata"].get("creationTimestamp")
-        return found
-
     def event(self, *reasons: str, kind: str = "", of: Collection[Host] | None = None) -> Obj | None:
-        """The newest event with one of these reasons, about objects of that kind; `of`: the pods of these hosts."""
-        return next(
-            (
-                one
-                for one in self.events
-                if one["reason"] in reasons and kind in ("", one["kind"]) and (of is None or _is_about(one, of))
-            ),
-            None,
-        )
-
-    @property
-    def _labels(self) -> dict[str, str]:
-        return self.jobset["metadata"].get("labels") or {}
+        """Return the newest event with one of these reasons, about objects of that kind; `of`: these hosts' pods."""
+        matching = (event for event in self.events if event["reason"] in reasons and kind in ("", event["kind"]))
+        return next((event for event in matching if of is None or _is_about(event, of)), None)
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
-    """Whether an event is about the pod of one of these hosts; one that is about many pods names only some of them."""
+    """Return whether an event is about the pod of one of these hosts; one about many pods names only some of them."""
     return bool(hosts) and (len(event["names"]) >= MAX_NAMED or any(host.pod in event["names"] for host in hosts))
+
+
+# --- lost hosts: those of a gang whose other pods stay, and who holds their ranks -------------------------------------
+
+
+def has_begun(snapshot: Snapshot) -> bool:
+    """Return whether the processes of these pods have started once, so that a pod that is not there is a lost one.
+
+    Without the leader's log that is known of the leader alone: Kubernetes makes its pod before all others.
+    """
+    if not snapshot.waits_for_pods or not snapshot.hosts:
+        return False
+    beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
+    if beat is not None and beat.stage is not None:
+        return beat.stage != "gather" or any(end.generation == generation for end in snapshot.report.earlier)
+    others = [host for host in snapshot.hosts if host.number != 0]
+    leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
+    if not any(host.has_started for host in others):
+        return False
+    if leader is None or leader.left_alone:
+        return True
+    return not leader.has_started and leader.created > min(host.created for host in others)
+
+
+def is_table_known(snapshot: Snapshot) -> bool:
+    """Return whether it is known which hosts hold ranks: not while the leader of a gang that has begun is away."""
+    has_said = snapshot.report.heartbeat is not None and snapshot.report.recorded is None
+    return has_said or not has_begun(snapshot)
+
+
+def lost_hosts(snapshot: Snapshot) -> list[int]:
+    """Return the hosts without a pod, or with one that failed; none of a gang that is done, whose Job deletes pods."""
+    if is_gang_done(snapshot):
+        return []
+    alive = {host.number for host in snapshot.hosts if host.phase != "Failed"}
+    return [number for number in range(snapshot.expected_hosts) if number not in alive]
+
+
+def is_gang_done(snapshot: Snapshot) -> bool:
+    """Return whether the gang is done: the leader's pod ends so when all ranks have."""
+    return any(host.number == 0 and host.phase == "Succeeded" for host in snapshot.hosts)
+
+
+def are_members_lost(snapshot: Snapshot) -> bool:
+    """Return whether a host that holds ranks is lost: the gang waits, or is about to."""
+    return any(number in snapshot.members for number in lost_hosts(snapshot))
+
+
+def away_hosts(snapshot: Snapshot) -> list[int]:
+    """Return the hosts that are lost, whose new pod has not started, or that are there and not heard of."""
+    late = [host.number for host in snapshot.hosts if not host.has_started]
+    if snapshot.report.stage == "gather":
+        suspects = (*cut_off_hosts(snapshot), *mute_hosts(snapshot))
+        unheard = [host.number for host in suspects if host.number in snapshot.report.missing]
+    else:
+        unheard = [host.number for host in cut_off_hosts(snapshot) if host.number not in snapshot.members]
+    return sorted({*lost_hosts(snapshot), *late, *unheard})
+
+
+def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
+    """Return the hosts whose pods read as running on a node that does not answer or is deleted.
+
+    By the node, where it could be read, or by what the node controller makes of its pods, which are then not ready
+    without a reason.
+    """
+    return [
+        host
+        for host in snapshot.hosts
+        if snapshot.is_on_silent_node(host) or (host.running and not host.is_ready and not host.unready)
+    ]
+
+
+def heard_hosts(snapshot: Snapshot) -> list[Host]:
+    """Return the hosts with ranks on a node that is known not to answer, although their agents do.
+
+    Their attempt runs, and the leader misses an agent sooner than Kubernetes does a node.
+    """
+    if not has_begun(snapshot) or snapshot.report.stage != "run" or snapshot.report.is_judged:
+        return []
+    deleted = None if snapshot.deleted_node is None else snapshot.deleted_node.name
+    return [
+        host
+        for host in cut_off_hosts(snapshot)
+        if host.number in snapshot.members
+        and host.node != deleted
+        and (snapshot.is_on_silent_node(host) or snapshot.event("NodeNotReady", kind="Pod", of=[host]))
+    ]
+
+
+def mute_hosts(snapshot: Snapshot) -> list[Host]:
+    """Return the hosts for which the leader waits, although they have run since before the last attempt ended."""
+    last, missing = snapshot.report.last, snapshot.report.missing
+    if last is None or last.at is None:
+        return []
+    ended = datetime.fromtimestamp(last.at, UTC)
+    present = [host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended]
+    starts = [(host, parse_time(host.running.get("startedAt"))) for host in present]
+    return [host for host, began in starts if began is not None and began < ended]
+
+
+def spare_hosts(snapshot: Snapshot) -> list[int]:
+    """Return the hosts that are there and hold no rank, of a job whose ranks may move; none where that is not known."""
+    if not hosts.moves(snapshot.jobset) or not is_table_known(snapshot):
+        return []
+    held = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)
+    return [
+        host.number
+        for host in snapshot.hosts
+        if host.has_started and not host.has_ended and not host.is_leaving and host.number not in held
+    ]

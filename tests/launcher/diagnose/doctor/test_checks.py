@@ -13,15 +13,15 @@ import pytest
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.cli.doctor import count_findings, describe_findings
 from jaxlaunch.launcher.diagnose import text
-from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes, references
+from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding
-from jaxlaunch.launcher.diagnose.doctor.target import Checkpoints, Target
+from jaxlaunch.launcher.diagnose.doctor.finding import Checkpoints, Finding, Target
 from jaxlaunch.launcher.errors import ApiError, UserError
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.kubernetes import kinds
 from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import Right
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
@@ -70,11 +70,9 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
 
 def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        controllers.served(kinds.JOBSETS, "JobSet", ["v1"]),
-        namespace.exists("team", None),
-        *namespace.rights(
-            {next(iter(namespace.COMMANDS["submit"])): False}, [{"submit": namespace.COMMANDS["submit"][:1]}]
-        ),
+        controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]),
+        namespace.judge_namespace("team", None),
+        *namespace.judge_rights({Right("create", kinds.JOBSETS): False}, {"submit": [Right("create", kinds.JOBSETS)]}),
     ]
     english = [one.to_json() for one in found]
     monkeypatch.setattr(text, "localize", other_words)
@@ -106,14 +104,14 @@ def test_every_check_is_documented_in_its_order() -> None:
     ],
 )
 def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) -> None:
-    found = controllers.clock(
+    found = controllers.judge_clock(
         NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
     )
     assert found.level == level and why in found.why
 
 
 def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
-    assert finding.exit_code([controllers.ready("v1.35.4", "https://a", False)]) == 3
+    assert finding.exit_code([controllers.judge_server("v1.35.4", "https://a", False)]) == 3
 
 
 # --- controllers ------------------------------------------------------------------------------------------------------
@@ -126,16 +124,16 @@ def crd(**rule: Any) -> dict[str, Any]:
 
 
 def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> None:
-    assert levels(controllers.crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == ["ok"]
-    assert levels(controllers.crd(crd())) == ["fail"]
-    assert levels(controllers.crd(None)) == []
+    assert levels(controllers.judge_crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == ["ok"]
+    assert levels(controllers.judge_crd(crd())) == ["fail"]
+    assert levels(controllers.judge_crd(None)) == []
 
 
 def test_versions_that_are_served_are_compared_with_ours() -> None:
-    assert controllers.served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
-    assert "not as v1alpha2" in controllers.served(kinds.JOBSETS, "JobSet", ["v1"]).what
-    assert controllers.served(kinds.JOBSETS, "JobSet", []).what == "JobSet is not installed"
-    assert controllers.kueue([], None).level == "ok" and controllers.kueue([], "research").level == "fail"
+    assert controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
+    assert "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).what
+    assert controllers.judge_served(kinds.JOBSETS, "JobSet", []).what == "JobSet is not installed"
+    assert controllers.judge_kueue([], None).level == "ok" and controllers.judge_kueue([], "research").level == "fail"
 
 
 def deployment(available: int, *args: str) -> dict[str, Any]:
@@ -145,11 +143,11 @@ def deployment(available: int, *args: str) -> dict[str, Any]:
 
 
 def test_a_controller_is_named_with_its_image_and_gates() -> None:
-    up = controllers.controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
+    up = controllers.judge_controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
     assert up.level == "ok" and up.what.endswith("jobset:v0.12.0, gates A=true,B=false")
-    down = controllers.controller("JobSet", deployment(0), controllers.JOBSET)
+    down = controllers.judge_controller("JobSet", deployment(0), controllers.JOBSET)
     assert down.level == "fail" and "default gates" in down.what
-    assert controllers.controller("JobSet", None, controllers.JOBSET).level == "unknown"
+    assert controllers.judge_controller("JobSet", None, controllers.JOBSET).level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -167,9 +165,9 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
     project: str, gates: str, config: str, expected: str
 ) -> None:
     of = deployment(1, *([f"--feature-gates={gates}"] if gates else []))
-    (found,) = controllers.features(project, of, [config])
+    (found,) = controllers.describe_features(project, of, [config])
     assert found.level == "ok" and found.what.startswith(f"{project}'s {expected}")
-    assert not list(controllers.features(project, None, [config]))
+    assert not list(controllers.describe_features(project, None, [config]))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
 def test_kueues_own_configuration_says_what_becomes_of_a_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
-    found = [f"{each.level}: {each.what}" for each in controllers.kueue_config(config, queue)]
+    found = [f"{each.level}: {each.what}" for each in controllers.judge_kueue_config(config, queue)]
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
@@ -215,10 +213,10 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
             {**hook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
         ]
     }
-    found = controllers.hooks([configuration], {"team": "a"})
+    found = controllers.blocking_webhooks([configuration], {"team": "a"})
     assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
-    assert [each.name for each in controllers.hooks([configuration], None)][-2:] == ["elsewhere", "url"]
-    down = list(controllers.endpoints(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
+    assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == ["elsewhere", "url"]
+    down = list(controllers.judge_webhooks(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
     assert [each.what for each in down] == ["webhook all: service system/all has no ready endpoint"]
 
 
@@ -236,12 +234,12 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
     ],
 )
 def test_a_label_selector_takes_what_kubernetes_would(selector: dict[str, Any], is_taken: bool) -> None:
-    assert controllers.matches(selector, {"team": "a"}) is is_taken
+    assert controllers.selector_matches(selector, {"team": "a"}) is is_taken
 
 
 def test_an_endpoint_that_does_not_say_is_ready() -> None:
     conditions: list[dict[str, Any]] = [{}, {"conditions": {"ready": True}}, {"conditions": {"ready": False}}]
-    assert controllers.ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
+    assert controllers.count_ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
 
 
 @pytest.mark.parametrize(
@@ -264,7 +262,7 @@ def test_an_endpoint_that_does_not_say_is_ready() -> None:
 def test_a_rejection_is_read_for_who_must_fix_it(
     status: int, message: str, level: str, whose: str, expected: str
 ) -> None:
-    found = controllers.dry_run(ApiError(message, None, status), "the JobSet")
+    found = controllers.judge_dry_run(ApiError(message, None, status), "the JobSet")
     assert (found.level, found.whose) == (level, whose)
     assert expected in found.what and message in found.why
 
@@ -272,13 +270,13 @@ def test_a_rejection_is_read_for_who_must_fix_it(
 def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
     told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
     message = f"jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {told}"
-    found = controllers.dry_run(ApiError(message, None, 422), "the JobSet")
+    found = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
     assert (found.level, found.what) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
     assert found.why == told
 
 
 def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
-    assert controllers.dry_run(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
+    assert controllers.judge_dry_run(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
@@ -310,17 +308,17 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
     judged = [
         f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
-        for each in namespace.cluster_queue("whole", found, {}, REQUESTED, 2)
+        for each in namespace.judge_cluster_queue("whole", found, {}, REQUESTED, 2)
     ]
     assert len(judged) == len(expected), judged
     assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
 
 
 def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
-    assert namespace.local_queue("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
+    assert namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
     condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
-    assert "Can't submit new workloads" in namespace.local_queue("q", "team-a", idle, []).why
+    assert "Can't submit new workloads" in namespace.judge_local_queue("q", "team-a", idle, []).why
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------
@@ -349,7 +347,7 @@ JOBSET: dict[str, Any] = {
 )
 def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict[str, str], expected: str) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
-    (found,) = namespace.quotas([quota], JOBSET)
+    (found,) = namespace.judge_quotas([quota], JOBSET)
     assert found.level == "ok" if expected == "ok" else expected in found.what
 
 
@@ -365,15 +363,16 @@ def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict
 def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
     labels: dict[str, str], level: str, expected: str
 ) -> None:
-    found = namespace.pod_security("team-a", labels, TEMPLATE)
+    found = namespace.judge_pod_security("team-a", labels, TEMPLATE)
     assert found.level == level and expected in found.what
 
 
 def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
-    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
-    assert levels(namespace.rights(granted, [namespace.COMMANDS])) == ["ok"]
-    less = {**granted, namespace.Right("patch", kinds.JOBSETS): False, namespace.Right("create", kinds.JOBSETS): False}  # type: ignore[attr-defined]
-    missing = {each.why: (each.level, each.what) for each in namespace.rights(less, [namespace.COMMANDS])}
+    needed = namespace.command_rights()
+    granted = {right: True for rights in needed.values() for right in rights}
+    assert levels(namespace.judge_rights(granted, needed)) == ["ok"]
+    less = {**granted, Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
+    missing = {each.why: (each.level, each.what) for each in namespace.judge_rights(less, needed)}
     assert missing == {
         "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
         "needed by launcher stop.": ("warn", "missing RBAC permissions: patch jobsets.jobset.x-k8s.io"),
@@ -381,16 +380,16 @@ def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
 
 
 def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alone() -> None:
-    granted = {right: True for needed in namespace.COMMANDS.values() for right in needed}
+    granted = {right: True for rights in namespace.command_rights().values() for right in rights}
     assert not any(right.kind is kinds.SECRETS for right in granted)
-    tables = [namespace.COMMANDS, namespace.WITH_A_GANG_SECRET]
-    (found,) = namespace.rights({**granted, namespace.Right("create", kinds.SECRETS): False}, tables)  # type: ignore[attr-defined]
+    needed = namespace.command_rights((*namespace.USUAL_KINDS, kinds.SECRETS))
+    (found,) = namespace.judge_rights({**granted, Right("create", kinds.SECRETS): False}, needed)
     assert (found.level, found.what) == ("fail", "missing RBAC permissions: create secrets")
     assert found.why == "needed by launcher submit."
 
 
 def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
-    assert namespace.exists("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
+    assert namespace.judge_namespace("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -427,18 +426,18 @@ BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
-    found = nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=False)
+    found = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
     assert found.level == level and expected in found.what
     if level == "fail":
-        assert nodes.place(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
+        assert nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
 
 
 def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
-    found = nodes.accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
+    found = nodes.count_accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
     assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
     amd = node({"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"})
-    assert nodes.accelerators([amd]).what == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
+    assert nodes.count_accelerators([amd]).what == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
 
 
 def driver(major: str, product: str = "A") -> dict[str, Any]:
@@ -461,7 +460,7 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
 ) -> None:
     spec = gpu_pod("A", "B")
     spec["containers"][0]["image"] = image
-    (found,) = nodes.drivers(all_nodes, spec)
+    (found,) = nodes.judge_drivers(all_nodes, spec)
     assert found.level == level and expected in found.what
     if level == "warn":
         assert ("EXTRA=cuda12" in found.fix) == (image.endswith("cuda13"))
@@ -490,7 +489,7 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
 def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_said(
     more: str, users: dict[Any, Any], what: str | None, fix: str
 ) -> None:
-    found = list(nodes.access(pod_of(more, users)))
+    found = list(nodes.judge_device_access(pod_of(more, users)))
     assert [one.level for one in found] == ([] if what is None else ["unknown"])
     for one in found:
         assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
@@ -498,12 +497,12 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
 
 def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
-        (found,) = nodes.access(pod_of(V5E, users))
+        (found,) = nodes.judge_device_access(pod_of(V5E, users))
         assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.what
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    refused = namespace.pod_security("team", labels, {"spec": pod_of(V5E, {})})
+    refused = namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {})})
     assert refused.level == "fail" and "pods on TPUs are root" in refused.fix and "users: {v5e: 1000}" in refused.fix
-    assert namespace.pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
+    assert namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -518,7 +517,7 @@ def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_t
 def test_the_nccl_of_a_network_s_plugins_is_compared_with_the_one_that_is_loaded(
     more: str, level: str | None, words: str
 ) -> None:
-    found = list(nodes.nccl(pod_of(f"accelerator: {more}", {})))
+    found = list(nodes.judge_nccl(pod_of(f"accelerator: {more}", {})))
     assert [one.level for one in found] == ([] if level is None else [level])
     assert all(words in one.what for one in found)
 
@@ -538,14 +537,14 @@ def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_i
 
 
 def test_of_drivers_that_no_label_tells_and_of_pods_without_gpus_nothing_is_said() -> None:
-    assert levels(nodes.drivers([node(BIG, gpu_product="A")], gpu_pod("A"))) == []
-    assert levels(nodes.drivers([driver("470")], {"containers": [{"name": "main"}]})) == []
+    assert levels(nodes.judge_drivers([node(BIG, gpu_product="A")], gpu_pod("A"))) == []
+    assert levels(nodes.judge_drivers([driver("470")], {"containers": [{"name": "main"}]})) == []
 
 
 def test_dns_is_judged_by_its_endpoints() -> None:
     service = [{"metadata": {"name": "kube-dns"}}]
-    assert levels(nodes.dns([], 0)) == ["unknown"]
-    assert levels(nodes.dns(service, 0)) == ["fail"] and levels(nodes.dns(service, 2)) == ["ok"]
+    assert levels(nodes.judge_dns([], 0)) == ["unknown"]
+    assert levels(nodes.judge_dns(service, 0)) == ["fail"] and levels(nodes.judge_dns(service, 2)) == ["ok"]
 
 
 # --- what pods name ---------------------------------------------------------------------------------------------------
@@ -571,7 +570,7 @@ def claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
 def test_a_claim_must_be_bound_and_shared_by_as_many_hosts_as_mount_it(
     found: Any, hosts: int, is_read: bool, level: str
 ) -> None:
-    assert references.claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
+    assert namespace.judge_claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
 
 
 def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
@@ -592,7 +591,7 @@ def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
     ],
 )
 def test_a_claim_must_have_room_for_the_checkpoints(found: Any, levels: list[str], words: str) -> None:
-    told = list(references.room(Checkpoints("ckpt", kept=3, bytes=12 * 1024**3), found))
+    told = list(namespace.judge_checkpoint_room(Checkpoints("ckpt", kept=3, bytes=12 * 1024**3), found))
     assert [one.level for one in told] == levels
     assert all(words in one.what for one in told)
     assert all("; if its storage enforces that, " in one.why for one in told if one.level == "warn")
@@ -611,7 +610,6 @@ def test_what_pods_name_is_found_wherever_they_name_it() -> None:
     key = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}
     optional = {"valueFrom": {"secretKeyRef": {"name": "o", "key": "k", "optional": True}}}
     spec = {
-        "imagePullSecrets": [{"name": "pull"}],
         "volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "ckpt"}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
@@ -621,18 +619,19 @@ def test_what_pods_name_is_found_wherever_they_name_it() -> None:
         "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "all"}}]}],
         "containers": [{"name": "m", "env": [{"name": "A", **key}, {"name": "B", **optional}, {"name": "C"}]}],
     }
-    assert references.claims(spec) == {"ckpt": False, "data": True}
-    assert references.pull_secrets(spec) == ["pull"]
-    assert dict(references.secrets(spec)) == {"files": ("cert",), "all": (), "s": ("token",)}
-    assert dict(references.config_maps(spec)) == {"settings": ()}
+    assert namespace.mounted_claims(spec) == {"ckpt": False, "data": True}
+    assert dict(namespace.find_references(spec, kinds.SECRETS)) == {"files": ("cert",), "all": (), "s": ("token",)}
+    assert dict(namespace.find_references(spec, kinds.CONFIGMAPS)) == {"settings": ()}
 
 
 def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
-    found = references.keys("Secret", references.Keys("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}})
+    found = namespace.judge_reference(
+        "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
+    )
     assert found.level == "fail" and "it has password" in found.fix and "aHVudGVyMg" not in str(found)
 
 
 def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:
-    assert references.pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
-    assert references.pull_secret("p", {"type": "Opaque"}).level == "fail"
-    assert references.pull_secret("p", None).level == "fail"
+    assert namespace.judge_pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
+    assert namespace.judge_pull_secret("p", {"type": "Opaque"}).level == "fail"
+    assert namespace.judge_pull_secret("p", None).level == "fail"

@@ -10,8 +10,7 @@ import pytest
 
 from jaxlaunch.launcher.diagnose.doctor import namespace
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding
-from jaxlaunch.launcher.diagnose.doctor.target import Target
+from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Target
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -58,7 +57,7 @@ EGRESS = policy("out", policyTypes=["Egress"])
     ],
 )
 def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(policies: Any, levels: list[str]) -> None:
-    assert [one.level for one in namespace.network(policies, LABELS, {"name": "a"}, has_own=True)] == levels
+    assert [one.level for one in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)] == levels
 
 
 def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> list[Finding]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from jaxlaunch.launcher.diagnose import text
-from jaxlaunch.launcher.diagnose.doctor import precheck
+from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, Kind
@@ -41,7 +41,7 @@ class FakeCluster:
 
 def check(cluster: FakeCluster, *, force: bool = False) -> list[str]:
     job = jobset(1, network="hostnetwork", priority="high")
-    return precheck.check(cast(Cluster, cluster), [job], replace=False, watch=False, force=force)
+    return checks.check_submission(cast(Cluster, cluster), [job], replace=False, watch=False, force=force)
 
 
 def test_what_is_not_known_or_may_change_is_only_noted() -> None:

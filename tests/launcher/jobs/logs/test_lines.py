@@ -4,10 +4,17 @@ import re
 import pytest
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs.logs import previous
+from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.follow import Notices, Shown
-from jaxlaunch.launcher.jobs.logs.lines import Line, exist, merged, parse, select, stamped
-from jaxlaunch.launcher.jobs.logs.pods import source
+from jaxlaunch.launcher.jobs.logs.lines import (
+    Line,
+    log_source,
+    merge_lines,
+    parse_line,
+    parse_selection,
+    parse_stamped_line,
+    require_ranks,
+)
 from jaxlaunch.launcher.jobs.status.hosts import Host, newest
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import CONTINUED, Lines, Past, Tail, Termination
@@ -17,14 +24,14 @@ from tests.launcher import objects
 
 
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
-    assert parse(1, "[3] step 2") == Line(1, 3, "step 2")
-    assert parse(1, "[3]") == Line(1, 3, "")
-    assert parse(1, "agent 1: waiting for host 2") == Line(1, None, "agent 1: waiting for host 2")
-    assert parse(1, "[x] y").rank is None
+    assert parse_line(1, "[3] step 2") == Line(1, 3, "step 2")
+    assert parse_line(1, "[3]") == Line(1, 3, "")
+    assert parse_line(1, "agent 1: waiting for host 2") == Line(1, None, "agent 1: waiting for host 2")
+    assert parse_line(1, "[x] y").rank is None
 
 
 def test_a_prefix_survives_the_way_there_and_back() -> None:
-    assert parse(0, Line(0, 12, "[not a rank] text").prefixed()) == Line(0, 12, "[not a rank] text")
+    assert parse_line(0, Line(0, 12, "[not a rank] text").prefixed()) == Line(0, 12, "[not a rank] text")
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
@@ -96,19 +103,19 @@ def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: i
 
 
 def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
-    assert stamped(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
-    assert stamped(0, 0, at(5, "")).text == ""
-    assert stamped(0, 0, "no time") == Line(0, None, "no time")
+    assert parse_stamped_line(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
+    assert parse_stamped_line(0, 0, at(5, "")).text == ""
+    assert parse_stamped_line(0, 0, "no time") == Line(0, None, "no time")
 
 
 def test_a_further_piece_of_a_line_has_the_time_and_the_rank_of_the_first() -> None:
-    first = stamped(0, 1, at(5, "[3] begin"))
-    assert stamped(0, 1, "… 2026-01-02Tthe rest", first) == Line(0, 3, "… 2026-01-02Tthe rest", first.at, 1)
+    first = parse_stamped_line(0, 1, at(5, "[3] begin"))
+    assert parse_stamped_line(0, 1, "… 2026-01-02Tthe rest", first) == Line(0, 3, "… 2026-01-02Tthe rest", first.at, 1)
 
 
 def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
-    before = stamped(0, 1, at(5, "[3] begin"))
-    assert stamped(0, 1, "failed to watch file: no such file", before) == Line(
+    before = parse_stamped_line(0, 1, at(5, "[3] begin"))
+    assert parse_stamped_line(0, 1, "failed to watch file: no such file", before) == Line(
         0, None, "failed to watch file: no such file", "", 1
     )
 
@@ -116,27 +123,33 @@ def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
 @pytest.mark.parametrize("words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"])
 def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
     """It answers so, with 200, when a container's log is gone."""
-    streams = [[stamped(0, 0, at(1, "[0] a"))], [stamped(1, 0, words)]]
-    assert list(merged(map(iter, streams)))[0].host == 1
+    streams = [[parse_stamped_line(0, 0, at(1, "[0] a"))], [parse_stamped_line(1, 0, words)]]
+    assert list(merge_lines(map(iter, streams)))[0].host == 1
 
 
 def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
     shown = Shown()
-    first = [stamped(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
+    first = [parse_stamped_line(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
     assert all(map(shown.is_new, first))
     shown.begin_again()
-    again = [stamped(0, 0, at(second, text)) for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))]
+    again = [
+        parse_stamped_line(0, 0, at(second, text))
+        for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))
+    ]
     assert [line.text for line in again if shown.is_new(line)] == ["d", "e"]
 
 
 def test_lines_of_many_pods_come_in_order_of_time() -> None:
-    streams = [[stamped(host, 0, at(second, f"[{host}] {second}")) for second in (host, host + 4)] for host in range(4)]
-    assert [line.text for line in merged(map(iter, streams))] == [str(second) for second in range(8)]
+    streams = [
+        [parse_stamped_line(host, 0, at(second, f"[{host}] {second}")) for second in (host, host + 4)]
+        for host in range(4)
+    ]
+    assert [line.text for line in merge_lines(map(iter, streams))] == [str(second) for second in range(8)]
 
 
 def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
-    early, late = (stamped(0, 0, f"2026-01-02T{time} x") for time in ("09:00:00.5+02:00", "08:00:00.1Z"))
-    assert list(merged([iter([late]), iter([early])])) == [early, late]
+    early, late = (parse_stamped_line(0, 0, f"2026-01-02T{time} x") for time in ("09:00:00.5+02:00", "08:00:00.1Z"))
+    assert list(merge_lines([iter([late]), iter([early])])) == [early, late]
 
 
 @pytest.mark.parametrize(
@@ -144,36 +157,36 @@ def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
     [(None, {0, 1, 2, 3}), ("all", {0, 1, 2, 3}), ("2", {2}), ("0,2-3", {0, 2, 3}), ("7", set())],
 )
 def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
-    chosen = select(text, None)
+    chosen = parse_selection(text, None)
     assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
 
 
 def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
-    assert select("5", None).wants(Line(1, None, "agent 1: talk"), range(4, 8))
-    assert not select("5", None).wants(Line(0, None, "agent 0: talk"), range(4))
+    assert parse_selection("5", None).wants(Line(1, None, "agent 1: talk"), range(4, 8))
+    assert not parse_selection("5", None).wants(Line(0, None, "agent 0: talk"), range(4))
 
 
 def test_a_pattern_is_searched_for_in_the_text() -> None:
-    assert select(None, r"loss [0-9.]+").wants(Line(0, 0, "step 2 loss 0.5"), range(1))
-    assert not select(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
+    assert parse_selection(None, r"loss [0-9.]+").wants(Line(0, 0, "step 2 loss 0.5"), range(1))
+    assert not parse_selection(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
 
 
 @pytest.mark.parametrize(("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
 def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, expected: str) -> None:
     with pytest.raises(UserError, match=re.escape(expected)):
-        select(rank, pattern)
+        parse_selection(rank, pattern)
 
 
 def test_a_source_knows_the_ranks_of_its_host() -> None:
-    found = source(jobset(processes_per_host=4), host(3, generation=2))
+    found = log_source(jobset(processes_per_host=4), host(3, generation=2))
     assert (found.pod, found.host, found.ranks, found.generation) == ("t-w-3", 3, range(12, 16), 2)
-    assert source(objects.foreign(), host(3)).ranks == range(3, 4)
+    assert log_source(objects.foreign(), host(3)).ranks == range(3, 4)
 
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
     tails = [Tail(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
-    found = list(previous.lines([*tails, Past(attempt=1)], Members(range(2), 2)))
+    found = list(lines.previous_lines([*tails, Past(attempt=1)], Members(range(2), 2)))
     assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
@@ -181,7 +194,7 @@ def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> Non
 def test_the_end_of_a_log_is_of_the_host_that_held_the_rank_then() -> None:
     """Host 3 holds the rank now, whose last attempt was on host 1."""
     tails = [Tail(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
-    (line,) = previous.lines(tails, Members([0, 3], 1))
+    (line,) = lines.previous_lines(tails, Members([0, 3], 1))
     assert line.host == 1
 
 
@@ -208,7 +221,7 @@ def test_a_suspension_is_shown_when_it_begins() -> None:
 
 @pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
 def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(processes: int, known: str) -> None:
-    exist(select("0", None), processes)
-    exist(select(None, None), processes)
+    require_ranks(parse_selection("0", None), processes)
+    require_ranks(parse_selection(None, None), processes)
     with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):
-        exist(select("0,7-9", None), processes)
+        require_ranks(parse_selection("0,7-9", None), processes)

@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch.launcher.cli import status as screens
 from jaxlaunch.launcher.cli.job_view import ClusterView
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
-from jaxlaunch.launcher.jobs.logs import previous
+from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.status.job_status import status_of
 from jaxlaunch.records import log_lines
 from tests import mutate
@@ -56,7 +56,7 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
         pods = [over(number, 83, message=text) for number, text in enumerate(written[:5])]
         first = over(0, 64, message=farewell(64, "the cause", attempt=2**63 - 1))
         for seen in (snapshot(jobset(5), *pods, records=found), snapshot(jobset(5), first, *pods[1:], records=found)):
-            told = [status_of(seen), explain(seen), *previous.lines(found, seen.members)]
+            told = [status_of(seen), explain(seen), *lines.previous_lines(found, seen.members)]
             json.dumps([dataclasses.asdict(one) for one in told], default=str)
             list(screens.describe_job(ClusterView(seen)))
         assert seen.report.verdict is not None and seen.report.verdict.verdict.message == "the cause"

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch.launcher.diagnose.explain.explanation import explain
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
-from jaxlaunch.launcher.jobs.status import collect, leader_log
+from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import State, status_of
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import kinds, labels
@@ -170,7 +170,7 @@ HUNG = (
     ],
 )
 def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(error: ClusterError, why: str) -> None:
-    assert leader_log.why_unread(error, "n-1").startswith(why)
+    assert collect.why_unread(error, "n-1").startswith(why)
 
 
 def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, cluster: Cluster) -> None:

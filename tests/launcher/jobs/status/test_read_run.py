@@ -15,8 +15,9 @@ import pytest
 
 from jaxlaunch.launcher.agent.io.output import RankLog
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs.status import read_run, run_files
-from jaxlaunch.launcher.jobs.status.run_files import RunFiles
+from jaxlaunch.launcher.jobs import volume
+from jaxlaunch.launcher.jobs.status import read_run
+from jaxlaunch.launcher.jobs.volume import RunFiles
 from jaxlaunch.records.summary import Of, Record, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import ATTEMPTS, SUMMARY, log_path, start_folder
@@ -33,7 +34,7 @@ def answered(folder: Path, **asked: Any) -> list[str]:
 
 
 def read(folder: Path, **asked: Any) -> RunFiles:
-    return run_files.read(answered(folder, **asked), "1234")
+    return volume.parse_answer(answered(folder, **asked), "1234")
 
 
 def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> None:
@@ -117,7 +118,7 @@ def test_an_answer_that_is_not_whole_is_refused_and_other_lines_are_passed_over(
     write(tmp_path, 0, (os.urandom(30).hex() for _ in range(1_000)), kept=1 << 20)
     lines = answered(tmp_path)
     assert len(lines) > 3
-    assert run_files.read(["Welcome!", *lines, "bye"], "1234").logs
+    assert volume.parse_answer(["Welcome!", *lines, "bye"], "1234").logs
     for broken in (
         [],
         ["Traceback"],
@@ -127,7 +128,7 @@ def test_an_answer_that_is_not_whole_is_refused_and_other_lines_are_passed_over(
         [*lines[:-1], read_run.END],
     ):
         with pytest.raises(UserError, match="cannot be used"):
-            run_files.read(broken, "1234")
+            volume.parse_answer(broken, "1234")
 
 
 def test_the_reader_knows_the_line_that_a_rotation_writes(tmp_path: Path) -> None:

@@ -1,0 +1,289 @@
+"""Reads the run folder of a job whose pods are gone, by a pod of its own that lives for seconds.
+
+It is a JobSet, which whoever submits jobs may create: the job's image, user and security, its one volume that holds the
+folder, read-only, no network, no token. It is not counted as the job's, and it is deleted with it at the latest. The
+files are on a volume that others may write, and the program (status/read_run.py) runs in the job's own image, so
+everything in its answer is checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+import posixpath
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.jobs.dependents import owner_reference
+from jaxlaunch.launcher.jobs.status import hosts, read_run
+from jaxlaunch.launcher.jobs.status.agent_report import AttemptEnd
+from jaxlaunch.launcher.kubernetes.client import Cluster
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
+from jaxlaunch.launcher.kubernetes.labels import (
+    MAIN_CONTAINER,
+    MANAGED,
+    NAME_LABEL,
+    READER_OF,
+    REPLICATED_JOB,
+    RESERVED_DOMAINS,
+)
+from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template
+from jaxlaunch.launcher.manifests.security import RESTRICTED
+from jaxlaunch.records import checked
+from jaxlaunch.records.checked import Malformed, Whole
+from jaxlaunch.records.log_lines import Recorded, shortened
+from jaxlaunch.records.summary import Record, Summary, ratio
+
+# Until its pod starts.
+START_S = 120.0
+_LONGEST_S = 300  # of its Job
+_KEPT_S = 60  # after its end, where nobody was left to delete it
+_LOOK_AGAIN_S = 5.0
+# Of 16 MiB of logs.
+_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+# An image needs no more of the job's node selector.
+_OF_ANY_NODE = ("kubernetes.io/arch", "kubernetes.io/os")
+# Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet of one pod, and
+# multi-networking would keep the pod from other nodes.
+_OF_THE_GANG = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
+_KEPT = ("imagePullSecrets", "serviceAccountName", "tolerations")
+MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
+_MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
+_MAX_ATTEMPTS = 20  # the newest
+
+
+@dataclasses.dataclass(frozen=True)
+class RankText:
+    """The last lines of a rank, of all attempts; `left_out` bytes are before them."""
+
+    rank: Whole
+    text: str
+    left_out: Whole
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text."""
+        return tuple(self.text.splitlines())
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """The files of a run folder that are of this job. None or empty: not there, or not of this job."""
+
+    recorded: Recorded | None
+    attempts: tuple[AttemptEnd, ...]
+    logs: tuple[RankText, ...]
+
+
+def read_run_folder(
+    cluster: Cluster,
+    jobset: Obj,
+    *,
+    say: Callable[[str], None],
+    why: Callable[[str], str],
+    ranks: Sequence[int] | None = (),
+    pattern: str | None = None,
+    tail: int | None = None,
+) -> RunFiles:
+    """Return what the run folder holds: its summary, its attempts, and the logs of `ranks`, None for all.
+
+    `why` says what holds up the JobSet of a name. Raises UserError for a job whose run folder is on no volume,
+    ClusterError when its pod cannot be created or does not start.
+    """
+    made = reader_manifest(jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOGS})
+    name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
+    say(f"a pod of JobSet {name} reads {find_run_folder(jobset)}")
+    is_done = False
+    try:
+        try:
+            cluster.create(JOBSETS, made)
+        except ApiError as error:
+            error.hint = error.hint or "reading a volume takes the right to create jobsets and to read pods/log."
+            raise
+        pod = _wait_until_started(cluster, namespace, name, why)
+        files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
+        is_done = True
+        return files
+    finally:
+        if not is_done:
+            cluster.hurry()
+        try:
+            cluster.delete(JOBSETS, name, namespace)
+        except ClusterError as error:
+            say(f"JobSet {name} could not be deleted, and is {_KEPT_S} s after its end: {error.message}")
+
+
+def find_run_folder(jobset: Obj) -> str:
+    """Return the run folder in the job's pods. Raises UserError when it has none on a volume."""
+    environment = hosts.environment(jobset)
+    if url := environment.get(contract.RUN_URL):
+        hint = f"read it with the bucket's own tools: {url}"
+        raise UserError(f"The run folder of {jobset['metadata']['name']} is in a bucket.", hint)
+    if not environment.get(contract.RUN_DIR):
+        hint = "give it checkpoints on a volume: train.checkpoint.path, or checkpoint: in the cluster defaults."
+        raise UserError(f"Job {jobset['metadata']['name']} has no run folder on a volume.", hint)
+    return environment[contract.RUN_DIR]
+
+
+# --- its JobSet -------------------------------------------------------------------------------------------------------
+
+
+def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the JobSet that reads the run folder of `jobset`. Raises UserError for a job that has none on a volume."""
+    metadata = jobset["metadata"]
+    labels = {**MANAGED, READER_OF: metadata["name"]}
+    # What mounts the volume may need an annotation: a bucket's sidecar is asked for by one.
+    annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
+    kept = {key: value for key, value in annotations.items() if key.partition("/")[0] not in _OF_THE_GANG}
+    pod_metadata = {"labels": labels, **({"annotations": kept} if kept else {})}
+    job = {
+        "completions": 1,
+        "parallelism": 1,
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": _LONGEST_S,
+        "template": {"metadata": pod_metadata, "spec": _pod_spec(jobset, request)},
+    }
+    return {
+        "apiVersion": JOBSETS.api_version,
+        "kind": JOBSETS.kind,
+        "metadata": {
+            "name": f"read-{metadata['name'][:24].rstrip('-')}-{secrets.token_hex(3)}",
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "ownerReferences": [owner_reference(jobset)],
+        },
+        "spec": {
+            "network": {"enableDNSHostnames": False},
+            "failurePolicy": {"maxRestarts": 0},
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
+    folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
+    main = hosts.main_container(spec)
+    paths = [(posixpath.normpath(mount["mountPath"]), mount) for mount in main.get("volumeMounts") or ()]
+    holding = [pair for pair in paths if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]]
+    if not holding:
+        message = f"The run folder of {jobset['metadata']['name']}, {folder}, is on no volume of its pods."
+        raise UserError(message, "mount a volume there: volumes: in job.yaml.")
+    _, innermost = max(holding, key=lambda pair: len(pair[0]))
+    security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
+    # To read, no device is needed: the group of a job that is root does, which is the user of the others and has a
+    # right to the volume.
+    group = pod_security.get("runAsGroup")
+    if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
+        security, pod_security = RESTRICTED, {**pod_security, "runAsNonRoot": True, "runAsUser": group}
+    selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key in _OF_ANY_NODE}
+    program = [main["command"][0], "-I", "-c", inspect.getsource(read_run), json.dumps({"folder": folder, **request})]
+    container = {
+        "name": MAIN_CONTAINER,
+        "image": main["image"],
+        "command": program,
+        "resources": _RESOURCES,
+        "securityContext": security,
+        "volumeMounts": [{**innermost, "readOnly": True}],
+    }
+    return {
+        **{name: spec[name] for name in _KEPT if name in spec},
+        **({"securityContext": pod_security} if pod_security else {}),
+        **({"nodeSelector": selector} if selector else {}),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [volume for volume in spec["volumes"] if volume["name"] == innermost["name"]],
+    }
+
+
+def _wait_until_started(cluster: Cluster, namespace: str, name: str, why: Callable[[str], str]) -> str:
+    """Return the name of its pod, once that runs or has ended. Raises ClusterError when it does not start."""
+    end, labels = time.monotonic() + START_S, f"{NAME_LABEL}={name}"
+    while (left_s := end - time.monotonic()) > 0:
+        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=min(left_s, _LOOK_AGAIN_S)):
+            statuses = pod.get("status", {}).get("containerStatuses") or ()
+            state = next((status.get("state") or {} for status in statuses if status["name"] == MAIN_CONTAINER), {})
+            if "running" in state or "terminated" in state:
+                return str(pod["metadata"]["name"])
+    raise ClusterError(f"The pod that reads the volume has not started after {START_S:.0f} s: {why(name)}")
+
+
+# --- its answer -------------------------------------------------------------------------------------------------------
+
+
+def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
+    """Parse the answer in a pod's log, of the job whose JobSet has this uid. Raises UserError when it is not whole."""
+    answer = _decode_answer(lines)
+    texts = answer.get("logs")
+    try:
+        logs = tuple(checked.read(RankText, text) for text in texts) if isinstance(texts, list) else ()
+    except Malformed as error:
+        raise _broken(f"of a log {error}") from None
+    attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
+    return RunFiles(_read_summary(answer.get("summary"), uid), attempts, logs)
+
+
+def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
+    """Return the answer as JSON gives it; other lines, such as an image's greeting, are passed over."""
+    parts, size, digest, other = list[str](), 0, None, ""
+    for line in lines:
+        if line.startswith(read_run.PREFIX):
+            parts.append(line.removeprefix(read_run.PREFIX))
+            size += len(parts[-1])
+            if size > _MAX_ANSWER:
+                raise _broken(f"it is longer than {_MAX_ANSWER} bytes")
+        elif line.startswith(read_run.END):
+            digest = line.removeprefix(read_run.END)
+        else:
+            other = line
+    if digest is None:
+        raise _broken(f"it has no end; the last line is {other[:200]!r}" if other else "it has no end")
+    try:
+        packed = base64.b64decode("".join(parts), validate=True)
+        if hashlib.sha256(packed).hexdigest() != digest:
+            raise _broken("lines of it are missing")
+        answer = json.loads(zlib.decompressobj().decompress(packed, _MAX_ANSWER))
+    except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
+        raise _broken(str(error)) from None
+    if not isinstance(answer, dict):
+        raise _broken("it is not an object")
+    return answer
+
+
+def _broken(why: str) -> UserError:
+    return UserError(f"What the pod answered of the run folder cannot be used: {why}.", "try again.")
+
+
+def _read_summary(text: Any, uid: str) -> Recorded | None:
+    """Return what summary.json says; None for another run's, and for what is no such file."""
+    try:
+        summary = Summary.from_json(checked.decode_line(text.encode()))
+        if summary.of is None:
+            return None
+        of, verdict = checked.fields_of(summary.of), summary.verdict and summary.verdict.to_json()
+        reached = {"step": summary.step, "committed": summary.saved, "goodput": ratio(summary.seconds)}
+        return Recorded.read({**of, **reached, "when": "volume", "ends": summary.restarts, "verdict": verdict}, uid)
+    except (ValueError, AttributeError):
+        return None
+
+
+def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
+    """Yield the attempts of this job in attempts.jsonl, the oldest first; what is no such line is left out."""
+    for line in text.splitlines() if isinstance(text, str) else ():
+        with contextlib.suppress(ValueError):
+            record = checked.read(Record, checked.decode_record(line))
+            if record.uid == uid:
+                yield AttemptEnd(shortened(record.verdict), record.attempt, record.generation, record.ended)
