@@ -93,7 +93,7 @@ def find_wrong(
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
-    return row, f"{key} {array_BX[row, *place]}{f' at place {place[0]}' if place else ''}, {why}"
+    return row, f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {why}"
 
 
 def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:

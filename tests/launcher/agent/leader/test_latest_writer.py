@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from jaxlaunch.launcher.agent.leader.reporter import LatestWriter
+from jaxlaunch.launcher.agent.leader.publishers import LatestWriter
 from jaxlaunch.records.summary import Summary
 
 PATIENCE_S = 30.0
