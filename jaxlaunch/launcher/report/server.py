@@ -259,7 +259,7 @@ class Handler(PageHandler):
                 data = {**run.to_json(), "home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
                 self.show(page.render("run", data["name"], data))
             case ["run", name, "events"] if runs.report(name) is not None:
-                self.stream(lambda: (run := runs.report(name)) and run.to_json(), PERIOD_S, math.inf)
+                self.stream(lambda: report.to_json() if (report := runs.report(name)) else None, PERIOD_S, math.inf)
             case ["compare"]:
                 names = urllib.parse.parse_qs(target.query).get("run", [])[:MAX_COMPARED]
                 reports = {name: run for name in names if (run := runs.report(name)) is not None}
