@@ -148,13 +148,14 @@ def _render_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
     if prompt is None:
         alike = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*answers, strict=False))
         given = sum(1 for _ in alike)
-    texts = []
+    texts: list[Document] = []
     for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
             texts.append(chat.document([*begin, *messages], chats.parse_tools(values.get(chats.ALSO[0])), given))
         except Unfit as error:
             raise Unfit(f"its {field!r}: {error}") from None
-    return Pair(*texts, is_chat=True)
+    chosen, rejected = texts
+    return Pair(chosen, rejected, is_chat=True)
 
 
 def _as_messages(role: str, value: str | list[Any]) -> list[Any]:

@@ -114,19 +114,11 @@ class HuggingFace:
         return [encoding.ids for encoding in self._encode(self._tokenizer.encode_batch_fast, texts)]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Return the ids of each text as `encode_batch`, and which stand for a character of its spans, both [T].
-
-        A token without a character, such as a space where the tokenizer trims its offsets, is of the spans that end
-        where it is.
-        """
-        encodings = []
-        for encoding, text_spans in zip(self._encode(self._tokenizer.encode_batch, texts), spans, strict=True):
-            first_T, last_T = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-            is_inside_T = np.zeros(len(first_T), np.bool_)
-            for start, end in text_spans:
-                is_inside_T |= (last_T > start) & ((first_T < end) | (last_T <= end))
-            encodings.append((np.array(encoding.ids, np.int32), is_inside_T))
-        return encodings
+        """Return the ids of each text as `encode_batch`, and which stand for a character of its spans, both [T]."""
+        return [
+            (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
+            for encoding, text_spans in zip(self._encode(self._tokenizer.encode_batch, texts), spans, strict=True)
+        ]
 
     def _encode(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
         """Call `encode`. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
@@ -268,3 +260,16 @@ def _count_bytes(token: str, prefix: str, suffix: str) -> int:
     token = token.removeprefix(prefix)
     token = token.removesuffix(suffix) + " " if suffix and token.endswith(suffix) else token
     return len(token.replace("\u2581", " ").encode())
+
+
+def _tokens_in_spans(offsets: Sequence[tuple[int, int]], spans: Spans) -> npt.NDArray[np.bool_]:
+    """Return which tokens, given the characters from and to of each, have a character in one of the spans.
+
+    A token without a character, such as a space where the tokenizer trims its offsets, belongs to the spans that end
+    where it is.
+    """
+    first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
+    is_inside_T = np.zeros(len(first_T), np.bool_)
+    for start, end in spans:
+        is_inside_T |= (last_T > start) & ((first_T < end) | (last_T <= end))
+    return is_inside_T

@@ -109,9 +109,9 @@ def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
 def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_path: Path) -> None:
     # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is behind.
     offsets = [(0, 3), (4, 4), (4, 5), (4, 5), (5, 6)]
-    assert tokenizer._within(offsets, [(3, 5)]).tolist() == [False, True, True, True, False]
-    assert tokenizer._within(offsets, [(1, 4)]).tolist() == [True, True, False, False, False]
-    assert tokenizer._within([], [(0, 1)]).tolist() == []
+    assert tokenizer._tokens_in_spans(offsets, [(3, 5)]).tolist() == [False, True, True, True, False]
+    assert tokenizer._tokens_in_spans(offsets, [(1, 4)]).tolist() == [True, True, False, False, False]
+    assert tokenizer._tokens_in_spans([], [(0, 1)]).tolist() == []
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
     folder = chat_corpora.saved(tmp_path, template)
     ((_, mask),) = zip(*encoded(folder, [[{"role": "assistant", "content": "👍🏽"}]]), strict=True)

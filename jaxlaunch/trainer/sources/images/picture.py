@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 # What Pillow may open. Others of its formats run programs (EPS) or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -58,7 +59,7 @@ class Picture:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
             self._orientation = _orientation(self._image)
             width, height = self._image.size
-            if self._image.format == "TIFF":  # those of one that lies on its side may be the upright ones
+            if isinstance(self._image, TiffImageFile):  # those of one that lies on its side may be the upright ones
                 width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
             raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
