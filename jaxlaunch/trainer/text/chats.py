@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FIELD = "messages"
 ALSO = ("tools",)  # what a row may have besides: what the assistant may call
-FILE = "chat_template.jinja"  # beside tokenizerconfig.json, whose chat_template it goes before
+FILE = "chat_template.jinja"  # beside tokenizer_config.json, whose chat_template it goes before
 DEFAULT, TOOL_USE = "default", "tool_use"  # of several templates by name, and that of rows with tools
 ASSISTANT = "assistant"
 
@@ -174,7 +174,7 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
         configured = tokenizer.config.get("chat_template")
         if configured is None:
             raise SpecError(
-                f"{fault} has no chat template, which messages need: no chat_template in tokenizerconfig.json and no "
+                f"{fault} has no chat template, which messages need: no chat_template in tokenizer_config.json and no "
                 f"{FILE}; take the tokenizer of a model for chats, or put one there"
             )
         sources = {DEFAULT: configured}
