@@ -299,7 +299,9 @@ def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path,
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(tmp_path / made.address), str(os.getpid())]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
-    ended = subprocess.run(limited, input=made.to_json(), capture_output=True, text=True)
+    # A bytecode file would be cut at the limit, and break every import after it.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(limited, input=made.to_json(), capture_output=True, text=True, env=env)
     said = json.loads(ended.stdout)
     assert (ended.returncode, said["code"], ended.stderr) == (84, 84, "")
     assert "File too large" in said["message"] and "what is complete is kept" in said["message"]
