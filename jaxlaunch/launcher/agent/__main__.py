@@ -1,4 +1,4 @@
-"""`python -m jaxlaunch.launcher.agent`: reads the environment, exits with a code of the contract."""
+"""Entry point of `python -m jaxlaunch.launcher.agent`, which exits with a code of `jaxlaunch.contract`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    """Runs the agent of this host and exits with its code."""
-    # PID 1 of a container loses a signal without a handler; a blocked one waits until there is a handler.
+    """Run the agent of this host and exit with its code."""
+    # PID 1 of a container loses a signal that has no handler. A blocked signal waits until there is one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     from jaxlaunch.launcher.agent.agent import start
 

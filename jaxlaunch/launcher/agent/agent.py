@@ -1,6 +1,7 @@
-"""One agent: starts from its environment, and runs the loop, this host's member of the gang, and on host 0 the leader.
+"""The agent of one host.
 
-An error before it runs becomes the exit code.
+The agent reads its configuration from environment variables. It runs one event loop with this host's member of the
+gang and, on host 0, the leader. An error before the loop starts becomes the exit code.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-FLUSH_S = 2.0  # for slow readers of stdout and stderr, at the end
-DEPUTY = 1  # the host that writes the summary when host 0 is lost
+# Slow readers of stdout and stderr get this long at the end.
+FLUSH_S = 2.0
+# This host writes the summary when host 0 is lost.
+DEPUTY = 1
 
 
 def start() -> int:
-    """Run this host's agent; return its exit code."""
+    """Run this host's agent and return its exit code."""
     try:
         config = configuration.read(os.environ)
         _check_certificates(config)
@@ -61,7 +64,7 @@ def start() -> int:
     except OSError as error:
         return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
     if config.is_pod and os.geteuid() == 0:
-        # A later pod of another user has root's group, and goes on with what this one writes.
+        # A later pod may run as another user of root's group, and must be able to change the files of this one.
         os.umask(0o002)
     fault = config.fault or resources.find_fault(config.job, is_pod=config.is_pod)
     config = dataclasses.replace(config, fault=fault)
@@ -92,7 +95,7 @@ def _check_certificates(config: Config) -> None:
 
 
 def _copy_run_folder(config: Config) -> RemoteFolder | None:
-    """Copy the run folder of a job that has it in a bucket, and tell the children its path here."""
+    """Copy the run folder from its bucket, if it is in one, and pass the local path to child processes."""
     url = os.environ.get(contract.RUN_URL)
     if not url:
         return None
@@ -113,17 +116,26 @@ def _refuse(exit_code: int, message: str) -> int:
 
 
 class Agent:
-    """Runs until the gang ends. Raises OSError when a port is in use."""
+    """The agent of one host, which runs until the gang ends."""
 
     def __init__(self, config: Config, copied: RemoteFolder | None = None) -> None:
-        """`copied` is the run folder's copy of a bucket, where it is in one."""
+        """Open the server's port.
+
+        Args:
+            config: Configuration of this agent.
+            copied: Local copy of the run folder, if the run folder is in a bucket.
+
+        Raises:
+            OSError: A port is in use.
+        """
         self._config = config
         self._loop = Loop()
         self._site_folder = SiteFolder()
         self._stdout = OutputStream(self._loop, 1, patience=config.patience)
         self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
-        self._is_alone = False  # it leaves, and its gang does not
+        # True if this host leaves and the rest of the gang continues.
+        self._is_alone = False
         self._started = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_any_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
@@ -174,18 +186,19 @@ class Agent:
         self._stderr.line(line.encode(errors="backslashreplace"))
 
     def _say_from_any_thread(self, text: str) -> None:
-        # The streams are the loop's alone, and a thread writes summaries.
+        # Only the loop's thread may use the streams, and summaries are written by another thread.
         if threading.current_thread() is threading.main_thread():
             return self.say(text)
         self._loop.after(0.0, lambda: self.say(text))
 
     def run(self) -> int:
-        """Run the gang's part of this host; return the exit code of the verdict."""
+        """Run the loop until there is a verdict, and return its exit code."""
         replaces = self._config.job.replaces
         if replaces and history.is_done(self._run_folder.records(self._config.uid)):
             self.say("the run has finished: there is nothing left to do")
             return contract.DONE
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the member handles them; children inherit the mask
+        # The member has installed its handlers. Children inherit the mask, so it must be cleared before a fork.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         parent = os.environ.get(contract.PARENT, "")
         if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
             self._member.request_stop()
@@ -209,7 +222,7 @@ class Agent:
         return contract.exit_code(self._verdict.code, alone=self._is_alone) if replaces else self._verdict.code
 
     def _finish(self, verdict: Verdict, alone: bool) -> None:
-        """End with the first verdict. One that fails the job for good waits for a last scrape: no later pod has it."""
+        """End with the first verdict; one that fails the job waits for a last scrape, since no later pod serves it."""
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
@@ -220,7 +233,7 @@ class Agent:
         self._server.after_scrape(self._loop.stop)
 
     def _orphaned(self, verdict: Verdict) -> None:
-        """Write the record and the summary in place of the leader, which is lost."""
+        """Write the record and the summary in place of the lost leader."""
         if self._config.host == DEPUTY:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
@@ -228,7 +241,7 @@ class Agent:
             record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _output(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
-        """Return the last lines of this host's processes, for `launcher logs`: a kubelet has rotated some away."""
+        """Return the last lines of this host's processes for `launcher logs`, since the kubelet rotates its log."""
         if not is_local:
             return HTTPStatus.FORBIDDEN, {"error": "output is served on loopback only: connect by a port-forward"}
         return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in self._member.processes.children.items()}
@@ -243,9 +256,9 @@ class Agent:
 
 
 def write_termination_message(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
-    """Write the pod's termination message into the file that the kubelet made; an error is only logged.
+    """Write the pod's termination message to the file that the kubelet created. Errors are only logged.
 
-    It takes the place of what a program may have written there.
+    The message replaces anything that a program has written to the file.
     """
     message = log_lines.termination_message(Termination(verdict, host, generation, attempt))
     try:
@@ -260,19 +273,20 @@ def write_termination_message(verdict: Verdict, host: int | None, generation: in
 
 
 class CodeError(Exception):
-    """The archive of the job's code is damaged, or holds what `launcher submit` never packs."""
+    """The archive of the job's code is damaged, or has an entry that `launcher submit` never packs."""
 
 
 def unpack(archive: str, folder: str) -> None:
-    """Write the files of a gzipped tar below `folder`, and links that stay inside of it; nothing else.
+    """Extract the files and the internal symbolic links of a gzipped tar archive to a folder.
 
-    This is not tarfile's own extraction: its filters differ between the Pythons that an image may hold.
+    The extraction of `tarfile` is not used because its filters differ between the Python versions of images.
 
     Raises:
-        CodeError: The archive is damaged, or has something else.
+        CodeError: The archive is damaged, or has another kind of entry.
         OSError: A file cannot be written.
     """
-    links: list[tuple[str, str]] = []  # made last: nothing is written through one
+    # Links are created last, so that no file is written through one.
+    links: list[tuple[str, str]] = []
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
@@ -294,7 +308,7 @@ def unpack(archive: str, folder: str) -> None:
 
 
 def _inside(path: str, name: str) -> str:
-    """Return `path`, normalized. Raises CodeError when it leaves its folder."""
+    """Return the normalized path, or raise CodeError if it leaves its folder."""
     normal = posixpath.normpath(path)
     if posixpath.isabs(normal) or normal.split("/")[0] == "..":
         raise CodeError(f"{name} points outside of the folder that it is unpacked to")

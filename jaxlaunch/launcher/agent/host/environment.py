@@ -1,4 +1,4 @@
-"""The environment variables of a child process. Pure."""
+"""Environment variables of child processes, as pure functions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from jaxlaunch.launcher.agent.io.link import bracketed
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives
-# with compute, without a list of flags (NVIDIA/JAX-Toolbox, docs/GPU_performance.md, as is the memory fraction). XLA
-# for TPU has its scheduler on. On CPU it takes its temporary memory from malloc at every step; glibc would return that
-# to the kernel after each step, to be mapped and zeroed again; it is set to keep it. Only its first arena can grow so
-# far (HEAP_MAX_SIZE in its malloc/arena.c).
+# with compute, without a list of flags; it and the memory fraction are from docs/GPU_performance.md of
+# NVIDIA/JAX-Toolbox. XLA for TPU has its scheduler on by default. On CPU, XLA allocates its temporary memory with
+# malloc at every step. glibc would return that memory to the kernel after each step, which would map and zero it again,
+# so it is told to keep it. Only the first arena can grow that large (HEAP_MAX_SIZE in malloc/arena.c).
 TRAINER: Mapping[str, Mapping[str, str]] = {
     "cpu": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
     "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
 }
 
-STORAGE_WAIT_S = 30.0  # at a start: less than the grace of a stop, which waits for it
-_EMPTY = {"PATH": os.defpath}  # what is searched where the variable is not set
+# The wait for storage at a start must be shorter than the grace period of a stop, which waits for it.
+STORAGE_WAIT_S = 30.0
+# These paths are searched where the variable is not set.
+_EMPTY = {"PATH": os.defpath}
 
 
 def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
-    """The variables of `rank` that are equal in all attempts. What `base`, the job's own, sets for JAX's devices wins.
+    """Return the variables of a rank that are equal in all attempts.
 
-    `site` is the folder of the site hook.
+    Args:
+        config: Configuration of the agent.
+        base: Variables of the job. They override the defaults for JAX's devices.
+        rank: Rank of the process.
+        site: Folder of the site hook.
     """
     job, local = config.job, rank % config.job.processes_per_host
     first = local * job.devices_per_process
@@ -50,12 +56,12 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
         **_mutual_tls(config),
         **of_member(config, rank, config.processes),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
-        contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(each / 2 for each in waits if each)):g}",
+        contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(wait / 2 for wait in waits if wait)):g}",
     }
 
 
 def _mutual_tls(config: Config) -> dict[str, str]:
-    """JAX's coordinator and its clients show the gang's certificate (from JAX 0.11.2 on; an older one reads none)."""
+    """Return the variables for mutual TLS of JAX's coordination service, which versions before 0.11.2 ignore."""
     folder = config.certificates
     if folder is None:
         return {}
@@ -63,12 +69,16 @@ def _mutual_tls(config: Config) -> dict[str, str]:
         "JAX_MTLS_CERT_FILE": str(folder / contract.CERTIFICATE),
         "JAX_MTLS_KEY_FILE": str(folder / contract.CERTIFICATE_KEY),
         "JAX_MTLS_CA_FILE": str(folder / contract.AUTHORITY),
-        "JAX_MTLS_PEER_URI_PREFIX": contract.PEER_URI,  # the address in place of it is an IP, which no name is
+        # Without a URI, JAX would compare the names in the certificate with the address, which is an IP address.
+        "JAX_MTLS_PEER_URI_PREFIX": contract.PEER_URI,
     }
 
 
 def _python_path(config: Config, base: Mapping[str, str], site: str) -> dict[str, str]:
-    """The site hook first, then the job's code and its own PYTHONPATH: for our trainer behind everything else."""
+    """Return PYTHONPATH: the site hook, the job's code, and the job's PYTHONPATH.
+
+    For the built-in trainer, the last two come after everything else on its path.
+    """
     own = os.pathsep.join(filter(None, (config.code and config.code[1], base.get("PYTHONPATH"))))
     if config.job.command is None:
         return isolated.environ({}, site, own)
@@ -76,27 +86,31 @@ def _python_path(config: Config, base: Mapping[str, str], site: str) -> dict[str
 
 
 def _before(folder: str, path: str | None) -> str:
-    """A search path with this folder first; the image's own stays behind it."""
+    """Return a search path with a folder in front."""
     return folder if not path else os.pathsep.join((folder, path))
 
 
 def _is_set(base: Mapping[str, str], name: str) -> bool:
-    """Whether the job sets it itself; JAX refuses both names of the memory fraction at once."""
+    # JAX rejects both names of the memory fraction at once.
     return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
 def of_member(config: Config, rank: int, processes: int) -> dict[str, str]:
-    """The variables of a rank that a restart may change: another host may take it, and the gang may shrink."""
+    """Return the variables of a rank that a restart may change, since it may move hosts and the gang may shrink."""
     found = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
     return found if len(config.sizes) == 1 else found | {contract.FULL: str(config.processes)}
 
 
 def of_attempt(attempt: int, coordinator: str, listens: str | None, saved: int | None = None) -> dict[str, str]:
-    """The variables that change with every attempt: a new port keeps processes of the last one out.
+    """Return the variables that change with every attempt.
 
-    `saved` is the newest step that earlier attempts saved, 0 where they only trained; None: none of them did.
-    `listens` is the address of this host at which JAX's coordinator listens, where it is on this host: JAX would listen
-    on every interface.
+    Each attempt has a new coordinator port, so that processes of the previous attempt cannot join.
+
+    Args:
+        attempt: Number of the attempt.
+        coordinator: Address of JAX's coordinator, as host:port.
+        listens: Address at which the coordinator listens, if it runs on this host. JAX would listen on every interface.
+        saved: Newest step that earlier attempts saved; 0 if they trained and saved none, None if none trained.
     """
     found = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
     if listens is not None:

@@ -1,16 +1,15 @@
-"""Temporary folders of an agent, which outlive it where it is killed: the next agent of the same user removes those.
+"""Temporary folders of an agent.
 
-Who uses a folder holds a lock on a file in it, which the kernel releases when it dies, however it does. Versions before
-November 2026 held none: their folders go a week after they last changed, unless a program was told of them.
+`SiteFolder` has the site hook that child processes load, their sockets and their stacks. The files are copied there
+because the agent may run from a zipapp, from which its children cannot import.
 
-The agent's temporary folder: the site hook that child processes load, their sockets and their stacks.
+`RemoteFolder` is the local copy of a run folder whose job has its checkpoints in a bucket. The agent itself has no
+client for buckets: `trainer/buckets/mirror` copies the files in another process. In an image without the trainer, the
+job runs without a record of earlier attempts.
 
-The files are copied because the agent may run from a zipapp, which its children cannot import from.
-
-The run folder of a job whose checkpoints are in a bucket: a folder of this host, which another process copies there.
-
-The agent itself reaches no bucket. The process is the trainer's, `trainer/buckets/mirror`: an image without the trainer
-runs the job without memory.
+An agent that is killed leaves its folders behind, and the next agent of the same user removes them. The user of a
+folder holds a lock on a file in it, which the kernel releases when the process dies. Versions before November 2026 held
+no lock: their folders are removed a week after the last change, unless an environment variable of a process names them.
 """
 
 from __future__ import annotations
@@ -34,22 +33,29 @@ from jaxlaunch import isolated, regular_files
 from jaxlaunch.launcher.agent.gang.config import Config
 
 PREFIX, LOCK = "jaxlaunch-", ".in-use"
-SITE = "site"  # what an agent's own folder has first
-FORGOTTEN_S = 7 * 24 * 3600  # since a folder without a lock has changed
+# The first entry that an agent creates in its folder.
+SITE = "site"
+# A folder without a lock is removed this long after its last change.
+FORGOTTEN_S = 7 * 24 * 3600
 
 
 def make_folder(infix: str = "", folder: str | None = None) -> tuple[str, int]:
-    """A new folder in `folder`, by default that for temporary files, and the descriptor that holds its lock."""
+    """Create a folder, by default in the temporary directory.
+
+    Returns:
+        Its path, and the descriptor that holds its lock.
+    """
     made = tempfile.mkdtemp(prefix=PREFIX + infix, dir=folder)
     draft = os.path.join(made, f"{LOCK}.draft")
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(draft, os.path.join(made, LOCK))  # only now: else another could take the lock first
+    # The file gets its name when it is locked, so that no other agent can take the lock first.
+    os.rename(draft, os.path.join(made, LOCK))
     return made, lock
 
 
 def sweep_folders() -> None:
-    """Removes the folders of this user that nobody uses any more."""
+    """Remove the folders of this user that are no longer in use."""
     for place in {tempfile.gettempdir(), "/tmp"}:
         try:
             names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
@@ -60,16 +66,18 @@ def sweep_folders() -> None:
 
 
 def _remove(folder: str) -> None:
-    """Removes a folder if it is this user's, and its lock is there and can be taken."""
+    """Remove a folder of this user if its lock can be taken."""
     try:
         found = os.lstat(folder)
     except OSError:
-        return  # another agent that starts now has removed it
+        # Another agent has removed it in the meantime.
+        return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return
     try:
         lock = regular_files.opener(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:  # it is gone, an older version's, or of an agent that was killed while it made it
+    except FileNotFoundError:
+        # The folder is gone, belongs to an older version, or to an agent that was killed while it created the folder.
         if time.time() - found.st_mtime > FORGOTTEN_S and _is_agents(folder) and not _is_told(folder):
             shutil.rmtree(folder, ignore_errors=True)
         return
@@ -79,13 +87,14 @@ def _remove(folder: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        pass  # it is in use
+        # It is in use.
+        pass
     finally:
         os.close(lock)
 
 
 def _is_agents(folder: str) -> bool:
-    """Whether an agent made it, and nobody to keep something there."""
+    """Return whether an agent created the folder, rather than a user with a similar name for it."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -94,7 +103,7 @@ def _is_agents(folder: str) -> bool:
 
 
 def _is_told(folder: str) -> bool:
-    """Whether an environment variable of a process names the folder, as PYTHONPATH does of an agent's programs."""
+    """Return whether an environment variable of a process names the folder, as PYTHONPATH of a child does."""
     return any(folder.encode() in environ for environ in _environs())
 
 
@@ -103,22 +112,27 @@ def _environs() -> Iterator[bytes]:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 yield file.read()
-        except OSError:  # it ended, or is another user's
+        except OSError:
+            # The process has ended or belongs to another user.
             continue
 
 
 STANDBY = "standby.py"
-HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)  # of launcher/agent/site
-CONTRACT, ISOLATED = "contract.py", "isolated.py"  # of jaxlaunch
-FALLBACK = "fallback"  # a folder that comes last on a program's sys.path: for images without our package
-# Of jaxlaunch, without packages below it: where the package is installed to be edited, a program's `jaxlaunch` is this
-# folder, and the finder of such an installation gives only the direct children of a package.
+# Files of launcher/agent/site.
+HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)
+# Files of jaxlaunch.
+CONTRACT, ISOLATED = "contract.py", "isolated.py"
+# This folder comes last on a program's sys.path, for images without our package.
+FALLBACK = "fallback"
+# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch` is this folder, and the
+# finder of the installation resolves only the direct children of a package.
 FALLBACK_FILES = ("__init__.py", "reporting.py", "atomic_file.py")
-MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux
+# sun_path holds 108 bytes on Linux.
+MAX_SOCKET_PATH = 100
 
 
 class SiteFolder:
-    """The folder, made once per agent; `site` is the part that comes first on a child's PYTHONPATH."""
+    """The temporary folder of an agent. Its subfolder `site` comes first on a child's PYTHONPATH."""
 
     def __init__(self) -> None:
         is_long = len(tempfile.gettempdir()) > MAX_SOCKET_PATH - 40
@@ -136,19 +150,19 @@ class SiteFolder:
             self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
 
     def path(self, suffix: str) -> str:
-        """A path in the folder that was not returned before."""
+        """Return a path in the folder that was not returned before."""
         return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
 
     def command(self, module: str) -> list[str]:
-        """The command that runs a module of ours, which nothing of the user's can shadow."""
+        """Return the command that runs one of our modules, which no file of the user can shadow."""
         return isolated.command(module, script=os.path.join(self.site, ISOLATED))
 
     def standby(self, module: str, descriptor: int) -> list[str]:
-        """The command of a process with the imports of `module` done; it reads from `descriptor` how to go on."""
+        """Return the command of a process that imports a module and then waits for its environment on a descriptor."""
         return [*self.command(os.path.join(self.site, STANDBY)), str(descriptor), module]
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -159,22 +173,30 @@ class SiteFolder:
             file.write(data)
 
 
-BEGIN_S = 60.0  # to import the store's client and fetch a few small files
-END_S = 20.0  # to put what is new; the kubelet ends it earlier where the pod's grace period is over
-MOVE_S = 3.0  # to fetch the logs of ranks that move here; less than a host may be silent
+# The time to import the client of the object store and to download a few small files.
+BEGIN_S = 60.0
+# The time to upload what is new. The kubelet kills the pod earlier if its grace period ends.
+END_S = 20.0
+# The time to download the logs of ranks that move to this host. A host must not be silent for longer.
+MOVE_S = 3.0
 READY, DONE = "ready", "done"
-WHOLE = (0, 1)  # hosts that write attempts and summary: the leader, and its deputy when it is lost
+# These hosts write attempts and summaries: the leader, and its deputy when the leader is lost.
+WHOLE = (0, 1)
 
 
 class FolderError(Exception):
-    """The bucket cannot be used; the message says why."""
+    """The bucket cannot be used, for the reason in the message."""
 
 
 class RemoteFolder:
-    """A local folder that is copied to a URL while this object lives."""
+    """A local folder whose files another process copies to a URL."""
 
     def __init__(self, url: str, config: Config) -> None:
-        """Returns when the folder holds what earlier attempts left. Raises FolderError."""
+        """Download the files of earlier attempts.
+
+        Raises:
+            FolderError: The bucket cannot be used.
+        """
         folder, self._lock = make_folder("run-")
         self.folder = Path(folder)
         self._ranks = ranks = config.ranks()
@@ -184,9 +206,12 @@ class RemoteFolder:
             [sys.executable, *isolated.inline("jaxlaunch.trainer.buckets.mirror"), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # what was not read yet is still in the pipe, where select sees it
-            start_new_session=True,  # a Ctrl-C is not for it
-            pass_fds=[self._lock],  # it uses the folder for a while after an agent that was killed
+            # Unread output must stay in the pipe, where select sees it.
+            bufsize=0,
+            # A Ctrl-C must not reach the process.
+            start_new_session=True,
+            # The process uses the folder for a while after the agent was killed.
+            pass_fds=[self._lock],
         )
         self.pid = self._process.pid
         said = self._first_line()
@@ -210,7 +235,7 @@ class RemoteFolder:
             return "the trainer, which copies it, is not in this image, or does not start"
 
     def take(self, ranks: range) -> None:
-        """Is told the ranks of the attempt that starts; fetches the logs of those that another host had, in MOVE_S."""
+        """Set the ranks of the next attempt, and download within MOVE_S the logs of ranks that another host had."""
         if ranks == self._ranks:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -218,14 +243,18 @@ class RemoteFolder:
         try:
             self._process.stdin.write(order.encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:  # it has ended, which the agent says
+        except OSError:
+            # The process has ended, which the agent logs.
             return
         self._hears(order, until)
 
     def close(self) -> bool:
-        """Returns when all is put, or after END_S; whether it was.
+        """Wait until all files are uploaded, for END_S at most, and remove the folder.
 
-        The process says so itself: one that died while the agent's loop ran was reaped there, with its exit code.
+        The answer comes from the process itself, because the loop of the agent may have reaped its exit code.
+
+        Returns:
+            Whether everything was uploaded.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
@@ -238,7 +267,7 @@ class RemoteFolder:
         return is_whole
 
     def _hears(self, word: str, until: float) -> bool:
-        """Whether the process says this before then."""
+        """Return whether the process writes this line before the deadline."""
         assert self._process.stdout is not None
         while (left := until - time.monotonic()) > 0 and select.select([self._process.stdout], [], [], left)[0]:
             line = self._process.stdout.readline().decode(errors="replace")

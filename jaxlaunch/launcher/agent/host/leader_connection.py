@@ -1,4 +1,10 @@
-"""A host's connection to its leader, dialled until the leader admits this host, and what the leader has told it."""
+"""A host's connection to its leader.
+
+A host connects to host 0 and retries until it succeeds. The leader opens a handshake with a challenge, in which both
+sides prove that they have the key of the run. It then admits the host with a "welcome", or refuses it, finally or for
+now. After that the leader sends orders, and this host sends reports. Either side closes a connection that has been
+silent for too long. `MemberState` keeps the attempt that the leader has ordered, and outlives connections.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +26,14 @@ from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Malformed
 from jaxlaunch.records.verdict import Verdict
 
-# --- what this host has been told -------------------------------------------------------------------------------------
+# --- state of the member -------------------------------------------------------------------------------------
 
-# Closer signals count as one: a terminal and the launcher may both pass a Ctrl-C on.
+# Signals within this time count as one, because a terminal and the launcher may both pass on one Ctrl-C.
 ONE_PRESS_S = 0.5
 
 
 class Press(enum.Enum):
-    """What a signal to stop asks for."""
+    """Request that a signal to stop makes."""
 
     REPEATED = enum.auto()
     STOP = enum.auto()
@@ -35,7 +41,7 @@ class Press(enum.Enum):
 
 
 class WhenIdle(enum.Enum):
-    """What a host does once no process of an attempt that has ended is left."""
+    """Action of a host after the last process of a finished attempt has ended."""
 
     REPORT = enum.auto()
     WAIT_FOR_LEADER = enum.auto()
@@ -43,7 +49,7 @@ class WhenIdle(enum.Enum):
 
 
 class MemberState:
-    """The attempt that a host takes part in, and how it ended. Pure: no connection, no process, no clock."""
+    """The attempt that a host takes part in, and its verdict. Pure: no connection, no process, no clock."""
 
     def __init__(self, config: Config) -> None:
         self._replaces, self._is_leader = config.job.replaces, config.is_leader
@@ -55,7 +61,7 @@ class MemberState:
 
     @property
     def awaits_first_start(self) -> bool:
-        """Whether no attempt has started on this host: a leader that is lost may start again."""
+        """Whether no attempt has started on this host, so that a lost leader may simply start again."""
         return self.verdict is None and not self.has_started
 
     def start(self, attempt: int) -> None:
@@ -63,18 +69,18 @@ class MemberState:
         self.attempt, self.has_started, self.is_stopping, self.verdict = attempt, True, False, None
 
     def end(self, attempt: int, verdict: Verdict) -> None:
-        """Take the leader's verdict on an attempt."""
+        """Record the leader's verdict on an attempt."""
         self.attempt, self.verdict = attempt, verdict
 
     def take_signal(self, now: float) -> Press:
-        """Return what a SIGTERM or SIGINT asks for: the second one kills the processes."""
+        """Return the request that a SIGTERM or SIGINT makes. The second signal kills the processes."""
         if self.signalled_at is None:
             self.signalled_at = now
             return Press.STOP
         return Press.REPEATED if now - self.signalled_at < ONE_PRESS_S else Press.KILL
 
     def when_idle(self, *, has_leader: bool) -> WhenIdle | None:
-        """Return what follows when the last process has ended; None while the attempt has no verdict."""
+        """Return the action after the last process has ended, or None while the attempt has no verdict."""
         if self.verdict is None:
             return None
         if has_leader:
@@ -94,9 +100,9 @@ Addresses = list[tuple[Any, ...]]
 
 
 class Dialer:
-    """Calls `connected` with a socket once the leader accepts it; `dial` starts over.
+    """Connects to the leader and calls `connected` with the socket.
 
-    It retries until it succeeds, and logs every ten seconds why it does not.
+    It retries until it succeeds, and logs every ten seconds why it has not. `dial` starts again.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class Dialer:
 
     @property
     def reason(self) -> str:
-        """Why there is no connection yet, as "connection refused for 40 s"."""
+        """Reason for the missing connection, as "connection refused for 40 s"."""
         return f"{self._reason} for {time.monotonic() - (self._since or time.monotonic()):.0f} s"
 
     def dial(self, after_s: float = 0.0) -> None:
@@ -125,7 +131,7 @@ class Dialer:
         self._retry = self._loop.after(after_s, self._resolve)
 
     def stop(self) -> None:
-        """Stop the retries; a connection under way is closed."""
+        """Stop the retries and close a connection that is being established."""
         self._retry.cancel()
         self._reminder.cancel()
         self._since = None
@@ -139,7 +145,7 @@ class Dialer:
         try:
             return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
         except socket.gaierror:
-            # A name is resolved in a thread, since DNS may take a minute and a SIGTERM must not wait.
+            # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not wait for it.
             pass
         if self._reason == _NOT_TRIED:
             self._reason = "the name server has not answered"
@@ -156,7 +162,7 @@ class Dialer:
         def resolved(mask: int) -> None:
             self._loop.unwatch(read_end)
             os.close(read_end)
-            # It may have been stopped in the meantime.
+            # The dialer may have been stopped in the meantime.
             if self._since is not None and answers and answers[0]:
                 self._connect(answers[0])
             elif self._since is not None:
@@ -197,13 +203,13 @@ class Dialer:
 
 # --- the connection ---------------------------------------------------------------------------------------------------
 
-# The leader's silence on a new connection: it may have thousands to accept before this one.
+# The leader may be silent for this long on a new connection, since it may have thousands to accept first.
 CHALLENGE_S = 60.0
 RETRY_REFUSED_S = 2.0
 
 
 class LeaderConnection:
-    """Passes the orders of a leader that has proven the run's key to their `handlers`, and drops all others."""
+    """Connection to a leader that has proven the key of the run. Passes its orders to `handlers`."""
 
     def __init__(
         self,
@@ -217,17 +223,17 @@ class LeaderConnection:
         on_refused: Callable[[Refused], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """Connect nothing yet.
+        """Create the object; `dial` connects.
 
         Args:
-            config: This host's place in the gang.
-            loop: Delivers what the leader sends.
+            config: Configuration of the agent.
+            loop: Event loop of the agent.
             say: Writes a message for people.
-            hello: Returns what this host says of itself when it joins.
-            handlers: Called with the order of each kind.
-            on_admitted: Called once the leader takes this host in.
-            on_refused: Called with a refusal that is final.
-            on_lost: Called with the reason, when a leader that admitted this host is lost.
+            hello: Returns the message with which this host joins.
+            handlers: Function for the orders of each kind.
+            on_admitted: Called when the leader admits this host.
+            on_refused: Called when the leader refuses this host for good.
+            on_lost: Called with the reason when the connection to a leader that admitted this host is lost.
         """
         self.last_message_at = self._ticked_at = time.monotonic()
         self._config, self._loop, self._say = config, loop, say
@@ -242,17 +248,17 @@ class LeaderConnection:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether a leader has admitted this host, and the connection stands."""
+        """Whether there is a connection to a leader that has admitted this host."""
         return self._link is not None and self._link.epoch is not None
 
     @property
     def address(self) -> str:
-        """The leader's address as the other hosts reach it; "" without a connection."""
+        """Address at which other hosts reach the leader, or "" without a connection."""
         return "" if self._link is None else self._link.peer
 
     @property
     def fault(self) -> str:
-        """Why there is no connection yet."""
+        """Reason for the missing connection."""
         return self._refusal or self._dialer.reason
 
     def dial(self, after_s: float = 0.0) -> None:
@@ -260,14 +266,14 @@ class LeaderConnection:
         self._dialer.dial(after_s)
 
     def send(self, kind: str, /, **fields: Any) -> None:
-        """Queue a message for the leader that has admitted this host; without one, drop it."""
+        """Queue a message for the leader; drop it if no leader has admitted this host."""
         if self._link is not None and self._link.epoch is not None:
             self._link.send(kind, **fields)
 
     def check_silence(self, now: float) -> None:
         """Close a connection whose other end has been silent for too long."""
         away_s, self._ticked_at = now - self._ticked_at, now
-        # This process itself was stopped or starved, and could not receive anything.
+        # After a long pause, this process itself was stopped or starved and could not receive anything.
         if away_s > SILENCE_S / 2:
             self.last_message_at += away_s
         if self._link is not None and now - self.last_message_at > self._patience_s:
@@ -278,7 +284,7 @@ class LeaderConnection:
             peer, channel = str(sock.getpeername()[0]), secured(self._config.certificates, is_server=False)
             self._link = Link(self._loop, sock, self._take, self._closed, peer, channel)
         except OSError:
-            # The other side closed meanwhile.
+            # The other side has closed the connection in the meantime.
             sock.close()
             return self.dial(RETRY_S)
         self._side = HostSide(self._config.key)
@@ -289,7 +295,7 @@ class LeaderConnection:
         if link.epoch is None:
             return self._shake_hands(link, message)
         kind = message["type"]
-        # Orders that are not known are those of a newer host 0.
+        # A newer version on host 0 may send orders that this version does not know.
         if (handler := self._handlers.get(kind)) is None:
             return
         try:
@@ -299,7 +305,7 @@ class LeaderConnection:
         handler(order)
 
     def _shake_hands(self, link: Link, message: Message) -> None:
-        """Take a message before this host is admitted: whoever answers may be no leader of this run."""
+        """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":
                 return link.send("hello", **self._side.hello(message, self._hello().to_wire()))

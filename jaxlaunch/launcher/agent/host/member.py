@@ -1,8 +1,8 @@
-"""One host of the gang: runs its processes as the leader orders, and reports them to it.
+"""The member of the gang on one host, which runs processes on the leader's orders and reports their state.
 
-It decides nothing while it has a leader. When the leader is lost it ends its processes and says so; where lost hosts
-are replaced, it then waits for the next leader. `MemberState` says what follows, `LeaderConnection` and `RankReports`
-talk to the leader, and `Processes` owns the processes.
+A member decides nothing while it has a leader. When the leader is lost, it ends its processes and, in jobs that replace
+lost hosts, waits for the next leader. `MemberState` decides what follows an attempt, `LeaderConnection` and
+`RankReports` talk to the leader, and `Processes` owns the processes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from jaxlaunch.records.verdict import (
 )
 
 TICK_S = 0.2
-# By then a Python program has loaded our site hook.
+# A Python program has loaded our site hook by this time.
 HELLO_S = 10.0
 
-# Called with the gang's verdict, and whether this host leaves alone.
+# Called with the verdict and whether this host leaves alone.
 Finish = Callable[[Verdict, bool], None]
 
 
 class Member:
-    """Calls `finish` once, when this host may exit; `orphaned` before that, if it has lost its leader."""
+    """The member of the gang on this host."""
 
     def __init__(
         self,
@@ -66,8 +66,21 @@ class Member:
         orphaned: Callable[[Verdict], None],
         take: Callable[[range], None],
     ) -> None:
-        """Connect nothing and start nothing yet; `take` is told the ranks of this host before they start."""
-        # The leader's last report of all hosts.
+        """Create the member; `begin` connects it.
+
+        Args:
+            config: Configuration of the agent.
+            loop: Event loop of the agent.
+            site_folder: Folder of the site hook.
+            hello: Message with which this host joins.
+            stdout: Stream for the output of all ranks.
+            clock: Clock of the run on host 0, None on other hosts.
+            say: Writes a message for people.
+            finish: Called once, when this host may exit.
+            orphaned: Called before `finish` if the leader is lost.
+            take: Called with the ranks of this host before each start.
+        """
+        # The newest report of the leader on all hosts.
         self.gang: Mapping[str, Any] = {}
         self.state = MemberState(config)
         self._config, self._loop, self._hello = config, loop, hello
@@ -102,7 +115,7 @@ class Member:
         self.reports = RankReports(
             config, self.state, self.processes, clock, leader=self.leader, say=say, metrics=metrics
         )
-        # Until when the next leader has to be there.
+        # Expires when no new leader has appeared in time.
         self._leader_timer: Timer | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.on_signal(number, self.request_stop)
@@ -112,12 +125,12 @@ class Member:
         self.leader.dial()
         self._loop.every(TICK_S, self._tick)
         timeout_s = self.reports.timeouts_s["rendezvous"]
-        # Host 0's leader has this timeout for all hosts.
+        # On host 0, the leader itself applies this timeout to all hosts.
         if timeout_s is not None and not self._config.is_leader:
             self._loop.after(timeout_s, self._rendezvous_timed_out)
 
     def request_stop(self) -> None:
-        """Handle SIGTERM and SIGINT: the leader is asked to stop all hosts. The second one kills the processes."""
+        """Handle SIGTERM or SIGINT: ask the leader to stop all hosts, and on the second signal kill the processes."""
         press = self.state.take_signal(time.monotonic())
         if press is Press.REPEATED:
             return
@@ -152,7 +165,7 @@ class Member:
     def _start(self, order: Start) -> None:
         self.state.start(order.attempt)
         self.reports.start()
-        # JAX's coordinator listens where the other hosts reach this one.
+        # JAX's coordinator listens only on the address at which other hosts reach this one.
         listens = self.leader.address if self._config.is_leader else None
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
         self.processes.flush()
@@ -174,7 +187,7 @@ class Member:
         self._continue_if_idle()
 
     def _leave(self, order: Leave) -> None:
-        # Host 0 stays until every host has this message.
+        # Host 0 stays until every host has received this message.
         if not self._config.is_leader:
             self._finish(order.verdict, order.alone)
 
@@ -194,13 +207,13 @@ class Member:
         self._continue_if_idle()
 
     def _saved_step(self) -> int | None:
-        """Return the newest step on storage that this host knows of; 0 where processes ran, and None before."""
+        """Return the newest saved step that this host knows of; 0 if processes ran without one, None if none ran."""
         own = [child.progress.status.committed for child in self.processes.children.values()]
         steps = (self.gang.get("of", {}).get("last_committed"), *own)
         return max((step for step in steps if step is not None), default=0 if self.state.has_started else None)
 
     def _wait_for_leader(self, verdict: Verdict) -> None:
-        """Keep this host, until another pod leads from host 0's place."""
+        """Keep this host until another pod takes the place of host 0."""
         if self._leader_timer is not None:
             return
         timeout_s = self.reports.timeouts_s["replace"]
@@ -229,7 +242,7 @@ class Member:
         self._continue_if_idle()
 
     def _continue_if_idle(self) -> None:
-        """Go on once no process is left after a verdict; without a leader this host waits for one, or exits."""
+        """Report, wait for a leader or exit, if the attempt has a verdict and no process is left."""
         verdict = self.state.verdict
         if verdict is None or self.processes.alive():
             return

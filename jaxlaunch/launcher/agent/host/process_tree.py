@@ -1,9 +1,9 @@
-"""Which of a child's processes is the program, as far as /proc tells: a wrapper such as `sh -c` only waits for it.
+"""The processes of one rank, as far as /proc shows them.
 
-A started process and what it runs: which of them reports, how they are stopped, and what an end leaves behind.
-
-The started process may be the program, or a wrapper of it such as `sh -c`. SIGTERM is meant for the program, once for
-each of its processes; a wrapper that receives it too would end before the program has saved.
+The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM must reach each process
+of the program exactly once. A wrapper that received it too would end before the program has saved, and what it runs
+would be killed with it. `ProcessTree` finds the program in three ways: by the Python process that reports through the
+site hook, else by walking down from shells to what they run, else by taking the started process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import signal as signals
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -24,20 +23,21 @@ SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Sends a signal to one process, which may have ended."""
+    """Send a signal to one process, if it still exists."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # it has ended, or it is ours and not reaped yet; or it runs as another user
+        # The process has ended, or runs as another user.
+        pass
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of this pid, a zombie included."""
+    """Return whether a process with this pid exists. A zombie counts."""
     return session(pid) is not None
 
 
 def session(pid: int) -> int | None:
-    """The session of a process; None where there is no such process."""
+    """Return the session id of a process, or None if there is no such process."""
     try:
         return os.getsid(pid)
     except (OSError, OverflowError):
@@ -45,13 +45,13 @@ def session(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal; True where the kernel does not tell."""
+    """Return whether a process has a handler for a signal. Without /proc the answer is True."""
     found = _mask(pid, "SigCgt")
     return not os.path.exists("/proc/self/status") if found is None else bool(found >> (number - 1) & 1)
 
 
 def is_shell(pid: int) -> bool:
-    """Whether a process runs a shell, by its executable."""
+    """Return whether the executable of a process is a shell."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
     except OSError:
@@ -59,11 +59,15 @@ def is_shell(pid: int) -> bool:
 
 
 def below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
-    """The processes that a signal to `pid` is meant for: what it runs, where it is a shell.
+    """Yield the processes that must receive a signal for `pid`.
 
-    A shell without a trap dies of the signal, and what it runs would be killed with it. One with a trap runs that when
-    the command that it waits for has ended; commands in its background are the trap's to tell. `is_wrapper`: it is
-    known to be no program itself.
+    A shell without a trap would die of the signal, and the command that it runs would be killed with it. A shell with a
+    trap runs it after the command that it waits for has ended. Signalling its background commands is up to the trap.
+
+    Args:
+        pid: The started process, or a descendant.
+        number: Number of the signal.
+        is_wrapper: Whether the process is known not to be the program.
     """
     has_jobs = is_shell(pid)
     if not (has_jobs or is_wrapper):
@@ -80,9 +84,10 @@ def below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
 
 
 def towards(program: int, pid: int, number: int) -> Iterator[int]:
-    """The same where the program below `pid` is known: it, and the shells above it that have a trap.
+    """Yield the known program below `pid`, and before it the shells above it that have a trap.
 
-    Other commands of a pipeline end with it. What a shell with a trap has in its background is the trap's to tell.
+    The other commands of a pipeline end with the program. Signalling the background commands of a shell with a trap is
+    up to the trap.
     """
     line = [program]
     while line[-1] != pid and (parent := _parent(line[-1])):
@@ -96,15 +101,15 @@ def towards(program: int, pid: int, number: int) -> Iterator[int]:
 
 
 def ends_at_once(pid: int) -> bool:
-    """Whether this is bash with a trap for EXIT, which has handlers for all signals that end it.
+    """Return whether a process is bash with a trap for EXIT, which handles all signals that would end it.
 
-    It may have no trap for the signal itself: then it runs that for EXIT while the command that it waits for goes on.
+    Without a trap for the signal itself, bash would run the EXIT trap while the command that it waits for continues.
     """
-    return catches(pid, signals.SIGXCPU) and is_shell(pid)
+    return catches(pid, signal.SIGXCPU) and is_shell(pid)
 
 
 def reads_a_pipe(pid: int) -> bool:
-    """Whether a process reads what another command of its pipeline writes, and so ends with it."""
+    """Return whether a process reads from another command of its pipeline, and so ends with that command."""
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
     except OSError:
@@ -112,7 +117,7 @@ def reads_a_pipe(pid: int) -> bool:
 
 
 def of_session(leader: int) -> list[int]:
-    """The processes of the session that `leader` began, whatever groups they are in; none where there is no /proc."""
+    """Return the processes in the session of `leader`, of all process groups. Empty without /proc."""
     try:
         found = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
@@ -121,21 +126,21 @@ def of_session(leader: int) -> list[int]:
 
 
 def orphans(pids: Collection[int]) -> list[int]:
-    """Those of `pids` that no other of them has started."""
+    """Return the processes whose parent is not in the collection."""
     return [pid for pid in pids if _parent(pid) not in pids]
 
 
 def children(pid: int) -> list[int]:
-    """The processes that `pid` started and that run; none where the kernel does not tell."""
+    """Return the running children of a process. Empty without /proc."""
     try:
-        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        found = [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
     return [child for child in found if not _is_zombie(child)]
 
 
 def why_unstartable(program: str, error: OSError, path: str | None) -> str:
-    """Why `exec` of a program failed, in the words of a shell, with the name that the user gave."""
+    """Return why `exec` of a program failed, as a shell would print it."""
     if error.errno == errno.ENOEXEC:
         return f"{program}: Exec format error; a script begins with a line such as #!/bin/sh"
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
@@ -149,7 +154,7 @@ def why_unstartable(program: str, error: OSError, path: str | None) -> str:
 
 
 def _interpreter(file: str) -> str | None:
-    """The interpreter in a script's first line; None without one."""
+    """Return the interpreter in the first line of a script, or None."""
     try:
         with open(file, "rb") as script:
             found = re.match(rb"#!\s*(\S+)", script.readline(256))
@@ -159,13 +164,16 @@ def _interpreter(file: str) -> str | None:
 
 
 def _is_in_background(pid: int, shell: int) -> bool:
-    """Whether a shell runs a command in its background, by what POSIX has it do then: it ignores SIGQUIT for it."""
-    quits = 1 << (signals.SIGQUIT - 1)
+    """Return whether a shell runs a command in its background.
+
+    POSIX requires a shell to ignore SIGQUIT for such commands.
+    """
+    quits = 1 << (signal.SIGQUIT - 1)
     return bool((_mask(pid, "SigIgn") or 0) & quits) and not (_mask(shell, "SigIgn") or 0) & quits
 
 
 def _mask(pid: int, kind: str) -> int | None:
-    """A mask of signals of a process, bit 0 for signal 1; None where the kernel does not tell."""
+    """Return a signal mask of a process, with bit 0 for signal 1, or None without /proc."""
     try:
         found = re.search(rf"^{kind}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -182,15 +190,16 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """The state of a process and the pid of its parent, as in proc_pid_stat(5)."""
+    """Return the state of a process and the pid of its parent, as in proc_pid_stat(5)."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:  # it has ended
+    except OSError:
+        # The process has ended.
         return "Z", "0"
     return state, parent
 
 
-# For bash's trap for EXIT, once what was told has ended: a signal then would cut it short.
+# Bash gets this long for its EXIT trap after the signalled processes have ended: a signal would cut the trap short.
 TRAP_S = 3.0
 
 
@@ -200,41 +209,42 @@ class ProcessTree:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.is_killed = self._is_reaped = False
-        # The pid of the Python that reports, 0 before the first report. It existed when it did, unless its namespace
-        # is another one.
+        # The pid of the Python process that reports, 0 before the first report. In another PID namespace, no process
+        # with this pid exists here.
         self._reporter = 0
         self._has_met_reporter = False
-        # Processes that were sent SIGTERM, and when one of them last existed.
+        # Processes that were sent SIGTERM, and the last time at which one of them existed.
         self._told: set[int] = set()
         self._told_at = -math.inf
-        # The started process was a wrapper when it was to stop.
+        # Whether the started process was a wrapper at the time of the stop.
         self._is_wrapper = False
 
     @property
     def is_program(self) -> bool:
-        """Whether what reports is the process that was started: how it ends is then how the program ends.
+        """Whether the started process is the one that reports, so that its exit is the exit of the program.
 
-        A wrapper (`sh -c "python a.py || python b.py"`) may handle that, and go on with something else.
+        A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with something else.
         """
         return self._reporter in (0, self.pid)
 
     @property
     def has_lost_reporter(self) -> bool:
-        """Whether a wrapper went on without the Python that reported: its last phase says nothing any more."""
+        """Whether a wrapper continues without the Python process that reported, so that its last phase is obsolete."""
         return not self.is_program and self._has_met_reporter and not exists(self._reporter)
 
     def take_reporter(self, pid: int) -> None:
-        """Note which process reports from now on."""
+        """Record which process reports from now on."""
         self._reporter, self._has_met_reporter = pid, exists(pid)
 
     def take_reaped(self) -> None:
-        """Note that the kernel may give the pid of the ended process to another."""
+        """Record that the pid is free, so that the kernel may give it to another process."""
         self._is_reaped = True
 
     def stop(self) -> None:
-        """Send SIGTERM to the program, once to each of its processes that it is meant for.
+        """Send SIGTERM once to each process of the program.
 
-        Called again until it has ended: a shell may go on with another program, which is told once it has a handler.
+        The caller repeats this until the process has ended: a shell may continue with another program, which receives
+        the signal once it has a handler.
         """
         self._is_wrapper = self._is_wrapper or not self.is_program or is_shell(self.pid)
         is_first, told = not self._told, {pid for pid in self._told if session(pid) is not None}
@@ -252,7 +262,7 @@ class ProcessTree:
             self._tell(pid)
 
     def _targets(self) -> Iterator[int]:
-        """The Python that reports, else what a wrapper runs, else the started process."""
+        """Yield the Python process that reports, else the commands of a wrapper, else the started process."""
         if not self.is_program and session(self._reporter) == self.pid:
             return towards(self._reporter, self.pid, signal.SIGTERM)
         return below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
@@ -262,9 +272,9 @@ class ProcessTree:
         self._told.add(pid)
 
     def leaves_programs(self) -> bool:
-        """Return whether the started process has ended after a stop, and programs that it ran still do.
+        """Return whether the started process has ended after a stop while programs that it started still run.
 
-        A shell may end in its trap, and leave a program in its background: that is told now, if the trap did not.
+        A shell may exit in its trap and leave a program in the background. That program receives SIGTERM now.
         """
         if self.is_killed or not self._told or not self._is_wrapper:
             return False
@@ -275,14 +285,17 @@ class ProcessTree:
         return not self._told.isdisjoint(left)
 
     def dump_stacks(self) -> None:
-        """Have the Python with our site hook write its stacks. Without its handler the signal would end a program."""
+        """Ask the Python process with our site hook to write its stacks.
+
+        Without the handler of the hook, the signal would end the program.
+        """
         is_wrapped = not self.is_program and session(self._reporter) == self.pid
         pid = self._reporter if is_wrapped else self.pid
         if catches(pid, signal.SIGUSR1):
             send_signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the process and its session: tini, and a shell with `set -m`, give what they run a group of its own."""
+        """Kill the process and its session, since tini and shells with `set -m` create more process groups."""
         self.is_killed = True
         try:
             os.killpg(self.pid, signal.SIGKILL)
