@@ -1,7 +1,7 @@
-"""The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. Never blocks the loop.
+"""The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. It never blocks the loop.
 
-/metrics has the agent's rows of contract.PROMETHEUS, merged with those that this host's processes serve on their
-sockets; a process that does not answer in time is left out.
+The answer to /metrics has the agent's rows of `contract.PROMETHEUS`, merged with those that the processes of this host
+serve on Unix sockets. A process that does not answer in time is omitted.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records.summary import ratio
 
 MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
-MAX_CONNECTIONS = 16  # a further one takes the place of the oldest that waits for its client
+# A further connection replaces the oldest one that waits for its client.
+MAX_CONNECTIONS = 16
 TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
-SCRAPE_INTERVAL_S = 75.0  # Prometheus scrapes every minute by default
+# Prometheus scrapes every minute by default.
+SCRAPE_INTERVAL_S = 75.0
 
 PLAIN, JSON = "text/plain; version=0.0.4; charset=utf-8", "application/json"
 
-Exposition = Callable[[Sequence[str]], str]  # of the texts of this host's processes
-Reply = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]  # to method, query, is_local
+# Returns the answer to /metrics, from the texts of this host's processes.
+Exposition = Callable[[Sequence[str]], str]
+# Returns the answer to a method, a query and whether the client is local.
+Reply = Callable[[str, str, bool], tuple[HTTPStatus, Mapping[str, Any]]]
 
 
 class MetricsServer:
-    """Listens until the agent ends. Raises OSError when the port is in use."""
+    """HTTP server that listens until the agent ends."""
 
     def __init__(
         self,
@@ -45,9 +49,22 @@ class MetricsServer:
         exposition: Exposition,
         replies: Mapping[str, Reply],
     ) -> None:
-        """`replies` are in JSON, by path."""
+        """Listen on a port.
+
+        Args:
+            loop: Event loop of the agent.
+            host: Address to listen on.
+            port: Port to listen on, or 0 for any free one.
+            sockets: Returns the paths of the processes' sockets.
+            exposition: Returns the answer to /metrics.
+            replies: Functions for other paths, whose results are sent as JSON.
+
+        Raises:
+            OSError: The port is in use.
+        """
         self.loop, self.sockets, self.exposition, self.replies = loop, sockets, exposition, replies
-        self._open: dict[Request, None] = {}  # the oldest first
+        # Open connections, oldest first.
+        self._open: dict[Request, None] = {}
         self._scraped_at: float | None = None
         self._on_scrape: Callable[[], None] = lambda: None
         self._listener = listen(host, port)
@@ -56,30 +73,30 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also where any free one was requested."""
+        """Port that the server listens on."""
         return int(self._listener.getsockname()[1])
 
     def after_scrape(self, call: Callable[[], None]) -> None:
-        """Call back after the next scrape, or SCRAPE_INTERVAL_S later; at once if nobody scraped for that long."""
+        """Call back after the next scrape or SCRAPE_INTERVAL_S, or at once if nobody scraped for that long."""
         if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
             return call()
         self._on_scrape = call
         self.loop.after(SCRAPE_INTERVAL_S, call)
 
     def scraped(self) -> None:
-        """Note that a scrape has its answer."""
+        """Record that a scrape was answered."""
         self._scraped_at = time.monotonic()
         self._on_scrape()
 
     def closed(self, request: Request) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         del self._open[request]
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            # The client closed before it was accepted.
+            # The client closed the connection before it was accepted.
             return
         if len(self._open) >= MAX_CONNECTIONS:
             slow = next((request for request in self._open if request.waits_for_client), None)
@@ -90,11 +107,12 @@ class MetricsServer:
 
 
 class Request:
-    """One connection: one request, one response."""
+    """A connection with one request and one response."""
 
     def __init__(self, server: MetricsServer, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.waits_for_client = True  # to send its request, or to read the response
+        # True while the client has to send its request or to read the response.
+        self.waits_for_client = True
         self._server, self._loop, self._sock = server, server.loop, sock
         self._request, self._response = bytearray(), bytearray()
         self._is_scrape = False
@@ -138,9 +156,9 @@ class Request:
         try:
             address = str(self._sock.getpeername()[0])
         except OSError:
-            # It has closed.
+            # The client has closed the connection.
             return False
-        # A service mesh's sidecar is 127.0.0.6.
+        # Not all of 127.0.0.0/8: the sidecar of a service mesh connects from 127.0.0.6 for remote clients.
         return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")
 
     def _respond(self, status: HTTPStatus, text: str, kind: str = PLAIN) -> None:
@@ -168,7 +186,7 @@ class Request:
                 self._server.scraped()
 
     def close(self) -> None:
-        """Close the connection, answered or not."""
+        """Close the connection, even without an answer."""
         self._timeout.cancel()
         if self._sock.fileno() >= 0:
             self._loop.unwatch(self._sock.fileno())
@@ -177,7 +195,7 @@ class Request:
 
 
 class Gather:
-    """Reads every Unix socket to its end at the same time; one that has not ended in CHILD_TIMEOUT_S is left out."""
+    """Reads several Unix sockets to their ends at once, and omits those that take longer than CHILD_TIMEOUT_S."""
 
     def __init__(self, loop: Loop, paths: Sequence[str], done: Callable[[Sequence[str]], None]) -> None:
         self._loop, self._done = loop, done
@@ -195,7 +213,7 @@ class Gather:
         try:
             sock.connect(path)
         except OSError:
-            # It serves no metrics (yet), or its backlog is full.
+            # The process serves no metrics (yet), or its backlog is full.
             return sock.close()
         self._open[sock] = bytearray()
         self._loop.watch(sock.fileno(), READ, lambda mask: self._read(sock))
@@ -235,9 +253,11 @@ class Gather:
 # --- the text of /metrics ---------------------------------------------------------------------------------------------
 
 NAN = float("nan")
-_SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # how one begins
+# The name at the beginning of a sample.
+_SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 Labels = tuple[str, ...]
-Values = Mapping[Labels, float]  # by the row's labels, in its order
+# Values by labels, in the order of the row.
+Values = Mapping[Labels, float]
 
 
 def own(
@@ -249,7 +269,17 @@ def own(
     memory: Mapping[str, float | None],
     now: float,
 ) -> str:
-    """Return the agent's rows. `gang` is the leader's last report; an unknown value is NaN, never missing."""
+    """Return the agent's rows in the text format. An unknown value is NaN, never missing.
+
+    Args:
+        generation: Number of the set of pods.
+        gang: Newest report of the leader.
+        ranks: Progress of the ranks of this host.
+        timeouts_s: Timeouts of the job by phase.
+        silence_s: Time since the last message of the leader.
+        memory: Memory of this host in bytes, by kind.
+        now: Monotonic time.
+    """
     values = _gang_values(generation, gang, silence_s) | _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
     values["jaxlaunch_host_memory_bytes"] = {(kind,): _number(size) for kind, size in memory.items()}
     lines: list[str] = []
@@ -261,15 +291,16 @@ def own(
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Merge expositions: each metric appears once, with the samples of all. Lines of no form are left out."""
-    families: dict[str, tuple[list[str], list[str]]] = {}  # comment lines and samples, by the metric's name
+    """Merge expositions so that each metric appears once with all samples. Malformed lines are omitted."""
+    # Comment lines and samples by the name of the metric.
+    families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:
         name = ""
         for line in text.split("\n"):
             if line.startswith(("# HELP ", "# TYPE ")):
                 name = line.split(" ", 3)[2]
                 header, _ = families.setdefault(name, ([], []))
-                if not any(known.startswith(line[: len("# HELP ") + len(name) + 1]) for known in header):
+                if not any(comment.startswith(line[: len("# HELP ") + len(name) + 1]) for comment in header):
                     header.append(line)
             elif (sample := _SAMPLE.match(line)) is not None:
                 families.setdefault(name or sample[0], ([], []))[1].append(line)

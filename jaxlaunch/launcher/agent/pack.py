@@ -1,7 +1,7 @@
 """Packs the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
 
-A Python compiles what it imports from such a file at every start. In the file for this machine its bytecode stands
-beside each source, which another Python passes over.
+Python compiles the modules of a zipapp at every start. The file for this machine therefore has bytecode next to each
+source, which other versions of Python ignore.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Written for any Python, so that one that is too old can say so; 64 is contract.BAD_SPEC.
+# The syntax is valid in any Python, so that a version that is too old can print the error. 64 is contract.BAD_SPEC.
 MAIN = """import sys
 
 if sys.version_info < (3, 10):
@@ -25,6 +25,7 @@ from jaxlaunch.launcher.agent.__main__ import main
 
 main()
 """
+# Files of jaxlaunch outside the packages agent, records and runs.
 PACKAGE = (
     "__init__.py",
     "atomic_file.py",
@@ -33,17 +34,18 @@ PACKAGE = (
     "regular_files.py",
     "reporting.py",
     "launcher/__init__.py",
-)  # of jaxlaunch, beside the agent, records and runs
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the first of the zip format: equal sources give equal bytes
+)
+# The first date of the zip format. A constant date makes equal sources give equal bytes.
+EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def pack() -> bytes:
-    """Return a zipapp of the agent and of what it imports. Equal sources give equal bytes."""
+    """Return a zipapp of the agent and its imports. Equal sources give equal bytes."""
     return _packed([(name, text.encode()) for name, text in _sources()], zipfile.ZIP_DEFLATED)
 
 
 def pack_compiled() -> bytes:
-    """The same with the bytecode of this Python, for this machine alone: quick to start, and not compressed."""
+    """Return an uncompressed zipapp with the bytecode of this Python, which starts faster on this machine."""
     root = Path(__file__).parents[3]
     files = []
     for name, text in _sources():
@@ -52,7 +54,7 @@ def pack_compiled() -> bytes:
 
 
 def address() -> str:
-    """What `pack_compiled` depends on, as a name: it is made once for all runs of one version and one Python."""
+    """Return a digest of the inputs of `pack_compiled`, so that all runs of one version share its result."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + str(Path(__file__).parents[3]).encode())
     for name, text in _sources():
         digest.update(f"{name} {len(text)}\n{text}".encode())
@@ -60,7 +62,7 @@ def address() -> str:
 
 
 def _bytecode(text: str, path: str) -> bytes:
-    """What is in a .pyc that is never compared with its source (PEP 552); its tracebacks name the installed file."""
+    """Return an unchecked hash-based .pyc (PEP 552), whose tracebacks name the installed file."""
     code = compile(text, path, "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8) + marshal.dumps(code)
 
@@ -76,10 +78,10 @@ def _packed(files: list[tuple[str, bytes]], compression: int) -> bytes:
 
 
 def _sources() -> Iterator[tuple[str, str]]:
-    """The files, and the text of each."""
+    """Yield the name and the text of each file."""
     yield "__main__.py", MAIN
     agent = Path(__file__).parent
-    ours = agent.parents[1]  # the package jaxlaunch
+    ours = agent.parents[1]
     shared = [file for package in ("records", "runs") for file in (ours / package).glob("*.py")]
     files = [*(ours / name for name in PACKAGE), *shared, *agent.rglob("*.py")]
     for file in sorted(files):

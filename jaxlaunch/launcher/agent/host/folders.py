@@ -124,8 +124,8 @@ HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)
 CONTRACT, ISOLATED = "contract.py", "isolated.py"
 # This folder comes last on a program's sys.path, for images without our package.
 FALLBACK = "fallback"
-# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch` is this folder, and the
-# finder of the installation resolves only the direct children of a package.
+# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch` is this folder, and
+# the finder of the installation resolves only the direct children of a package.
 FALLBACK_FILES = ("__init__.py", "reporting.py", "atomic_file.py")
 # sun_path holds 108 bytes on Linux.
 MAX_SOCKET_PATH = 100

@@ -1,9 +1,9 @@
 """The processes of one rank, as far as /proc shows them.
 
-The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM must reach each process
-of the program exactly once. A wrapper that received it too would end before the program has saved, and what it runs
-would be killed with it. `ProcessTree` finds the program in three ways: by the Python process that reports through the
-site hook, else by walking down from shells to what they run, else by taking the started process.
+The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM must reach each
+process of the program exactly once. A wrapper that received it too would end before the program has saved, and the
+program would be killed with it. `ProcessTree` finds the program in three ways: by the Python process that reports
+through the site hook, else by walking down from shells to their commands, else by taking the started process.
 """
 
 from __future__ import annotations

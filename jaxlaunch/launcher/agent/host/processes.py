@@ -1,6 +1,8 @@
-"""One child process: started by fork and exec, read through pipes, never outliving its agent.
+"""The child processes of this host.
 
-The processes of this host: started together, killed together, with a standby process for each kept ready.
+`Child` is one process, started by fork and exec and read through two pipes: one for its output, one for its progress.
+The kernel kills it when the agent dies. `Processes` starts and kills the processes of all ranks of this host together.
+It also keeps a standby process for each rank, which has done the slow imports and becomes the rank in the next attempt.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ from jaxlaunch.launcher.agent.io.output import LinePipe, OutputStream, RankLog
 from jaxlaunch.records.members import Members
 from jaxlaunch.runs.layout import start_folder
 
-TAIL_LINES = 100  # of output that a verdict may quote
-MAX_LAST = 256 * 1024  # bytes of output that is asked for
-MAX_STACKS = 1024 * 1024  # bytes: of thousands of frames
-# Printed by Gloo, the network of JAX on CPU, at every start of every rank: no word of the program's.
+# A verdict may quote this many lines of output.
+TAIL_LINES = 100
+# `launcher logs` receives at most this many bytes of output.
+MAX_LAST = 256 * 1024
+# The stacks of thousands of frames fit into this many bytes.
+MAX_STACKS = 1024 * 1024
+# Gloo, the network of JAX on CPU, prints this at every start of every rank.
 _BANNER = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
 )
@@ -45,7 +50,7 @@ OnReport = Callable[["Child", Mapping[str, Any]], None]
 
 
 class Child:
-    """A running process of a rank, or the standby process of one."""
+    """A running process of a rank, or a standby process."""
 
     def __init__(
         self,
@@ -60,18 +65,28 @@ class Child:
         on_output: OnOutput,
         on_report: OnReport,
     ) -> None:
-        """Forks and executes `argv`; that it cannot be executed arrives as a progress line.
+        """Fork and execute a command. A failure of `exec` arrives as a progress line.
 
-        `phase` holds until it reports one: None for a program that may never report. `control` is a descriptor that it
-        inherits.
+        Args:
+            loop: Event loop of the agent.
+            rank: Rank of the process.
+            argv: Command.
+            environ: All environment variables of the process.
+            cwd: Working directory, or None for that of the agent.
+            control: Descriptor that the process inherits.
+            phase: Phase until the process reports one. None for a program that may never report.
+            on_output: Called with each line of output.
+            on_report: Called with each progress message.
         """
         self.rank = rank
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
         self.profile_path = environ[contract.PROFILE]
         self.progress = Progress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self.handled: Mapping[str, Any] | None = None  # the exception of a Python whose wrapper went on
-        self.notes: set[str] = set()  # that were passed on
+        # The exception of a Python process whose wrapper continued.
+        self.handled: Mapping[str, Any] | None = None
+        # Notes that were sent to the leader.
+        self.notes: set[str] = set()
         self._on_output, self._on_report = on_output, on_report
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
         self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report)
@@ -89,12 +104,12 @@ class Child:
 
     @property
     def tail_text(self) -> str:
-        """The last TAIL_LINES lines of its output."""
+        """The last TAIL_LINES lines of output as one text."""
         return b"\n".join(self.tail).decode(errors="replace")
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of its output, at most TAIL_LINES and, but for the last, MAX_LAST bytes."""
+        """The last TAIL_LINES lines of output, cut to MAX_LAST bytes unless the last line alone is longer."""
         found, size = list[str](), 0
         for line in reversed(self.tail):
             size += len(line)
@@ -105,32 +120,35 @@ class Child:
 
     @property
     def stacks(self) -> str:
-        """The stacks that the process has written so far, the last MAX_STACKS bytes; empty before the first."""
+        """The last MAX_STACKS bytes of the stacks that the process has written so far."""
         try:
             return regular_files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
-        except OSError:  # not there yet, or what the process put in its place
+        except OSError:
+            # The file does not exist yet, or the process has replaced it.
             return ""
 
     def pause(self, is_paused: bool) -> None:
-        """Has the program wait with its output, or go on."""
+        """Stop or resume reading the output, so that the program waits or continues."""
         self._output.pause(is_paused)
 
     def dump_stacks(self) -> None:
-        """Have the program write its stacks, if it has our site hook."""
+        """Ask the program to write its stacks, if it has our site hook."""
         if self.progress.has_hello:
             self.tree.dump_stacks()
 
     def close(self) -> None:
-        """Reads what the ended process left in its pipes, and removes its files."""
+        """Read the rest of the pipes after the process has ended, and remove its files."""
         for pipe in (self._reports, self._output):
             pipe.drain()
             pipe.close()
         for path in (self.metrics_path, self.stacks_path, self.profile_path):
-            with contextlib.suppress(OSError):  # it never was there, or the process put a folder in its place
+            # The file may never have existed, or the process has put a folder in its place.
+            with contextlib.suppress(OSError):
                 os.unlink(path)
 
     def _take_output(self, line: bytes) -> None:
-        text = line.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, what a terminal would show
+        # Of a progress bar, only what a terminal would show is kept.
+        text = line.rstrip(b"\r").rpartition(b"\r")[2]
         if _BANNER.fullmatch(text):
             return
         self.tail.append(text)
@@ -138,7 +156,8 @@ class Child:
 
     def _take_report(self, line: bytes) -> None:
         if not line:
-            return  # it ends a line that a full pipe cut
+            # An empty line ends a message that a full pipe has cut.
+            return
         message = progress.read_line(line, self.rank)
         if "pid" in message:
             self.tree.take_reporter(message["pid"])
@@ -151,7 +170,7 @@ class Child:
 
 
 def die_with_parent(number: int, parent: int) -> bool:
-    """Has the kernel send signal `number` when the parent dies; False when it is dead already."""
+    """Ask the kernel to send a signal when the parent dies. Return False if it is already dead."""
     if _prctl is not None:
         _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     return os.getppid() == parent
@@ -160,10 +179,10 @@ def die_with_parent(number: int, parent: int) -> bool:
 def _become(
     argv: Sequence[str], environ: Mapping[str, str], cwd: str | None, out: int, keep: Sequence[int], agent: int
 ) -> NoReturn:
-    """Turns the forked copy into the child."""
     report_fd = keep[0]
     try:
-        signal.set_wakeup_fd(-1)  # a signal of ours must not wake the agent
+        # The wakeup descriptor is shared: a signal here must not wake the agent.
+        signal.set_wakeup_fd(-1)
         os.setsid()
         if not die_with_parent(signal.SIGKILL, agent):
             os._exit(1)
@@ -185,19 +204,22 @@ def _become(
         os._exit(127)
 
 
-TRAINER = "jaxlaunch.trainer"  # the module that a job without a command runs
-POLL_S = 0.1  # between two looks at programs whose wrapper has ended
-MAX_KILLED_STANDBYS = 3  # then something kills each of them
+# A job without a command runs this module.
+TRAINER = "jaxlaunch.trainer"
+# Programs whose wrapper has ended are polled with this period.
+POLL_S = 0.1
+# After this many killed standby processes, no other is started, because something would kill it too.
+MAX_KILLED_STANDBYS = 3
 
 
 class Standby:
-    """A process with the trainer's imports done, which waits on a pipe for the environment of the next attempt."""
+    """A process that has imported the trainer and waits on a pipe for the environment of the next attempt."""
 
     def __init__(self, child: Child, control: int) -> None:
         self.child, self._control = child, control
 
     def activate(self, rank: int, environ: Mapping[str, str]) -> Child:
-        """The process of `rank` in the next attempt, which it becomes with these variables."""
+        """Send the environment of a rank, and return the process, which becomes that rank."""
         self.child.rank = rank
         has_hello = self.child.progress.has_hello
         self.child.progress = Progress(time.monotonic(), phase="init")
@@ -205,19 +227,20 @@ class Standby:
         try:
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
         except BrokenPipeError:
-            pass  # it died at this moment: that is a crash like any other
+            # The process died just now, which is handled as the crash of a rank.
+            pass
         self.close()
         return self.child
 
     def close(self) -> None:
-        """Closes the pipe; a process that still waits on it exits."""
+        """Close the pipe, so that a process that still waits on it exits."""
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
 
 
 class Processes:
-    """Owns every process that this agent started, and writes their output."""
+    """All processes that this agent has started, and their output."""
 
     def __init__(
         self,
@@ -230,14 +253,17 @@ class Processes:
         on_report: Callable[[Child, Mapping[str, Any]], None],
         on_end: Callable[[Child, int], None],
     ) -> None:
-        self.children: dict[int, Child] = {}  # of this attempt, by rank; those that ended stay until the next
+        # Processes of this attempt by rank. Those that have ended stay until the next attempt.
+        self.children: dict[int, Child] = {}
         self._config, self._loop, self._site_folder, self._stdout = config, loop, site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
-        self._standbys: dict[int, Standby] = {}  # by place on this host: which rank it gets is not known yet
+        # Standby processes by place on this host, since the rank is not known before the next attempt.
+        self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
         self._has_failed_standby = False
         self._logs: dict[int, RankLog] = {}
-        self._is_paused = False  # no program's output is read, since the stream is behind
+        # True while no output is read because stdout is behind.
+        self._is_paused = False
         stdout.on_room = lambda: self._pause(False)
         self._argv = site_folder.command(TRAINER) if config.job.command is None else config.job.command
         loop.on_child(self._ending, self._reap)
@@ -253,10 +279,15 @@ class Processes:
         number: int,
         saved: int | None,
     ) -> None:
-        """Starts the ranks that this host has among `members`, by its standby processes if there are any.
+        """Start the ranks of this host, from standby processes if there are any.
 
-        `listens` is the address of this host at which JAX's coordinator listens; None where it is on another host.
-        `number` is that of the start, whose folder gets the logs. `saved` is of earlier attempts.
+        Args:
+            members: Hosts that hold ranks.
+            attempt: Number of the attempt.
+            coordinator: Address of JAX's coordinator, as host:port.
+            listens: Address of this host at which the coordinator listens. None if it runs on another host.
+            number: Number of the start, whose folder gets the logs.
+            saved: Newest step that earlier attempts saved, as in `environment.of_attempt`.
         """
         run, kept = self._config.run_dir, self._config.job.log_bytes
         folder = None if run is None else start_folder(run, number)
@@ -270,31 +301,31 @@ class Processes:
             self.children[rank] = standby.activate(rank, fresh) if standby else self._start(rank, self._argv, fresh)
 
     def alive(self) -> list[Child]:
-        """The processes of this attempt that have not ended."""
+        """Return the processes of this attempt that have not ended."""
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
     def stop(self) -> None:
-        """Asks every program of this attempt to end; called again, those that have begun since."""
+        """Ask every program of this attempt to end. A repeated call reaches programs that have started since."""
         for child in self.alive():
             child.tree.stop()
 
     def kill(self) -> None:
-        """Kills every process of this attempt, with its process group."""
+        """Kill every process of this attempt and its session."""
         for child in self.alive():
             child.tree.kill()
 
     def dump_stacks(self) -> None:
-        """Has every process with our site hook write its stacks."""
+        """Ask every process with our site hook to write its stacks."""
         for child in self.alive():
             child.dump_stacks()
 
     def flush(self) -> None:
-        """Has the logs reach their files."""
+        """Write buffered logs to their files."""
         for log in self._logs.values():
             log.flush()
 
     def dismiss(self) -> None:
-        """Kills every process, standby processes included."""
+        """Kill every process, including standby processes."""
         self.kill()
         for standby in self._standbys.values():
             standby.child.tree.kill()
@@ -304,7 +335,7 @@ class Processes:
     # --- standby processes --------------------------------------------------------------------------------------------
 
     def keep_standbys(self) -> None:
-        """Starts the standby processes that are missing. Called once the ranks step, so that it delays no start."""
+        """Start missing standby processes. Called once the ranks run steps, so that it does not delay their start."""
         if self._config.job.command is not None or self._config.job.in_place_limit == 0 or self._has_failed_standby:
             return
         for place in range(self._config.job.processes_per_host):
@@ -338,11 +369,11 @@ class Processes:
             self._stdout.line(b"[%d] %s" % (child.rank, line))
         if self._stdout.is_behind and not self._is_paused:
             self._pause(True)
-        if (log := self._logs.get(child.rank)) is not None:  # a spare has none yet
+        # A spare host has no logs yet.
+        if (log := self._logs.get(child.rank)) is not None:
             log.line(line)
 
     def _pause(self, is_paused: bool) -> None:
-        """Has every program wait until the stream has written what is queued, or go on."""
         if is_paused != self._is_paused:
             self._is_paused = is_paused
             for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
@@ -351,13 +382,13 @@ class Processes:
     def _report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
             line = contract.refusal_line(refusal["message"], refusal["code"])
-            # `launcher run` repeats it in the verdict, at the end.
+            # `launcher run` shows it at the end, in the verdict.
             self._print(child, line.encode(errors="replace"), is_shown=not self._config.is_launched)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
     def _ending(self, pid: int) -> None:
-        """Kills what an ended process leaves behind in its session, but for programs that a stop lets end."""
+        """Kill the session of an ended process, unless programs in it are being stopped and may still end."""
         for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
             if child.tree.pid == pid and not child.tree.leaves_programs():
                 child.tree.kill()
@@ -375,8 +406,10 @@ class Processes:
                 return self._lost_standby(standby.child.rank, code)
 
     def _lost_standby(self, rank: int, code: int) -> None:
-        """Says that a standby process has ended, and starts another for one that was killed: at once where the ranks of
-        this host step or it has none, as a spare."""
+        """Log the end of a standby process, and start another if it was killed.
+
+        The new one starts at once if the ranks of this host run steps or the host is a spare, else later.
+        """
         self._killed_standbys += 1
         self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
         follows = "restarts will take longer" if self._has_failed_standby else "another is started"
@@ -385,7 +418,7 @@ class Processes:
             self.keep_standbys()
 
     def _ended(self, child: Child, code: int) -> None:
-        """Reports the end of a process, with the last program that it leaves."""
+        """Report the end of a process once the last program that it started has ended."""
         if child.tree.leaves_programs():
             self._loop.after(POLL_S, lambda: self._ended(child, code))
             return

@@ -1,4 +1,4 @@
-"""What the processes of a host report: to the leader, to the files of the run folder, to whoever asks for a profile."""
+"""Reports of the processes of a host: to the leader, to the files of the run folder, and to requests for profiles."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from jaxlaunch.records.verdict import HangFacts
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, finite
 
-MAX_NOTES = 50  # of a process
+# A process may send this many notes.
+MAX_NOTES = 50
 MAX_NOTE_CHARS = 2000
-# Of one rank's stacks, in messages and in the summary.
+# The stacks of one rank are cut to this length in messages and in the summary.
 MAX_STACKS_CHARS = 16_000
-# For the processes to write their stacks.
+# The processes get this long to write their stacks.
 STACKS_S = 2.0
-# What a start spends its first seconds on, by the phase that rank 0 is in.
+# The cause of contract.RESTART by the phase of rank 0, where the names differ.
 _RESTART_CAUSES = {"init": "rendezvous", "step": "first_step"}
 _NO_HOOK = (
     "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, has another "
@@ -47,7 +48,7 @@ _NO_HOOK = (
 
 
 class RankReports:
-    """Turns what the processes report, and how they end, into messages to the leader."""
+    """Sends the reports and the ends of processes to the leader."""
 
     def __init__(
         self,
@@ -68,12 +69,12 @@ class RankReports:
         self._beat_at = time.monotonic()
         self._oom_kills = resources.oom_kills()
         self._changes = Changes()
-        # Ranks whose timeout was reported in this attempt, and those without our site hook.
+        # Ranks whose timeout was reported in this attempt, and ranks about which a warning on the site hook was sent.
         self._overdue: set[int] = set()
         self._warned_of_hook: set[int] = set()
 
     def start(self) -> None:
-        """Forget what was told of the attempt before."""
+        """Reset the state of the previous attempt."""
         self._overdue.clear()
         self._warned_of_hook.clear()
         self._metrics.unsent, self._changes = None, Changes()
@@ -81,7 +82,7 @@ class RankReports:
             self._clock.enter("init", time.monotonic())
 
     def take(self, child: Child, message: Mapping[str, Any]) -> None:
-        """Pass on a line of a process's progress pipe."""
+        """Handle a message from the progress pipe of a process."""
         self._count(child, message)
         if "error" in message and child.tree.is_program:
             self.send_event(Kind.ERROR, child, error=message["error"])
@@ -91,7 +92,7 @@ class RankReports:
         if "atexit" in message and (child.tree.is_program or child.progress.status.waits):
             self.send_event(Kind.LEFT, child)
         if "note" in message and self._leader.is_admitted:
-            # Each once, and no more of them than the summary holds.
+            # Each note is sent once, and no more notes than the summary holds.
             note = str(message["note"])[:MAX_NOTE_CHARS]
             if note not in child.notes and len(child.notes) < MAX_NOTES:
                 child.notes.add(note)
@@ -100,7 +101,7 @@ class RankReports:
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
             self._metrics.add(message.get("of", child.progress.status.step), message["metrics"])
-        # What may be the last that the leader hears.
+        # These may be the last reports that the leader receives, so they are sent at once.
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self.beat()
         if "phase" in message and not self._state.is_stopping:
@@ -113,16 +114,16 @@ class RankReports:
         if child.rank == 0:
             self._metrics.end()
         self.beat()
-        # The wrapper of a Python that failed passed the failure on.
+        # The wrapper ended with a failure too, so the exception of the Python process is its cause.
         if child.handled is not None and code > 0 and not is_signals(code):
             self.send_event(Kind.ERROR, child, error=child.handled)
-        # The OOM killer may have sent a SIGKILL. Outside of a container its count is the whole machine's.
+        # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole machine.
         kills_before, self._oom_kills = self._oom_kills, resources.oom_kills()
         is_oom_kill = code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
         self.send_event(Kind.EXIT, child, exit=code, oom=is_oom_kill, text=child.tail_text[-MAX_STACKS_CHARS:])
 
     def send_event(self, kind: Kind, child: Child, **fields: Any) -> None:
-        """Report what happened to a process, with its status."""
+        """Report an event of a process, with its status."""
         self._leader.send("event", kind=kind.value, **self._about(child), **fields)
 
     def check_hellos(self, children: Sequence[Child]) -> None:
@@ -137,21 +138,21 @@ class RankReports:
             self._leader.send("note", text=note)
 
     def dump_stacks(self) -> None:
-        """Have every process write its stacks, and ask NCCL what it knows."""
+        """Ask every process to write its stacks, and query NCCL."""
         for child in self._processes.alive():
             child.dump_stacks()
         question = Question(os.environ) if asks_nccl(self._config.job.platform, self._config.host) else None
         self._stacks = _StackDump(time.monotonic() + STACKS_S, question)
 
     def tick(self, now: float) -> None:
-        """Send what is due."""
+        """Send reports that are due."""
         if now - self._beat_at >= BEAT_S:
             self.beat()
         if self._state.verdict is None:
             self._check_timeouts(now)
         if (dump := self._stacks) is None:
             return
-        # Each look reads a file of every process.
+        # Reading stacks opens a file of every process, so it is done only while they are awaited.
         alive = self._processes.alive() if dump.is_awaited else []
         if dump.is_awaited and dump.is_complete({child.rank: child.stacks for child in alive}, now):
             for rank, text in dump.take_texts().items():
@@ -161,7 +162,7 @@ class RankReports:
             self._leader.send("nccl", attempt=self._state.attempt, text=answer)
 
     def beat(self) -> None:
-        """Send what has changed of the ranks' states, and the newest metrics."""
+        """Send the changes in the status of the ranks, and the newest metrics."""
         self._beat_at = time.monotonic()
         if not self._leader.is_admitted:
             return
@@ -170,7 +171,7 @@ class RankReports:
         self._leader.send("beat", attempt=self._state.attempt, ranks=changes, metrics=metrics)
 
     def _about(self, child: Child) -> dict[str, Any]:
-        """Return the fields of a message that carries the whole status of a rank."""
+        """Return the fields of a message that carries the complete status of a rank."""
         status = child.progress.status
         self._changes.told(child.rank, status)
         return {"attempt": self._state.attempt, "rank": child.rank, "status": status.to_wire()}
@@ -180,7 +181,7 @@ class RankReports:
         if self._clock is None or child.rank != 0 or self._state.verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
-        # The part of a start that begins with this line, of contract.RESTART.
+        # Each of these messages begins another cause of contract.RESTART.
         if message.get("hello") == "site":
             self._clock.restart.enter("import", now)
         elif "joined" in message:
@@ -209,7 +210,7 @@ class RankReports:
 
 
 class _StackDump:
-    """Stacks that the processes write and NCCL's answer, until both were sent."""
+    """Stacks of the processes and the answer of NCCL, until both were sent."""
 
     def __init__(self, until: float, nccl: Question | None) -> None:
         self._until, self._nccl = until, nccl
@@ -217,7 +218,7 @@ class _StackDump:
         self._texts: Mapping[int, str] = {}
 
     def is_complete(self, texts: Mapping[int, str], now: float) -> bool:
-        """Return whether the stacks are to be sent: no text grows, or a process cannot write any."""
+        """Return whether to send the stacks: no text grows any more, or the time is over."""
         texts_before, self._texts = self._texts, texts
         is_growing = any(not text or text != texts_before.get(rank) for rank, text in texts.items())
         return not is_growing or now >= self._until
@@ -228,7 +229,7 @@ class _StackDump:
         return self._texts
 
     def take_nccl(self) -> str | None:
-        """Return what NCCL answered, once; "" where it did not, None while it may still."""
+        """Return the answer of NCCL once: "" if it did not answer, None while it still may."""
         answer = None if self._nccl is None else self._nccl.answer
         if answer is not None:
             self._nccl = None
@@ -237,30 +238,35 @@ class _StackDump:
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
-SHOWN_EVERY_S = 10.0  # between two lines on the screen
-MAX_QUEUED = 1000  # rows for storage that stalls; more are dropped
-LAST_WORDS_S = 5.0  # for what waits when the program has ended
+# The period of lines on the screen.
+SHOWN_EVERY_S = 10.0
+# While storage stalls, this many rows are kept and more are dropped.
+MAX_QUEUED = 1000
+# The time to write queued rows after the program has ended.
+LAST_WORDS_S = 5.0
 
 Row = tuple[int, Mapping[str, Any]]
 
 
 class ReportedMetrics:
-    """What rank 0 of a program reports by `jaxlaunch.report`, where the metrics of `train:` are.
+    """Writes the metrics that rank 0 of a program reports with `jaxlaunch.report`.
 
-    That is metrics.jsonl, TensorBoard events, and a line on the screen now and then. Files are written by a thread,
-    since storage may stall for longer than a host may be silent; `note` gets a sentence where they cannot be.
+    They go where the built-in trainer writes its own: to metrics.jsonl, to TensorBoard events and, every few seconds,
+    to the screen. A thread writes the files, since storage may stall for longer than a host may be silent. `note` is
+    called with a sentence if the files cannot be written.
     """
 
     def __init__(self, folder: Path | None, say: Callable[[str], None], note: Callable[[str], object]) -> None:
         self._folder, self._say, self._note = folder, say, note
-        self.unsent: Mapping[str, Any] | None = None  # the newest, until the leader has them
+        # The newest metrics, until they are sent to the leader.
+        self.unsent: Mapping[str, Any] | None = None
         self._shown_at = time.monotonic()
         self._unsaid: Row | None = None
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
 
     def add(self, step: int | None, metrics: Mapping[str, Any]) -> None:
-        """Keep the numbers of a step. Those of no step, and of a loop of ours, which keeps its own, are left out."""
+        """Record the numbers of a step, unless it has no number or our own loop writes them itself."""
         self.unsent = metrics
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) or value is None}
         if step is None or STEP in metrics or not numbers:
@@ -275,7 +281,7 @@ class ReportedMetrics:
             self._put((step, {**finite(numbers), **({} if "time" in numbers else {"time": time.time()})}))
 
     def end(self) -> None:
-        """Show the last numbers of a program that has ended; return when they are written, or storage stalls."""
+        """Print the last numbers after the program has ended, and wait until they are written or storage stalls."""
         self._show()
         if self._rows is not None and self._writer is not None:
             self._put(None)
@@ -297,7 +303,7 @@ class ReportedMetrics:
         try:
             self._rows.put_nowait(row)
         except queue.Full:
-            # The storage has not answered for minutes.
+            # Storage has not answered for minutes.
             pass
 
     def _write(self, rows: queue.Queue[Row | None]) -> None:
@@ -327,14 +333,19 @@ Reply = tuple[HTTPStatus, Mapping[str, Any]]
 
 
 class Profiles:
-    """The newest request for a profile, and the answers of the processes that were alive then.
+    """The newest request for a profile, and the answers of the processes.
 
-    Each is requested through a file. Only this machine may request one: `launcher profile` connects by loopback, in a
-    pod through a port-forward.
+    The request is written to a file of each process. Only clients on this machine may send one: `launcher profile`
+    connects by loopback, in a pod through a port-forward.
     """
 
     def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
-        """`is_trainer`: the processes run the built-in trainer; others can be profiled where they train as it does."""
+        """Create the object without a request.
+
+        Args:
+            is_trainer: Whether the processes run the built-in trainer. Other programs can be profiled if they use it.
+            alive: Returns the processes that have not ended.
+        """
         self._is_trainer, self._alive = is_trainer, alive
         self._numbers = itertools.count(1)
         self._number: int | None = None
@@ -342,7 +353,7 @@ class Profiles:
         self._answers: dict[int, Mapping[str, Any]] = {}
 
     def reply(self, method: str, query: str, is_local: bool) -> Reply:
-        """Answer an HTTP request: POST requests a profile, GET reads the state of the newest."""
+        """Answer an HTTP request: POST requests a profile, GET reads the state of the newest request."""
         if not is_local:
             why = "profiles are served on loopback only: connect from this host, or through kubectl port-forward"
             return _refusal(HTTPStatus.FORBIDDEN, why)
@@ -368,7 +379,7 @@ class Profiles:
         return HTTPStatus.ACCEPTED, self._state()
 
     def update(self, child: Child, message: Mapping[str, Any]) -> None:
-        """Record what a process reports of its profile."""
+        """Record the report of a process on its profile."""
         if self._requested.get(child.rank) is child and message.get("id") == self._number:
             self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
 
