@@ -1,4 +1,8 @@
-"""Where the seconds of a run go, by cause. The caller gives the time, in monotonic seconds. Pure but for the age."""
+"""Clocks that assign every second of a run, and of a restart, to one cause.
+
+The caller passes the time in monotonic seconds, so only `process_age_s` reads a clock. Steps are kept until a commit
+covers them: if the attempt fails first, their seconds move from "step" to "lost_work".
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,28 @@ from collections.abc import Mapping
 
 from jaxlaunch import contract
 
-# Steps between two commits whose time is kept.
+# Steps since the last commit whose time is kept.
 SAMPLES = 4096
 
 
 class RestartClock:
-    """Follows where the seconds of a restart go, by cause of contract.RESTART, until the attempt's first step.
+    """Measures a restart by cause of contract.RESTART, until the first step of the attempt.
 
-    Host 0 alone measures, with its own clock and that of its rank 0.
+    Only host 0 measures, with its own clock and that of its rank 0.
     """
 
     def __init__(self) -> None:
-        self.last: Mapping[str, float] = {}  # of the attempt that ended last
+        # Seconds of the attempt that ended last.
+        self.last: Mapping[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._cause: str | None = None
         self._since = 0.0
 
     def begin(self, cause: str, fault_at: float, unseen_s: float, now: float) -> None:
-        """Begin with the end of an attempt, whose fault was seen at `fault_at`, `unseen_s` after the last sign of life.
+        """Begin a restart at the end of an attempt.
 
-        The time from the fault until `now` was spent on `cause`.
+        The fault was seen at `fault_at`, `unseen_s` after the last sign of life. The time from the fault until `now`
+        was spent on `cause`.
         """
         self.last = self.seconds(now)
         self._seconds = {"detect": unseen_s, cause: max(0.0, now - fault_at)}
@@ -36,7 +42,8 @@ class RestartClock:
 
     def enter(self, cause: str, now: float) -> None:
         """Count seconds for `cause` from `now` on, unless the first step is complete."""
-        if cause == "start" and self._cause is None:  # of the first attempt
+        # The first attempt has no fault before it.
+        if cause == "start" and self._cause is None:
             self._seconds, self._cause, self._since = {}, cause, now
         elif self._cause and cause in contract.RESTART:
             self._settle(now)
@@ -59,41 +66,46 @@ class RestartClock:
 
 
 class Clock:
-    """The goodput clock: every second goes to one cause of contract.CLOCK. Follows one rank: a gang moves in step."""
+    """Goodput clock, which assigns every second to one cause of contract.CLOCK.
+
+    It follows one rank, because the ranks of a gang step together.
+    """
 
     def __init__(self, now: float) -> None:
         self.restart = RestartClock()
         self._seconds = dict.fromkeys(contract.CLOCK, 0.0)
         self._cause = "rendezvous"
         self._since = self.began = now
-        self._reached: deque[tuple[int, float]] = deque(maxlen=SAMPLES)  # step -> seconds of stepping until it
-        self._safe_s = 0.0  # seconds of stepping that are committed
+        # Pairs of a step and the seconds of stepping until it was complete.
+        self._reached: deque[tuple[int, float]] = deque(maxlen=SAMPLES)
+        # Seconds of stepping that are committed.
+        self._safe_s = 0.0
 
     def carry(self, seconds: Mapping[str, float]) -> None:
-        """Adds the seconds by cause of earlier attempts and generations."""
+        """Add the seconds by cause of earlier attempts and generations."""
         for cause, spent in seconds.items():
             if cause in self._seconds:
                 self._seconds[cause] += spent
         self._safe_s += seconds.get("step", 0.0)
 
     def enter(self, cause: str, now: float) -> None:
-        """Counts seconds to `cause` from `now` on; a cause that is not in contract.CLOCK (`done`) changes nothing."""
+        """Count seconds for `cause` from `now` on; a cause outside contract.CLOCK, such as `done`, changes nothing."""
         self._settle(now)
         if cause in self._seconds:
             self._cause = cause
 
     def reached(self, step: int, now: float) -> None:
-        """Notes that `step` was complete at `now`."""
+        """Record that `step` was complete at `now`."""
         self._settle(now)
         self._reached.append((step, self._seconds["step"]))
 
     def committed(self, step: int) -> None:
-        """Notes that `step` is on storage: the seconds that led to it cannot be lost any more."""
+        """Record that `step` is on storage: the seconds until it can no longer be lost."""
         while self._reached and self._reached[0][0] <= step:
             self._safe_s = self._reached.popleft()[1]
 
     def died(self, now: float) -> None:
-        """Ends an attempt that failed: its seconds of stepping since the last commit become lost work."""
+        """End an attempt that failed: its seconds of stepping since the last commit become lost work."""
         lost = self.unsafe_s(now)
         self._seconds["step"] -= lost
         self._seconds["lost_work"] += lost
@@ -101,18 +113,18 @@ class Clock:
         self._cause = "down"
 
     def ended(self, now: float) -> None:
-        """Ends an attempt that finished: all of its steps count."""
+        """End an attempt that finished: all of its steps count."""
         self._settle(now)
         self._safe_s = self._seconds["step"]
         self._cause = "down"
 
     def unsafe_s(self, now: float) -> float:
-        """Seconds of stepping since the last commit: lost work, if the attempt died now."""
+        """Return the seconds of stepping since the last commit, which are lost if the attempt fails now."""
         self._settle(now)
         return max(0.0, self._seconds["step"] - self._safe_s)
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Seconds by cause, until `now`."""
+        """Return the seconds by cause until `now`."""
         self._settle(now)
         return dict(self._seconds)
 
@@ -122,10 +134,14 @@ class Clock:
 
 
 def process_age_s() -> float:
-    """Seconds since this process started: the imports before its first line are part of the run."""
+    """Return the seconds since this process started, because its imports are part of the run.
+
+    Returns 0 on systems other than Linux.
+    """
     try:
         with open("/proc/self/stat") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # proc_pid_stat(5): field 22, starttime
+            # Field 22, starttime, of proc_pid_stat(5).
+            ticks = int(file.read().rpartition(")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0  # not Linux
+        return 0.0

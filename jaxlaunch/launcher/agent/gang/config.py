@@ -1,7 +1,4 @@
-"""The agent's configuration: its environment variables, read once and checked.
-
-What an attempt is made of beside its job: the versions of Python, JAX and ours, and a digest of the job's code.
-"""
+"""Configuration of the agent from environment variables, with the versions and the code that an attempt uses."""
 
 from __future__ import annotations
 
@@ -20,9 +17,11 @@ from jaxlaunch.contract import AgentJob
 from jaxlaunch.records import checked
 from jaxlaunch.records.members import Members
 
-PROTOCOL = "5"  # the version of the messages between agents
-MUTUAL_TLS = (0, 11, 2)  # the first JAX whose coordinator has it (its wheels, September 2026)
-MIN_SECRET = 16  # bytes of a gang's secret
+# Version of the messages between agents.
+PROTOCOL = "5"
+# First JAX whose coordinator supports mutual TLS (its wheels, September 2026).
+MUTUAL_TLS = (0, 11, 2)
+MIN_SECRET = 16
 
 
 class ConfigError(Exception):
@@ -31,27 +30,49 @@ class ConfigError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The place of this host in its gang, and the job."""
+    """Place of this host in its gang, and the job.
+
+    Attributes:
+        leader_address: Host name and port of host 0.
+        hosts: Number of hosts of all slices, spares included.
+        host: Index of this host among the hosts of all slices.
+        uid: Identity of the run.
+        generation: Number of the set of pods.
+        pod: Identity of this pod, or host name and process outside of Kubernetes.
+        job: The job as the agent received it.
+        spec_digest: SHA-256 of the job and the train block.
+        handshake_key: Key of the handshake.
+        certificates: Folder of the certificates that encrypt the connections of the gang.
+        pod_ip: Empty outside of Kubernetes.
+        run_dir: Run folder, or the local copy of a bucket. None if there is none, or no copy could be made.
+        has_run_folder: Whether the job has a run folder, even if this host has neither it nor a copy.
+        code: An archive, and the folder to unpack it to.
+        node: Node of the pod. Empty outside of Kubernetes.
+        is_launched: Whether `launcher run` started this agent and reports the end itself.
+        output_patience_s: Seconds for which programs wait for a reader of their output that reads nothing.
+        run_started_at: Unix time at which the run started. None if it started with this agent.
+        fault: An error that only this host can see. The leader ends the gang for it.
+    """
 
     leader: tuple[str, int]
-    hosts: int  # of all slices, spares included
-    host: int  # this one, of all slices
+    hosts: int
+    host: int
     uid: str
     generation: int
     pod: str
     job: AgentJob
-    spec: str  # sha256 over the job and the train block
-    key: bytes = dataclasses.field(repr=False)  # of the gang's handshake
-    certificates: Path | None = None  # the folder of those that the gang's connections are encrypted by
-    pod_ip: str = ""  # empty outside of Kubernetes
-    run_dir: Path | None = None  # a bucket's copy included; None: there is none, or no copy could be made
-    keeps_run: bool = False  # the job has a run folder, whether or not this host has it or a copy
-    code: tuple[str, str] | None = None  # an archive, and the folder that it is unpacked to
-    node: str = ""  # where the pod runs; empty outside of Kubernetes
-    is_launched: bool = False  # by `launcher run`, which says itself how it ended
-    patience: float = 0.0  # seconds that programs wait for a reader of their output who takes nothing of it
-    started: float | None = None  # when the run did, in Unix time; None: with this agent
-    fault: str | None = None  # an error that only this host can see; the leader ends the gang for it
+    spec: str
+    key: bytes = dataclasses.field(repr=False)
+    certificates: Path | None = None
+    pod_ip: str = ""
+    run_dir: Path | None = None
+    keeps_run: bool = False
+    code: tuple[str, str] | None = None
+    node: str = ""
+    is_launched: bool = False
+    patience: float = 0.0
+    started: float | None = None
+    fault: str | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -65,22 +86,22 @@ class Config:
 
     @property
     def address(self) -> str:
-        """The address that the leader listens on; empty: every interface."""
+        """Address that the leader listens on, or empty for every interface."""
         return self.leader[0] if self.is_local else self.pod_ip
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many hosts may hold ranks, ascending."""
+        """Numbers of hosts that may hold ranks, ascending."""
         return self.job.sizes or (self.hosts,)
 
     @property
     def members(self) -> Members:
-        """The table of a gang that has lost no host."""
+        """Table of ranks of a gang that has lost no host."""
         return Members(range(self.sizes[-1]), self.job.processes_per_host)
 
     @property
     def processes(self) -> int:
-        """The processes of a gang that has lost no host."""
+        """Number of processes of a gang that has lost no host."""
         return self.members.processes
 
     @property
@@ -89,12 +110,16 @@ class Config:
         return self.leader[0] in ("127.0.0.1", "::1", "localhost")
 
     def ranks(self, host: int | None = None) -> range:
-        """The ranks of a host, this one by default, in a gang that has lost none."""
+        """Return the ranks of a host, by default this one, in a gang that has lost no host."""
         return self.members.ranks(self.host if host is None else host)
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Config:
-    """The agent's configuration. Raises ConfigError, which names the variable and its value."""
+    """Read the configuration of the agent.
+
+    Raises:
+        ConfigError: A variable is missing or wrong. The message names it and its value.
+    """
     hosts, slices = _number(environ, contract.HOSTS, 1), _number(environ, contract.SLICES, 1)
     index, slice_index = _number(environ, contract.INDEX, 0), _number(environ, contract.SLICE, 0)
     if not 0 <= index < hosts:
@@ -127,16 +152,20 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions that must be equal on every host. JAX's is read from its metadata: the agent never imports it."""
+    """Return the versions that must be equal on every host.
+
+    The version of JAX is read from its metadata, because the agent never imports it.
+    """
     try:
         jax = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
-        jax = None  # the program may run another interpreter
+        # The program may run another interpreter.
+        jax = None
     return {"python": platform.python_version(), "jax": jax, "agent": PROTOCOL}
 
 
 def open_coordinator(place: Config) -> str | None:
-    """What a gang with certificates is told whose JAX has no use for them at its coordinator; None: it has."""
+    """Return a warning if the gang has certificates that the coordinator of this JAX does not check."""
     found = versions()["jax"]
     if place.certificates is None or place.processes == 1 or found is None:
         return None
@@ -172,13 +201,17 @@ def _address(environ: Mapping[str, str]) -> tuple[str, int]:
 
 def _uid(environ: Mapping[str, str]) -> str:
     uid = environ.get(contract.UID, "")
-    if not uid:  # agents of one gang know each other by it
+    # The agents of one gang recognize each other by it.
+    if not uid:
         raise ConfigError(f"{contract.UID} is not set; `launcher run` sets it, and a JobSet of version 0.10 or later")
     return uid
 
 
 def _key(environ: Mapping[str, str]) -> bytes:
-    """The gang's key: the run's uid, after its secret where it has one, which may outlive a JobSet of that name."""
+    """Return the key of the gang: its secret, if it has one, and the uid of the run.
+
+    The uid is part of the key because a secret may outlive the JobSet of that name.
+    """
     path = environ.get(contract.GANG_SECRET, "")
     if not path:
         return _uid(environ).encode()
@@ -192,7 +225,7 @@ def _key(environ: Mapping[str, str]) -> bytes:
 
 
 def _certificates(environ: Mapping[str, str]) -> Path | None:
-    """The folder of the gang's Secret, where it has certificates: one that was made by hand may have the key alone."""
+    """Return the folder of the Secret if it has certificates: a Secret made by hand may have only the key."""
     path = environ.get(contract.GANG_SECRET, "")
     folder = Path(path).parent
     return folder if path and (folder / contract.CERTIFICATE).exists() else None
@@ -207,7 +240,7 @@ def _job(environ: Mapping[str, str]) -> AgentJob:
 
 
 def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int) -> str | None:
-    """On TPU, JAX takes its ranks from Google's variables; where those differ from ours, ranks would be swapped."""
+    """Return an error if Google's variables differ from ours: on TPU, JAX takes its ranks from Google's."""
     if job.platform != "tpu":
         return None
     for name, ours, value in (
@@ -220,21 +253,31 @@ def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_i
     return None
 
 
-DIGITS = 12  # hexadecimal, of the digest
-_MOST_FILES, _MOST_BYTES = 2000, 16 << 20  # of a folder with more, nothing is said
-_LEFT_OUT = {"__pycache__", "runs", "node_modules", "venv"}  # and whatever begins with a dot
+# Hexadecimal digits of the digest.
+DIGITS = 12
+# A folder with more than this has no digest.
+_MOST_FILES, _MOST_BYTES = 2000, 16 << 20
+# Folders whose name begins with a dot are left out too.
+_LEFT_OUT = {"__pycache__", "runs", "node_modules", "venv"}
 
 
 def describe_versions(versions: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
-    """What is known when the first attempt of a generation starts; JAX's version is that of the agent's interpreter."""
+    """Return the versions and the code digest for the record of an attempt.
+
+    The version of JAX is that of the agent's interpreter.
+    """
     found = {name: version for name in ("python", "jax") if (version := versions.get(name)) is not None}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # an image without our package
+    # An image may lack our package.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
     return found | code_digest(environ)
 
 
 def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
-    """The digest of the Python files in the job's code folder, by name and content; none where it cannot be had."""
+    """Return the digest of the Python files in the job's code folder, by name and content.
+
+    The result is empty if the folder is too large or cannot be read.
+    """
     root = environ.get(contract.CODE_ROOT)
     if not root:
         return {}
@@ -255,7 +298,7 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
 def _files(root: str) -> Iterator[str]:
     seen = 0
     for parent, folders, names in os.walk(root):
-        folders[:] = [each for each in folders if each not in _LEFT_OUT and not each.startswith(".")]
+        folders[:] = [folder for folder in folders if folder not in _LEFT_OUT and not folder.startswith(".")]
         seen += len(names)
         if seen > 10 * _MOST_FILES:
             raise OSError("too many files")

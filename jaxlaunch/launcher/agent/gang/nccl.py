@@ -1,13 +1,11 @@
-"""Reads what NCCL's RAS said of a job: which processes and ranks do not answer, which are behind the others. Pure.
+"""Diagnosis of a hang by NCCL's RAS subsystem, which answers even if every Python thread is stuck.
 
-The text is meant for people and changes from release to release; read are the forms of NCCL 2.24 to 2.32 (src/ras/
-client_support.cc and the user guide's "RAS"). What has another form is not mentioned, and is still kept whole.
+Since NCCL 2.24, each process that has initialized NCCL runs a RAS thread. It listens on localhost:28028 (or
+`NCCL_RAS_ADDR`), reads lines of text, and answers for all processes of the job (NVIDIA, NCCL user guide, "RAS", read in
+November 2026). The kernel log adds Xid messages of GPUs, which most containers may not read.
 
-Asks NCCL on this host what it knows of a hang: its RAS threads answer although every Python is stuck.
-
-RAS is a thread of each process that has initialized NCCL, from 2.24 on. It listens on localhost:28028 (or
-`NCCL_RAS_ADDR`), takes lines of text, and answers for all processes of the job (NVIDIA, NCCL user guide, "RAS", read in
-November 2026). The kernel is asked for Xid messages of GPUs, which most containers have no right to read.
+The answer is written for people and changes between releases. `describe_faults` parses the forms of NCCL 2.24 to 2.32
+(src/ras/client_support.cc and the user guide). Other lines are not summarized, but the whole text is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-MAX_FAULTS, MAX_RANKS = 6, 10  # that are named
+# Faults, and ranks of each, that a summary names.
+MAX_FAULTS, MAX_RANKS = 6, 10
 _COMMUNICATOR = re.compile(r"(#\d+-\d+) \([0-9a-f]+\) (INCOMPLETE|ERROR|MISMATCH)$")
 _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings|Communicators\b.*)$")
 _PROCESS = re.compile(r"  Process (\d+ on node \S+ managing GPUs? \S+)")
@@ -36,23 +35,31 @@ _OPERATION = re.compile(r"launched up to operation (\d+)$")
 
 
 def asks_nccl(platform: str, host: int) -> bool:
-    """Whether a host asks NCCL when a rank hangs: each knows of all processes, so the first two are enough."""
+    """Return whether a host asks NCCL about a hang: every host knows all processes, so the first two are enough."""
     return platform == "cuda" and host < 2
 
 
 @dataclasses.dataclass
 class Group:
-    """Ranks of a communicator of which RAS says the same: how many, and those that it names."""
+    """Ranks of a communicator about which RAS makes the same statement.
+
+    Attributes:
+        communicator: Identity of the communicator.
+        subject: Operation whose counts differ.
+        statement: Statement about the ranks.
+        count: Number of ranks.
+        ranks: Ranks that RAS names.
+    """
 
     communicator: str
-    subject: str  # the operation whose counts differ
+    subject: str
     said: str
     count: int
     ranks: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def operation(self) -> int | None:
-        """The last operation that they launched, 0 before the first; None: this is not about operations."""
+        """Number of the last launched operation, 0 before the first, or None for other statements."""
         if "not launched" in self.said:
             return 0
         found = _OPERATION.search(self.said)
@@ -65,7 +72,7 @@ class Group:
 
 
 def describe(text: str) -> str:
-    """The faults in one line, those of processes first; empty where RAS sees none.
+    """Summarize the faults in one line, those of processes first; empty if RAS sees none.
 
     For example "#0-0: rank 21 gives no answer; #0-0: rank 5 is behind in AllReduce (6649 of 6650)".
     """
@@ -75,7 +82,7 @@ def describe(text: str) -> str:
 
 
 def _processes(text: str) -> Iterator[str]:
-    """Processes that do not answer, or that RAS has given up."""
+    """Yield the processes that do not answer, or that RAS has given up."""
     state = ""
     for line in text.splitlines():
         if _COMMUNICATOR.match(line):
@@ -87,7 +94,7 @@ def _processes(text: str) -> Iterator[str]:
 
 
 def _groups(text: str) -> Iterator[Group]:
-    """What is said of the ranks of communicators."""
+    """Parse the statements about the ranks of communicators."""
     communicator, subject, group = "", "", None
     for line in text.splitlines():
         if header := _COMMUNICATOR.match(line):
@@ -116,18 +123,21 @@ def _groups(text: str) -> Iterator[Group]:
 
 
 def _outliers(groups: list[Group]) -> Iterator[str]:
-    """The groups that are a fault: of operations those behind, of states all but the largest, and every error."""
+    """Yield the groups that are a fault.
+
+    These are groups that are behind in an operation, all but the largest group of a status, and every error.
+    """
     for group in groups:
-        alike = [one for one in groups if (one.communicator, one.subject) == (group.communicator, group.subject)]
+        alike = [peer for peer in groups if (peer.communicator, peer.subject) == (group.communicator, group.subject)]
         if group.operation is not None:
-            most = max(one.operation or 0 for one in alike)
+            most = max(peer.operation or 0 for peer in alike)
             if group.operation < most:
                 verb = "is" if group.count == 1 else "are"
                 of = f" in {group.subject}" if group.subject else ""
                 yield str(dataclasses.replace(group, said=f"{verb} behind{of} ({group.operation} of {most})"))
         elif "status" in group.said:
-            same = [one for one in alike if "status" in one.said]
-            if group is not max(same, key=lambda one: one.count):
+            same = [peer for peer in alike if "status" in peer.said]
+            if group is not max(same, key=lambda peer: peer.count):
                 yield str(group)
         else:
             yield str(group)
@@ -135,17 +145,19 @@ def _outliers(groups: list[Group]) -> Iterator[str]:
 
 ADDRESS, ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 PORT = 28028
-ASKED_S = 3.0  # after which there is an answer, or none
-# RAS answers with what it has after as many seconds without a process that does not answer it, and then some more.
+# An answer that takes longer is not awaited.
+ASKED_S = 3.0
+# TIMEOUT is the time in seconds after which RAS answers without the processes that do not answer it.
 QUESTION = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
-MAX_TEXT = 32_000  # bytes of an answer: those of communicators without a fault are a line each
+# Bytes of an answer. Each communicator without a fault adds one line.
+MAX_TEXT = 32_000
 KERNEL = "/dev/kmsg"
 MAX_XIDS, XID_S = 20, 3600.0
 _XID = re.compile(rb"^\d+,\d+,(\d+),[^;\n]*;(NVRM: .*)", re.M)
 
 
 class Question:
-    """A question under way, in a thread: neither a name to look up nor a peer can hold up the caller."""
+    """A query in a thread, so that neither a name lookup nor a peer can block the caller."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._until = time.monotonic() + ASKED_S
@@ -154,7 +166,7 @@ class Question:
 
     @property
     def answer(self) -> str | None:
-        """What was answered, empty where nothing was; None while it may still come."""
+        """The answer, empty if there was none, or None while it may still arrive."""
         return "" if self._answer is None and time.monotonic() >= self._until else self._answer
 
     def _ask(self, environ: Mapping[str, str]) -> None:
@@ -163,11 +175,12 @@ class Question:
 
 
 def status(environ: Mapping[str, str], until: float) -> str:
-    """What RAS says of the job before the monotonic time `until`; empty where nothing that is RAS answers."""
+    """Return the answer of RAS before a deadline in monotonic seconds, or an empty text without RAS."""
     if environ.get(ENABLE) == "0":
         return ""
     text = b""
-    with contextlib.suppress(OSError, ValueError):  # a closed port; an address that is none
+    # The port may be closed, or the address invalid.
+    with contextlib.suppress(OSError, ValueError):
         # A negative timeout is a ValueError, after which `create_connection` leaves its socket open.
         left = max(until - time.monotonic(), 0.0)
         with socket.create_connection(_address(environ.get(ADDRESS, "")), timeout=left) as peer:
@@ -183,9 +196,10 @@ def status(environ: Mapping[str, str], until: float) -> str:
 
 
 def xids(path: str) -> str:
-    """The newest messages of the kernel about GPUs, of the last hour; empty where they cannot be read."""
+    """Return the newest kernel messages about GPUs of the last hour, empty if they cannot be read."""
     found: list[str] = []
-    with contextlib.suppress(OSError):  # most containers have no /dev/kmsg; of those that do, most may not read it
+    # Most containers have no /dev/kmsg or may not read it.
+    with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             while record := os.read(file, 8192):
@@ -198,6 +212,6 @@ def xids(path: str) -> str:
 
 
 def _address(named: str) -> tuple[str, int]:
-    """Host and port of `[host]:port`. Raises ValueError."""
+    """Parse `[host]:port`; an empty text means the default. Raises ValueError."""
     host, _, port = named.rpartition(":")
     return (host.strip("[]"), int(port)) if named else ("localhost", PORT)

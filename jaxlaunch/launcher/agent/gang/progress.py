@@ -1,9 +1,10 @@
-"""The state of one process, from its reports: its phase, its steps, and when its silence becomes a hang.
+"""State of one process, from the lines that it writes to the progress pipe. Pure.
 
-The lines that a program writes on the progress pipe: any program, so any bytes. Pure.
-
-A value of the wrong form is left out and becomes a note for the reader of the summary: nothing that a program writes
-may end its agent, or reach the leader in a form that the leader does not expect.
+The pipe may carry any bytes, because any program may write to it. `read_line` turns a line into a message, and replaces
+values of the wrong form by a note for the summary: nothing that a program writes may end its agent, or reach the leader
+in a form that the leader does not expect. `RankProgress` follows the messages. It learns how long a step takes, so that
+a phase that lasts too long counts as a hang. `StatusChanges` reduces the statuses of a host to what changed since the
+last message.
 """
 
 from __future__ import annotations
@@ -25,60 +26,88 @@ from jaxlaunch.records.checked import MAX_NUMBER, Exit, ExitCode, Malformed, Who
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
     "prepare": 86400.0,
-    "replace": 300.0,  # of a lost host, for which the others wait
+    # The others wait for the replacement of a lost host.
+    "replace": 300.0,
     "init": 300.0,
     "restore": 600.0,
     "compile": 1800.0,
-    "step": None,  # learned
+    # Learned from the steps before.
+    "step": None,
     "data": 600.0,
     "eval": 1800.0,
     "save": 1200.0,
-    "done": 300.0,  # a process that has finished must also leave
+    # A process that has finished must also exit.
+    "done": 300.0,
 }
-STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0  # the learned timeout of a step: max(60 s, 10 × median)
+# The learned timeout of a step is max(60 s, 10 × median).
+STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0
 
 
 def phase_timeouts(given: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The timeout of every phase in seconds: `given` by the job, else the default. None: endless, or learned (step)."""
+    """Return the timeout of every phase in seconds: the job's, else the default.
+
+    None means no timeout, or for "step" that it is learned.
+    """
     return {**TIMEOUTS_S, **given}
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The state of a rank, as its agent sends it to the leader."""
+    """State of a rank, as its agent sends it to the leader.
+
+    Attributes:
+        phase: Newest phase that the program reported.
+        step: Newest step.
+        committed: Newest step on storage, restored or committed.
+        first_committed: First step that this attempt committed.
+        trainer: Whether the exit codes are the contract's: the built-in trainer, or a program that trains as it does.
+        stepped: Whether the rank reported a step in this attempt.
+        first_step: First step that the rank trains, the one after the restored step.
+        left: Whether the interpreter is exiting by itself.
+        waits: Whether it is also in JAX's shutdown barrier.
+        done: Whether the program has finished.
+        jax: Version of JAX that the program imported.
+        stopped: Report of a stop.
+        exit: Exit code, or minus the signal. None while the process lives.
+    """
 
     phase: str | None = None
     step: Whole | None = None
-    committed: Whole | None = None  # the newest step on storage, restored or committed
-    first_committed: Whole | None = None  # the first that this attempt committed
-    trainer: bool = False  # it is the built-in trainer, or trains as that does: its exit code is the contract's
-    stepped: bool = False  # it reported a step in this attempt
-    first_step: Whole | None = None  # the first that it trains: the one after what it restored
-    left: bool = False  # its interpreter is exiting by itself
-    waits: bool = False  # ... and is in JAX's shutdown barrier
+    committed: Whole | None = None
+    first_committed: Whole | None = None
+    trainer: bool = False
+    stepped: bool = False
+    first_step: Whole | None = None
+    left: bool = False
+    waits: bool = False
     done: bool = False
-    jax: str | None = None  # the version that the program imported
+    jax: str | None = None
     stopped: Mapping[str, Any] | None = None
-    exit: Exit | None = None  # exit code, minus the signal; None while it lives
+    exit: Exit | None = None
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Status:
-        """The status in a message between agents, as `changed` reads it; a field that is left out has its default."""
+        """Read the status from a message between agents; a missing field has its default."""
         return _UNKNOWN.changed(fields)
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields for a message between agents."""
+        """Return the fields for a message between agents."""
         return dict(vars(self))
 
     def changed(self, fields: Mapping[str, Any]) -> Status:
-        """The status with these fields of a message; unknown ones are ignored. Raises Malformed for a wrong one."""
+        """Return the status with these fields of a message, without unknown ones.
+
+        Raises:
+            Malformed: A field has the wrong form.
+        """
         known = checked.read_some(Status, fields)
-        after = object.__new__(Status)  # dataclasses.replace takes five times as long, and a leader does this all day
+        # dataclasses.replace takes five times as long, and a leader does this for every beat.
+        after = object.__new__(Status)
         vars(after).update(vars(self), **known)
         return after
 
     def changes_to(self, after: Status) -> dict[str, Any]:
-        """The fields that `changed` needs to make `after` of this status."""
+        """Return the fields that `with_changes` needs to turn this status into another."""
         mine = vars(self)
         return {name: value for name, value in vars(after).items() if value != mine[name]}
 
@@ -94,17 +123,17 @@ _UNKNOWN = Status()
 
 
 class Changes:
-    """What one end of a link still has to tell the other about the ranks of a host."""
+    """Status changes of a host's ranks that one end of a link has not sent yet."""
 
     def __init__(self) -> None:
         self._told: dict[int, Status] = {}
 
     def told(self, rank: int, status: Status) -> None:
-        """Notes that another message carried the whole status of a rank."""
+        """Record that another message carried the whole status of a rank."""
         self._told[rank] = status
 
     def take(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
-        """The fields that differ from those last told: {"0-7": {"step": 12}} when eight ranks changed alike."""
+        """Return the fields that differ from those sent last, such as {"0-7": {"step": 12}} for eight equal changes."""
         runs: list[tuple[int, int, dict[str, Any]]] = []
         for rank in sorted(statuses):
             fields = self._told.get(rank, _UNKNOWN).changes_to(statuses[rank])
@@ -119,12 +148,16 @@ class Changes:
 
 
 def key_of(first: int, last: int) -> str:
-    """How `Changes.take` writes the ranks from `first` to `last`."""
+    """Return the key of `StatusChanges.take_changes` for the ranks from `first` to `last`."""
     return str(first) if first == last else f"{first}-{last}"
 
 
 def ranks_of(key: str, own: range) -> range:
-    """The ranks of a key that `Changes.take` wrote, of a host with the ranks `own`. Raises ValueError for others."""
+    """Return the ranks of a key of `StatusChanges.take_changes`.
+
+    Raises:
+        ValueError: The key is malformed, or names ranks that the host does not have.
+    """
     first, _, last = key.partition("-")
     ranks = range(int(first), int(last or first) + 1)
     if not ranks or ranks[0] not in own or ranks[-1] not in own:
@@ -133,10 +166,10 @@ def ranks_of(key: str, own: range) -> range:
 
 
 class Progress:
-    """Follows the reports of one process. The caller gives the time, in monotonic seconds.
+    """Follows the reports of one process. The caller passes the time in monotonic seconds.
 
-    A process that is in a `phase` before it has said anything is the built-in trainer: one that ends without a word has
-    failed as that does.
+    A process that has a `phase` from the start is the built-in trainer, and so are its exit codes if it ends without a
+    report.
     """
 
     def __init__(self, now: float, phase: str | None = None) -> None:
@@ -144,11 +177,12 @@ class Progress:
         self._first_phase = phase
         self.has_hello = False
         self._since = now
-        self._stepping_s = 0.0  # in the phase `step` since the last step was complete
+        # Seconds in the phase "step" since the last step was complete.
+        self._stepping_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=64)
 
     def take(self, message: Mapping[str, Any], now: float) -> None:
-        """Takes in one line of the progress pipe; unknown keys are ignored."""
+        """Apply one message of the progress pipe; unknown keys are ignored."""
         if "hello" in message:
             if self.has_hello and message["hello"] == "site" and message.get("jax") is None:
                 self._begin_again(now)
@@ -172,33 +206,35 @@ class Progress:
             self._set(left=True, waits=bool(message.get("waits")))
 
     def ended(self, code: int) -> None:
-        """Notes the exit code, or minus the signal."""
+        """Record the exit code, or minus the signal."""
         self._set(exit=code)
 
     def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
-        """Seconds that the present phase may last; None: endless, or the program never reported a phase."""
+        """Return the timeout of the present phase, or None if it has none or no phase was reported."""
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
         if phase == "done" and self._first_phase is None and timeouts_s.get("done") == TIMEOUTS_S["done"]:
-            return None  # what a program of the user's does after its last step has no timeout but the job's own
+            # After its last step, a program of the user has no timeout but the one that the job sets.
+            return None
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
         if len(self._steps_s) < 3:
-            return timeouts_s.get("compile")  # the first steps still connect, tune and compile
+            # The first steps still connect, tune and compile.
+            return timeouts_s.get("compile")
         return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._steps_s))
 
     def in_phase_s(self, now: float) -> float:
-        """Seconds since the phase or its step last changed."""
+        """Return the seconds since the phase or its step last changed."""
         return now - self._since
 
     def overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
-        """Whether the present phase has lasted longer than its timeout."""
+        """Return whether the present phase has lasted longer than its timeout."""
         limit = self.timeout_s(timeouts_s)
         return limit is not None and self.in_phase_s(now) > limit
 
     def _begin_again(self, now: float) -> None:
-        """Another interpreter took over: the next of a `sh -c`, or the program executed itself anew."""
+        """Begin with another interpreter: the next one of a `sh -c`, or a program that executed itself again."""
         self._since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         is_trainer = self._first_phase is not None
@@ -215,12 +251,13 @@ class Progress:
         self._set(phase=phase, step=step, stepped=stepped, first_step=first, done=self.status.done or phase == "done")
 
     def _learn(self, step: int | None, now: float) -> None:
-        """Notes the time of a step, of which waits for data, evaluations and saves between two steps are no part."""
+        """Record the time of a step, without waits for data, evaluations and saves between two steps."""
         before = self.status.step
         if self.status.phase == "step":
             self._stepping_s += now - self._since
         if step is not None and before is not None and step > before and self._stepping_s > 0:
-            self._steps_s.append(self._stepping_s)  # of one report, which may be of several steps
+            # One report may cover several steps.
+            self._steps_s.append(self._stepping_s)
         if step != before:
             self._stepping_s = 0.0
 
@@ -228,31 +265,36 @@ class Progress:
         self.status = dataclasses.replace(self.status, **changes)
 
 
-UNSTARTABLE = "unstartable"  # key of the line with which the forked agent reports that exec failed
-# How a line begins.
+# Key of the line with which the forked agent reports that exec failed.
+UNSTARTABLE = "unstartable"
 _BEGIN = re.compile(
     rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
     rb'unstartable)": ?'
 )
-MAX_LABEL = 100  # characters of a phase or a version: they are in every beat
-MAX_BEGINS = 8  # of messages in one line that are tried, the last ones: each try may cost as much as the line is long
-MAX_METRICS = 32 * 1024  # bytes as JSON: a beat that carries them must fit a message between agents
+# Characters of a phase or a version, which are in every beat.
+MAX_LABEL = 100
+# Places in one line where a message may begin, from the end of the line. Decoding each may cost the whole line.
+MAX_BEGINS = 8
+# Bytes as JSON: a beat with metrics must fit a message between agents.
+MAX_METRICS = 32 * 1024
 
 
 def read_line(line: bytes, rank: int) -> dict[str, Any]:
-    """The message in a line of `rank`'s: known keys with values of the right form, all others in a `note`."""
+    """Return the message in a line of a rank: known keys with valid values, and a `note` about invalid ones."""
     try:
         found = _whole(line)
     except ValueError:
         if _BEGIN.match(line) and checked.is_cut(line):
-            return {}  # one of ours that a full pipe cut: no fault of the program's
+            # A full pipe cut one of our own lines, which is no fault of the program.
+            return {}
         return {"note": f"rank {rank} wrote a line to the progress pipe that is not JSON"}
     if not isinstance(found, dict):
         return {"note": f"rank {rank} wrote {checked.shown(found)} to the progress pipe, which is not a JSON object"}
     message: dict[str, Any] = {}
     for key, value in found.items():
         if key not in _READERS:
-            continue  # of a newer contract
+            # A newer contract may have more keys.
+            continue
         try:
             message[key] = _plain(_READERS[key](value))
         except Malformed as error:
@@ -267,9 +309,10 @@ def _plain(value: Any) -> Any:
 
 
 def _whole(line: bytes) -> Any:
-    """The value of a line, or of its end. Raises ValueError when there is none.
+    """Decode a line, or its end if a process left half a line there when it ended while the pipe was full.
 
-    A process that ends while the pipe is full leaves half a line. What the next one writes follows in the same line.
+    Raises:
+        ValueError: There is no value in it.
     """
     begins = [found.start() for found in _BEGIN.finditer(line, 1)]
     for start in [0, *reversed(begins[-MAX_BEGINS:])]:
@@ -318,7 +361,7 @@ def _has_state(profile: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """What each key of a line may hold."""
+    """Type of each key of a line."""
 
     hello: _Label
     python: _Label

@@ -1,19 +1,17 @@
-"""Which hosts may join the gang. A refusal names the host and both values that differ.
+"""Protocol between host 0 and the other hosts: handshake, admission and messages. Pure except for nonces.
 
-What host 0 and the hosts send to each other once both have proven the key, read as strictly on either side. Pure.
-
-A host may run a damaged or an older agent: a message of the wrong form ends the connection, and no agent. What a host
-reports of its ranks is in gang/root_cause (events) and gang/progress (statuses).
-
-How a host and its leader prove to each other that they have the run's key, which is never sent. Pure but for nonces.
+A host and its leader prove to each other that they have the key of the run, which is never sent:
 
     leader  challenge {nonce}
     host    hello {nonce, fields, proof}
     leader  welcome or refused {fields, proof}
 
 A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that none fits another connection,
-direction or content. The fields are JSON within a text: both ends have the same bytes. It guards against who can
-connect, and not against who can change what is on its way.
+direction or content. The fields are JSON within a text, so both ends have the same bytes. The handshake protects
+against strangers that connect, but not against those that can change data in transit.
+
+A host may run a damaged or an older agent, so both sides check every message strictly: one of the wrong form ends the
+connection, but no agent. The reports about ranks are in gang/root_cause (events) and gang/progress (statuses).
 """
 
 from __future__ import annotations
@@ -41,7 +39,12 @@ Number = Annotated[int, within(0, 2**31)]
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """The first message of an agent to the leader."""
+    """First message of an agent to the leader.
+
+    Attributes:
+        attempt: Last attempt that the host took part in. A leader that took another's place may not know it.
+        saved: Newest step on storage that the host knows of.
+    """
 
     host: Number
     generation: Number
@@ -53,12 +56,12 @@ class Hello:
     pid: Number
     metrics_port: Number
     fault: Text | None = None
-    attempt: Number = 0  # the last that it took part in: a leader that took another's place may not know it
-    saved: Number | None = None  # the newest step on storage that it knows of
+    attempt: Number = 0
+    saved: Number | None = None
 
     @classmethod
     def of(cls, config: Config, metrics_port: int) -> Hello:
-        """The hello of this host."""
+        """Return the hello of this host."""
         return cls(
             host=config.host,
             generation=config.generation,
@@ -74,11 +77,11 @@ class Hello:
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Hello:
-        """Raises Malformed when the fields are not a hello's."""
+        """Read a hello. Raises Malformed if the fields have another form."""
         return checked.read(cls, fields)
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields for a message between agents."""
+        """Return the fields for a message between agents."""
         return dataclasses.asdict(self)
 
     @property
@@ -90,27 +93,38 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Why an agent may not join."""
+    """Reason why an agent may not join.
+
+    Attributes:
+        message: Reason for people.
+        ends_gang: Whether the gang cannot start like this, and every host ends with BAD_SPEC.
+        may_retry: Whether another try may help: the name may still resolve to the leader of another generation.
+    """
 
     message: str
-    ends_gang: bool = False  # the gang cannot start like this: every host ends with BAD_SPEC
-    may_retry: bool = False  # the name may still resolve to the leader of another generation
+    ends_gang: bool = False
+    may_retry: bool = False
 
     @property
     def code(self) -> int:
-        """The exit code of the agent that is refused."""
+        """Exit code of the refused agent."""
         return contract.BAD_SPEC if self.ends_gang else contract.LOST
 
 
 def refusal(
     hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: int, *, replaces: bool = False
 ) -> Refusal | None:
-    """Why `hello` is refused, or None. `leader` is host 0's own hello, `present` are those of the hosts that joined.
+    """Return why a host may not join, or None if it may. The message names the host and both values that differ.
 
-    Where a lost host is replaced, the pod before it may not be known to be lost yet.
+    Args:
+        hello: Hello of the host.
+        leader: Hello of host 0 itself.
+        joined: Hellos of the hosts that have joined.
+        hosts: Number of hosts.
+        replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be known yet.
     """
     if hello.generation != leader.generation:
-        theirs, ours = (f"generation {each.generation}" for each in (hello, leader))
+        theirs, ours = (f"generation {side.generation}" for side in (hello, leader))
         return Refusal(
             f"{hello.name} belongs to another set of pods: it has {theirs}, host 0 has {ours}", may_retry=True
         )
@@ -137,14 +151,14 @@ MessagesText = Annotated[str, at_most(4_000)]
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """Host 0 admits a host."""
+    """Message of host 0 that admits a host."""
 
     epoch: Annotated[str, at_most(64)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Host 0 does not."""
+    """Message of host 0 that refuses a host."""
 
     message: MessagesText
     code: ExitCode
@@ -153,18 +167,26 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A host starts its processes."""
+    """Message of host 0 that starts the processes of a host.
+
+    Attributes:
+        attempt: Number of the attempt.
+        coordinator: Address of JAX's coordinator.
+        start: Number of this start of the run.
+        members: Which hosts hold which ranks.
+        saved: Newest step that earlier attempts saved, 0 if they only trained, or None if none did.
+    """
 
     attempt: Whole
     coordinator: Annotated[str, like(r"\S{1,300}:\d{1,5}")]
     start: Whole
-    members: Wire  # which hosts hold ranks
-    saved: Whole | None = None  # by earlier attempts; 0: they only trained; None: none did
+    members: Wire
+    saved: Whole | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """An attempt has ended: a host kills its processes."""
+    """Message of host 0 that ends an attempt: a host kills its processes."""
 
     attempt: Whole
     verdict: Verdict
@@ -172,7 +194,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Every host may exit; `alone`: this one, for which another takes its place."""
+    """Message of host 0 that lets a host exit. If `alone`, only this one leaves, and another takes its place."""
 
     verdict: Verdict
     alone: bool = False
@@ -180,7 +202,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All hosts, for the metrics of each; what host 1 puts on record when host 0 is lost."""
+    """State of all hosts, for the metrics of each, and for the record that host 1 writes if host 0 is lost."""
 
     attempt: Whole
     of: Of
@@ -195,14 +217,14 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Host 0 lives."""
+    """Message that shows that host 0 lives."""
 
     gang: State
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """A host was told to stop; for an `excess` of its own if it used more of its node's disk than it may."""
+    """Message of a host that was told to stop, with the `excess` if it used too much of its node's disk."""
 
     excess: DiskExcess | None = None
 
@@ -215,46 +237,46 @@ _NONCE_CHARS = 2 * NONCE_BYTES
 
 
 class NotProven(Exception):
-    """A message of the handshake that whoever has the key would not have sent."""
+    """A message of the handshake is not from a holder of the key."""
 
 
 class LeaderSide:
-    """The handshake of one connection, as the leader sees it."""
+    """Leader's side of the handshake of one connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._own, self._theirs = key, secrets.token_hex(NONCE_BYTES), ""
 
     def challenge(self) -> dict[str, Any]:
-        """The fields of the first message."""
+        """Return the fields of the first message."""
         return {"nonce": self._own}
 
     def opened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of a hello. Raises NotProven for any other message."""
+        """Verify a hello and return its fields. Raises HandshakeError for any other message."""
         if message.get("type") != "hello":
             raise NotProven("its first message is not a hello")
         self._theirs = _nonce(message)
         return _opened(self._key, self._own, self._theirs, message)
 
     def sealed(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The fields of the answer to the hello: a `welcome`, or a `refused`."""
+        """Return the fields of the answer to the hello, a `welcome` or a `refused`."""
         return _sealed(self._key, kind, self._own, self._theirs, fields)
 
 
 class HostSide:
-    """The handshake of one connection, as a host sees it."""
+    """Host's side of the handshake of one connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._own, self._theirs = key, secrets.token_hex(NONCE_BYTES), ""
 
     def hello(self, challenge: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the answer to the leader's challenge. Raises NotProven for any other message."""
+        """Return the fields of the answer to a challenge. Raises HandshakeError for any other message."""
         if challenge.get("type") != "challenge" or self._theirs:
             raise NotProven("its first message is not a challenge")
         self._theirs = _nonce(challenge)
         return {"nonce": self._own, **_sealed(self._key, "hello", self._theirs, self._own, fields)}
 
     def opened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of the leader's answer. Raises NotProven where it has another key, or none."""
+        """Verify the leader's answer and return its fields. Raises HandshakeError if it lacks the key."""
         if message.get("type") not in ("welcome", "refused"):
             raise NotProven("it did not answer the hello")
         return _opened(self._key, self._theirs, self._own, message)

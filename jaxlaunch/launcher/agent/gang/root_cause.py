@@ -1,7 +1,8 @@
-"""The verdict on an attempt: which of many symptoms is the cause. Pure.
+"""Root cause of a failed attempt among many symptoms, and the verdict on it. Pure.
 
-When a rank dies its peers fail within milliseconds too, with broken connections and aborts. So events are ranked by how
-close they can be to a cause; among equals the first to arrive wins.
+When a rank dies, its peers fail within milliseconds, with broken connections and aborts. Each event therefore has a
+`Closeness`, which says how close it can be to the cause. The closest event explains the others, and among equals the
+first to arrive. An event is believed only after `settle_s`, because a closer one may still be on its way.
 """
 
 from __future__ import annotations
@@ -46,51 +47,69 @@ ECHOES = (
     "heartbeat",
     "barrier",
 )
-# As gRPC writes them; "Fatal Python error: Aborted" is said of every abort.
+# As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every abort prints.
 STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
-BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")  # printed at every start: no fault
-# A program that ended itself says so before it aborts; JAX, when it aborts a peer, does not.
+# Gloo prints this at every start, so it is no fault.
+BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
+# A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a peer.
 ASSERTED = ("assertion failed", "' failed.", "assertionerror", "check failed", "terminate called", "panicked at")
 TRACEBACK = "Traceback (most recent call last)"
-LAST_LINES = 5  # of the output of a program without a traceback
-# Whose exceptions can be an echo before the first step, when a user's own words may be any: the OS's of a connection,
-# and with such words JAX's and any of the OS. What Gloo says comes as a ValueError.
+# Lines that count as the last words of a program without a traceback.
+LAST_LINES = 5
+# Exceptions that can be an echo before the first step, when messages of a user's own exceptions may say anything: those
+# of the OS about a connection, and with such words those of JAX and any of the OS. Gloo raises ValueError.
 OF_A_CONNECTION = frozenset(
     """ConnectionError ConnectionAbortedError ConnectionRefusedError ConnectionResetError BrokenPipeError
     TimeoutError""".split()
 )
 OF_JAX_OR_OS = OF_A_CONNECTION | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
 OF_GLOO = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
-# The rank that JAX's coordination service misses, in the output of those that it aborts for that.
+# The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it aborts for that.
 MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 # As the operating system, Python and storage clients write them.
 FULL_DISK = re.compile(r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE)
 ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
-LAST_SIGNAL = 64  # of Linux: SIGRTMAX
-NOT_FOUND = (126, 127)  # a shell's exit codes of a command that it cannot start
-MESSAGE_CHARS = 500  # of the first line of an exception
-TAIL_CHARS = 8_000  # of a traceback or a log's end, kept in a verdict
-WHOLE, CUT_CHARS = 64, 500  # events of each closeness that are kept whole; characters that are kept of the others
+# SIGRTMAX of Linux.
+LAST_SIGNAL = 64
+# Exit codes of a shell for a command that it cannot start.
+NOT_FOUND = (126, 127)
+# Characters of the first line of an exception.
+MESSAGE_CHARS = 500
+# Characters of a traceback or a log's end that a verdict keeps.
+TAIL_CHARS = 8_000
+# Events of each closeness that are kept whole, and characters of each text that the others keep.
+WHOLE, CUT_CHARS = 64, 500
 
 
 class Kind(str, enum.Enum):
-    """Which symptom it is."""
+    """Kind of a symptom.
 
-    ERROR = "error"  # a rank reported an exception
-    EXIT = "exit"  # a rank's process ended
-    LEFT = "left"  # a rank's program ended by itself while others went on
-    LOST = "lost"  # the connection to a host's agent is lost
-    HANG = "hang"  # a phase of a rank exceeded its timeout
-    UNSTARTABLE = "unstartable"  # the command could not be started
+    Attributes:
+        ERROR: A rank reported an exception.
+        EXIT: The process of a rank ended.
+        LEFT: The program of a rank ended by itself while others continued.
+        LOST: The connection to a host's agent was lost.
+        HANG: A phase of a rank exceeded its timeout.
+        UNSTARTABLE: The command could not be started.
+    """
+
+    ERROR = "error"
+    EXIT = "exit"
+    LEFT = "left"
+    LOST = "lost"
+    HANG = "hang"
+    UNSTARTABLE = "unstartable"
 
 
 class Closeness(enum.IntEnum):
-    """How far an event can be from the cause; the smallest wins."""
+    """Distance that an event can have from the cause; the smallest wins."""
 
     CAUSE = 0
     HOST = 1
-    ABORT = 2  # JAX aborts the peers of a host that died, and may do so without a message
-    EXIT = 3  # an exit code alone: a peer's program that reports nothing ends with one too
+    # JAX aborts the peers of a host that died, and may do so without a message.
+    ABORT = 2
+    # An exit code alone: the program of a peer that reports nothing ends with one too.
+    EXIT = 3
     LEFT = 4
     HANG = 5
     ECHO = 6
@@ -99,46 +118,66 @@ class Closeness(enum.IntEnum):
 # Seconds to wait for something closer to the cause before an event is believed.
 SETTLE_S: Mapping[Closeness, float] = {
     Closeness.CAUSE: 0.0,
-    Closeness.HOST: 0.5,  # a dying host may still have sent the exception of its rank
-    Closeness.ABORT: 0.0,  # once every other host has sent a message
-    Closeness.EXIT: 0.5,  # what broke the connections of a peer is reported at the same time
+    # A dying host may still have sent the exception of its rank.
+    Closeness.HOST: 0.5,
+    # It is believed once every other host has sent a message.
+    Closeness.ABORT: 0.0,
+    # What broke the connections of a peer is reported at the same time.
+    Closeness.EXIT: 0.5,
     Closeness.LEFT: 1.0,
-    Closeness.HANG: 0.0,  # the leader has collected the stacks by then
+    # The leader has collected the stacks by then.
+    Closeness.HANG: 0.0,
     Closeness.ECHO: 2.0,
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One symptom, as it reached the leader."""
+    """One symptom, as it reached the leader.
+
+    Attributes:
+        kind: Kind of the symptom.
+        host: Host that reported it, or that was lost.
+        rank: Rank that it is about.
+        status: Status of the rank.
+        exit: Exit code, or minus the signal (EXIT).
+        oom: Whether the OOM killer sent the signal (EXIT).
+        error: Type, message, traceback and code of the exception (ERROR).
+        text: Last lines of output (EXIT), or why the command cannot be started (UNSTARTABLE).
+        lost: The lost host (LOST).
+        hang: Facts of the timeout (HANG).
+        peers: How the peers failed that gave up waiting for the rank (HANG).
+        unseen_s: Seconds since the last sign of life (HANG, LOST).
+        is_alone: Whether the process has no peers whose death it could echo.
+    """
 
     kind: Kind
     host: Whole
     rank: Whole
     status: Status = Status()
-    exit: Exit = 0  # EXIT: exit code, or minus the signal
-    oom: bool = False  # EXIT: the OOM killer sent the signal
-    error: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # ERROR: type, message, traceback, code
-    text: str = ""  # EXIT: the last lines of output; UNSTARTABLE: why
-    lost: LostHost | None = None  # LOST
-    hang: HangFacts | None = None  # HANG
-    peers: Failure | None = None  # HANG: how the peers failed that gave up waiting for the rank
-    unseen_s: Seconds = 0.0  # HANG, LOST: since the last sign of life
-    is_alone: bool = False  # the process has no peers, whose death it could echo
+    exit: Exit = 0
+    oom: bool = False
+    error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    text: str = ""
+    lost: LostHost | None = None
+    hang: HangFacts | None = None
+    peers: Failure | None = None
+    unseen_s: Seconds = 0.0
+    is_alone: bool = False
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
-        """The event in a message of `host`. Raises Malformed when it is not one."""
+        """Read an event from a message of a host. Raises Malformed if it has another form."""
         return checked.read(cls, {**fields, "host": host, "is_alone": False})
 
     def cut(self) -> Event:
-        """The event without most of its texts."""
+        """Return the event with only the end of each text."""
         error = {name: value[-CUT_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()}
         return dataclasses.replace(self, text=self.text[-CUT_CHARS:], error=error)
 
 
 def echoes(text: str) -> bool:
-    """Whether a text reads as the death of a peer."""
+    """Return whether a text describes the death of a peer."""
     lowered = text.lower()
     return any(phrase in lowered for phrase in ECHOES) or any(status in text for status in STATUSES)
 
@@ -149,7 +188,7 @@ def _asserts(text: str) -> bool:
 
 
 def closeness(event: Event) -> Closeness | None:
-    """How close `event` can be to the cause; None when it is not a fault."""
+    """Return how close an event can be to the cause, or None if it is no fault."""
     if event.kind is Kind.LOST:
         return Closeness.HOST
     if event.kind is Kind.HANG:
@@ -164,7 +203,8 @@ def closeness(event: Event) -> Closeness | None:
         return None
     if event.is_alone:
         return Closeness.CAUSE
-    if event.exit in (-signal.SIGABRT, 128 + signal.SIGABRT):  # the second as a shell passes it on
+    # A shell passes the signal on as the second.
+    if event.exit in (-signal.SIGABRT, 128 + signal.SIGABRT):
         text = BANNER.sub("", event.text)
         if echoes(text):
             return Closeness.ECHO
@@ -173,12 +213,13 @@ def closeness(event: Event) -> Closeness | None:
 
 
 def _closeness_of_code(event: Event) -> Closeness:
-    """Of a program that ended with an exit code and without a report of why."""
+    """Return the closeness of an exit code that no report explains."""
     status = event.status
     if (status.trainer and event.exit in contract.OUTCOMES) or is_signals(event.exit):
         return Closeness.CAUSE
     if _reports(status):
-        return Closeness.EXIT  # our hook would have reported an exception
+        # Our hook would have reported an exception.
+        return Closeness.EXIT
     words = _last_words(event.text)
     if echoes(words):
         return Closeness.ECHO
@@ -186,22 +227,25 @@ def _closeness_of_code(event: Event) -> Closeness:
 
 
 def is_signals(code: int) -> bool:
-    """Whether an exit code is one with which a shell passes a signal on; 255 is `exit(-1)`."""
+    """Return whether a shell passes a signal on with this exit code; 255 is `exit(-1)`."""
     return 128 < code <= 128 + LAST_SIGNAL
 
 
 def settle_s(event: Event, close: Closeness) -> float:
-    """Seconds to wait for something closer to the cause. A program that reports nothing may have any reason."""
+    """Return how long to wait for something closer to the cause.
+
+    A program without our hook may have ended for any reason, so it waits as long as an echo.
+    """
     return SETTLE_S[Closeness.ECHO if close is Closeness.EXIT and not _reports(event.status) else close]
 
 
 def _reports(status: Status) -> bool:
-    """Whether the program has our hook, as far as what it reported tells."""
+    """Return whether the reports of a program show that it has our hook."""
     return status.trainer or status.phase is not None or status.jax is not None
 
 
 def _last_words(text: str) -> str:
-    """The last traceback in the output of a program, or its last lines."""
+    """Return the last traceback in the output of a program, or its last lines."""
     text = BANNER.sub("", text)
     trace = text.rfind(TRACEBACK)
     return text[trace:] if trace >= 0 else "\n".join(text.splitlines()[-LAST_LINES:])
@@ -210,16 +254,18 @@ def _last_words(text: str) -> str:
 def _closeness_of_error(event: Event) -> Closeness | None:
     code = event.error.get("code")
     if code == contract.PREEMPTED:
-        return None  # so the trainer ends after a SIGTERM
+        # The trainer ends like this after a SIGTERM.
+        return None
     if code in (None, contract.STARTUP, contract.CRASH) and _is_echo(event):
         return Closeness.ECHO
     if code == contract.STORAGE and not event.is_alone and "barrier" in str(event.error.get("message", "")):
-        return Closeness.ECHO  # of a save that all ranks take part in: another may have died
+        # All ranks take part in a save, and another may have died.
+        return Closeness.ECHO
     return Closeness.CAUSE
 
 
 def _is_echo(event: Event) -> bool:
-    """Whether an exception can tell of a peer's death."""
+    """Return whether an exception can come from the death of a peer."""
     kind, message = event.error.get("type"), str(event.error.get("message", ""))
     if event.is_alone or not echoes(message):
         return False
@@ -227,16 +273,17 @@ def _is_echo(event: Event) -> bool:
 
 
 class Symptoms:
-    """The events of an attempt by closeness: the nearest is found without a look at all of them."""
+    """Events of an attempt by closeness, so that the nearest is found without a search of all."""
 
     def __init__(self) -> None:
         self._events: dict[Closeness, list[tuple[float, Event]]] = {close: [] for close in Closeness}
-        self._passed = dict.fromkeys(Closeness, 0)  # at the front of each list: explained by an exception
+        # How many events at the front of each list are explained by an exception, or withdrawn.
+        self._passed = dict.fromkeys(Closeness, 0)
         self._raised: set[int] = set()
         self._count = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Takes in an event that arrived at `now`; one that is no fault is left out."""
+        """Add an event that arrived at `now`, unless it is no fault."""
         close = closeness(event)
         if close is None:
             return
@@ -247,19 +294,19 @@ class Symptoms:
         of_its_kind.append((now, event if len(of_its_kind) < WHOLE else event.cut()))
 
     def any_but(self, close: Closeness) -> bool:
-        """Whether there is an event of another closeness."""
+        """Return whether there is an event of another closeness."""
         return any(events for other, events in self._events.items() if other is not close)
 
     def of(self, *close: Closeness) -> list[Event]:
-        """All events of these closenesses, the nearest first."""
-        return [event for each in sorted(close) for _, event in self._events[each]]
+        """Return all events of these levels of closeness, the nearest first."""
+        return [event for level in sorted(close) for _, event in self._events[level]]
 
     def nearest(
         self, is_withdrawn: Callable[[Event], bool] = lambda event: False, *, but: Closeness | None = None
     ) -> tuple[float, Event, Closeness] | None:
-        """The event that explains the others, when it arrived and how close it is; None when there is none.
+        """Return the event that explains the others, with its time of arrival and its closeness.
 
-        Events of closeness `but` are left out, and for good those that turn out to be withdrawn.
+        Events of the excluded level are skipped, and withdrawn events are dropped for good.
         """
         if not self._count:
             return None
@@ -273,12 +320,12 @@ class Symptoms:
         return None
 
     def _is_explained(self, event: Event) -> bool:
-        """Whether an exception of the same rank explains how it ended."""
+        """Return whether an exception of the same rank explains its end."""
         return event.kind is Kind.EXIT and event.rank in self._raised
 
 
 def decide(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
-    """The event that explains the others, or None when nothing went wrong. `events` in order of arrival."""
+    """Return the event that explains the others, or None if there is no fault. Pass events by time of arrival."""
     symptoms = Symptoms()
     for event in events:
         symptoms.add(event, 0.0)
@@ -338,7 +385,7 @@ def _kind_facts(event: Event) -> Failure:
 
 
 def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> ExceptionFacts:
-    """Return an exception as facts; `is_sentence`: its message is the trainer's, for a person."""
+    """Return an exception as facts. If `is_sentence`, the trainer wrote its message for people."""
     name, text = str(error.get("type", "an error")), str(error.get("message", "")).strip()
     first_line = text.splitlines()[0][:MESSAGE_CHARS] if text else ""
     message = contract.in_one_line(text) if is_sentence else first_line
@@ -356,9 +403,14 @@ def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> Exceptio
 def of_lost_leader(
     reason: str, rank: int, own: Sequence[Status], committed: int | None, *, is_stopping: bool
 ) -> Verdict:
-    """The verdict of a host that has lost host 0, with `rank`, by the statuses of its `own` ranks.
+    """Return the verdict of a host that has lost host 0.
 
-    `committed` is the newest step on storage that host 0 has told of.
+    Args:
+        reason: Why the connection was lost.
+        rank: Rank for the verdict.
+        statuses: Statuses of the host's own ranks.
+        committed_step: Newest step on storage that host 0 has reported.
+        is_stopping: Whether the gang was being stopped.
     """
     lost = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, reason),))
     steps = [status.step for status in own if status.step is not None]
@@ -386,7 +438,7 @@ _CODES = {
 
 
 def _code(event: Event, facts: Failure) -> int:
-    """Return the gang's exit code: the trainer's where it is of the contract, 70 or 83 for any other program."""
+    """Return the gang's exit code: the trainer's if the contract has it, 70 or 83 for any other program."""
     if facts.kind in _CODES:
         return _CODES[facts.kind]
     if facts.signal is not None:
@@ -394,18 +446,20 @@ def _code(event: Event, facts: Failure) -> int:
     own = event.error.get("code") if event.kind is Kind.ERROR else event.exit
     crash = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
     if closeness(event) is Closeness.ECHO and own != contract.STORAGE:
-        return contract.CRASH  # what broke the connection may be temporary
+        # The cause of the broken connection may be temporary.
+        return contract.CRASH
     if event.status.trainer and isinstance(own, int) and own in contract.OUTCOMES and own != contract.DONE:
         return own
     return crash
 
 
 def _is_not_found(event: Event) -> bool:
-    """Whether a shell did not find its command, or could not execute it: no attempt will."""
+    """Return whether a shell could not find or execute its command, so that no other attempt can."""
     return event.kind is Kind.EXIT and event.exit in NOT_FOUND and not _reports(event.status)
 
 
-_CRASHED = (None, contract.STARTUP, contract.CRASH)  # the code of an error that is no sentence of the trainer's
+# Codes of an error whose message is not a sentence of the trainer.
+_CRASHED = (None, contract.STARTUP, contract.CRASH)
 
 
 def _tail(text: Any) -> str | None:
