@@ -1,9 +1,8 @@
 """JSON lines over TCP between an agent and the leader: bounded, numbered, never blocking.
 
-A line is one object with a `type`. Once both ends know the leader's epoch every line carries it and a counter; a line
-from another epoch or out of order closes the connection, and the other side connects again.
-
-TCP ports: choosing one that stays free until it is used, and listening on one.
+A line is one object with a `type`. Once both ends know the leader's epoch, every line carries it and a counter. A line
+from another epoch or out of order closes the connection, and the other side connects again. The module also chooses and
+opens TCP ports.
 """
 
 from __future__ import annotations
@@ -22,32 +21,37 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.agent.io.tls import Channel
 
 
-MAX_LINE = 256 * 1024  # bytes; the longest lines are one rank's stacks or traceback, bounded where they are made
-MAX_FIRST = 16 * 1024  # ... until the epoch is known: whoever sends it may be a stranger
-BEAT_S, SILENCE_S = 1.0, 10.0  # how often a host sends a message, and when either end counts as lost
-MAX_UNSENT = 4 * 1024 * 1024  # bytes a peer may be behind before it counts as lost
+# The longest lines are the stacks or the traceback of one rank, whose senders bound them.
+MAX_LINE = 256 * 1024
+# Until the epoch is known, the sender may be a stranger.
+MAX_FIRST = 16 * 1024
+# How often a host sends a message, and after which silence either end counts as lost.
+BEAT_S, SILENCE_S = 1.0, 10.0
+# A peer that is further behind counts as lost.
+MAX_UNSENT = 4 * 1024 * 1024
 
 Message = dict[str, Any]
 
 
 def encoded(kind: str, /, **fields: Any) -> bytes:
-    """A message of type `kind` as JSON without its closing brace, so that each link can add its own stamp to it."""
+    """Encode a message as JSON without its closing brace, so that each link can add its own stamp."""
     text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
     return text[:-1].encode("utf-8", "backslashreplace")
 
 
 def secured(certificates: Path | None, *, is_server: bool) -> Channel | None:
-    """The encryption of a new connection, by the folder of the gang's certificates; None where it has none."""
+    """Create the encryption of a new connection, or return None for a gang without certificates."""
     if certificates is None:
         return None
-    from jaxlaunch.launcher.agent.io import tls  # ssl takes longer to import than all else of an agent's connections
+    # Importing ssl takes longer than everything else about an agent's connections.
+    from jaxlaunch.launcher.agent.io import tls
 
     known = tls.contexts(certificates)
     return tls.Channel(known.server if is_server else known.client, is_server=is_server)
 
 
 class Link:
-    """One connection. `on_close` is called once, with the reason, unless this side closed it."""
+    """One connection. It calls `on_close` once, with the reason, unless this side closed it."""
 
     def __init__(
         self,
@@ -58,45 +62,56 @@ class Link:
         peer: str = "",
         channel: Channel | None = None,
     ) -> None:
-        """Takes over `sock`; `peer` is the other side's address. Raises OSError where it is closed already.
+        """Take over a connected socket.
 
-        `channel` encrypts what is sent; nothing is until the other side has shown a certificate of this gang.
+        Args:
+            loop: Event loop.
+            sock: The socket.
+            on_message: Callback for each message. It may be replaced later.
+            on_close: Callback for the end of the connection. It may be replaced later.
+            peer: Address of the other side.
+            channel: Encryption, which sends nothing until the other side has shown a certificate of this gang.
 
-        `on_message` and `on_close` may be replaced later.
+        Raises:
+            OSError: The socket is closed already.
         """
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = peer  # as accept gave it: a connection that was reset since has no peer to ask for
-        self.is_open = True  # until one of the sides closes
+        # As accept returned it: a connection that was reset since then no longer knows its peer.
+        self.peer = peer
+        self.is_open = True
         self._epoch: str | None = None
-        self._stamp = b""  # what begins the end of each message, once the epoch is known
+        # First part of the stamp at the end of each message, once the epoch is known.
+        self._stamp = b""
         self._sent = self._received = 0
         self._longest = MAX_FIRST
         self._loop, self._sock = loop, sock
         self.on_message, self.on_close = on_message, on_close
-        self._inbox, self._outbox = b"", bytearray()  # of a line, its beginning; what the system has not taken yet
+        # The beginning of an incomplete line, and data that the system has not accepted yet.
+        self._inbox, self._outbox = b"", bytearray()
         self._channel = channel
         if channel is not None:
             self._outbox += channel.begin()
-        self._is_full = bool(self._outbox)  # the system takes no more for now, or was not asked yet
+        # Whether the system accepts no more for now, or was not asked yet.
+        self._is_full = bool(self._outbox)
         loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
 
     @property
     def epoch(self) -> str | None:
-        """The leader's epoch, once this end knows it."""
+        """Epoch of the leader, once this end knows it."""
         return self._epoch
 
     @epoch.setter
     def epoch(self, epoch: str) -> None:
-        """Every message from now on, in both directions, carries the epoch and a number."""
+        """Set the epoch that every message carries from now on, with a number, in both directions."""
         self._epoch, self._stamp, self._longest = epoch, b',"epoch":%b,"n":' % json.dumps(epoch).encode(), MAX_LINE
 
     def send(self, kind: str, /, **fields: Any) -> None:
-        """Queues a message of type `kind`; does nothing once the connection is closed."""
+        """Queue a message, unless the connection is closed."""
         self.send_encoded(encoded(kind, **fields))
 
     def send_encoded(self, message: bytes) -> None:
-        """Queues what `encoded` made: a message to thousands of hosts is encoded once."""
+        """Queue a message of `encode_message`: one to thousands of hosts is encoded only once."""
         if not self.is_open:
             return
         if self._epoch is None:
@@ -112,7 +127,7 @@ class Link:
             self._write(line)
 
     def close(self) -> None:
-        """Closes without calling `on_close`."""
+        """Close the connection without calling `on_close`."""
         if self.is_open:
             self.is_open = False
             self._loop.unwatch(self._sock.fileno())
@@ -130,7 +145,7 @@ class Link:
             self._read()
 
     def _write(self, line: bytes) -> None:
-        """Sends a message while none is kept: nearly always the system takes all of it at once."""
+        """Send a line while none is queued: the system nearly always accepts all of it at once."""
         if (sent := self._send(line)) < len(line) and self.is_open:
             self._set_full(True)
             self._keep(line[sent:])
@@ -146,7 +161,7 @@ class Link:
             self._set_full(False)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """How many bytes the system took."""
+        """Return how many bytes the system accepted."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -183,7 +198,7 @@ class Link:
         self._lost(f"it sent a line of more than {self._longest} bytes")
 
     def _opened(self, data: bytes, channel: Channel) -> bytes:
-        """What was received in plain text; sends what the handshake answers, and why it failed."""
+        """Return received data in plain text, and send the answer of the handshake."""
         from jaxlaunch.launcher.agent.io.tls import NotTrusted
 
         text, fault = b"", None
@@ -217,15 +232,16 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-# Below Linux's ephemeral range (32768 on) and Kubernetes' node ports (30000 on): no outgoing connection and no bind to
-# port 0 can take one of these first, and a client that dials too early cannot connect to itself.
+# Below the ephemeral range of Linux (from 32768) and the node ports of Kubernetes (from 30000): no outgoing connection
+# and no bind to port 0 can take one of these first, and a client that dials too early cannot connect to itself.
 RANGE = range(20_000, 30_000)
 TRIES = 1_000
-BACKLOG = 4_096  # all hosts of a job connect at once; the system caps it at net.core.somaxconn
+# All hosts of a job connect at once. The system caps this at net.core.somaxconn.
+BACKLOG = 4_096
 
 
 def free_port() -> int:
-    """A TCP port that is free on every IPv4 interface. Raises OSError when none is found."""
+    """Return a TCP port that is free on every IPv4 interface. Raises OSError if it finds none."""
     chosen = random.SystemRandom()
     for _ in range(TRIES):
         port = chosen.choice(RANGE)
@@ -239,14 +255,19 @@ def free_port() -> int:
 
 
 def bracketed(host: str) -> str:
-    """The host as it stands before `:port`: an IPv6 address in brackets."""
+    """Return the host as written before `:port`: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: on the address `host` alone, or on every interface, IPv6 included, where it is empty.
+    """Open a listening socket.
 
-    Port 0 is any free one. Raises OSError when the port is in use, or the address not this machine's.
+    Args:
+        host: Address to listen on. Empty for every interface, IPv6 included.
+        port: Port, or 0 for any free one.
+
+    Raises:
+        OSError: The port is in use, or the address is not one of this machine.
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,6 +1,6 @@
-"""The event loop: one thread and one epoll for descriptors, timers, signals and ended child processes.
+"""Event loop with one thread and one epoll for descriptors, timers, signals and ended child processes.
 
-No selector of the standard library: with thousands of connections it takes as long as the callbacks' own work.
+It does not use `selectors`, which with thousands of connections takes as long as the callbacks themselves.
 """
 
 from __future__ import annotations
@@ -16,34 +16,38 @@ import time
 from collections.abc import Callable
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-IDLE_S = 60.0  # the longest wait when no timer is set
+# The longest wait if no timer is set.
+IDLE_S = 60.0
 
-Ready = Callable[[int], None]  # takes the mask of what is ready
+# Takes the mask of what is ready.
+Ready = Callable[[int], None]
 
 
 class Timer:
-    """A callback that is due later."""
+    """Callback that is due later."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Drops the callback; allowed at any time, also after it ran."""
+        """Drop the callback. This is allowed at any time, even after it ran."""
         self._callback = None
 
     def fire(self) -> None:
-        """Runs the callback, unless it was cancelled."""
+        """Run the callback, unless it was cancelled."""
         if self._callback is not None:
             self._callback()
 
 
 class Loop:
-    """Runs callbacks until `stop`; descriptors before timers, so that a message in time is read before its timeout."""
+    """Runs callbacks until `stop`, descriptors before timers, so that a message in time is read before its timeout."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watched: dict[int, tuple[int, Ready]] = {}  # what is waited for, and who is called
-        self._changed: set[int] = set()  # descriptors whose watch began or ended since the last look
+        # Mask and callback of each descriptor.
+        self._watched: dict[int, tuple[int, Ready]] = {}
+        # Descriptors whose watch began or ended since the last poll.
+        self._changed: set[int] = set()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: dict[int, Callable[[], None]] = {}
@@ -57,27 +61,28 @@ class Loop:
         self.watch(self._wake_read.fileno(), READ, lambda mask: self._drain_signals())
 
     def watch(self, fd: int, mask: int, ready: Ready) -> None:
-        """Calls `ready` whenever `fd` is; replaces an earlier watch of the same descriptor."""
+        """Call back whenever `fd` is ready. This replaces an earlier watch of the descriptor."""
         change = self._epoll.modify if fd in self._watched else self._epoll.register
         change(fd, mask)
         self._watched[fd] = mask, ready
         self._changed.add(fd)
 
     def unwatch(self, fd: int) -> None:
-        """Ends the watch of `fd`, if there is one."""
+        """End the watch of `fd`, if there is one."""
         if self._watched.pop(fd, None) is not None:
             self._changed.add(fd)
-            with contextlib.suppress(OSError):  # it is closed already
+            # The descriptor may be closed already.
+            with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
 
     def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back once, after `seconds`."""
+        """Call back once, after `seconds`."""
         timer = Timer(callback)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
     def every(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back `seconds` after each return of the callback, for ever."""
+        """Call back `seconds` after each return of the callback, without end."""
 
         def again() -> None:
             callback()
@@ -86,16 +91,18 @@ class Loop:
         self.after(seconds, again)
 
     def on_signal(self, number: int, callback: Callable[[], None]) -> None:
-        """Calls back from the loop, not from the signal handler, so that no other callback is interrupted."""
+        """Call back from the loop and not from the signal handler, so that no other callback is interrupted."""
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
     def on_child(self, ending: Callable[[int], None], ended: Callable[[int, int], None]) -> None:
-        """Calls back for every child that ends, an adopted orphan included: PID 1 of a container has to reap them all.
+        """Call back for every child that ends, adopted orphans included: PID 1 of a container must reap them all.
 
-        `ending` gets the pid while the kernel cannot reuse it yet, `ended` the pid and the exit code (minus the signal)
-        after it was reaped. What else waits for a process while the loop runs (Popen.wait) learns no exit code: it asks
-        `on_end_of`.
+        Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use `on_exit_of` there.
+
+        Args:
+            ending: Called with the pid while the kernel cannot reuse it yet.
+            ended: Called with the pid and the exit code (or minus the signal) after the child was reaped.
         """
 
         def reap() -> None:
@@ -116,22 +123,22 @@ class Loop:
         self.on_signal(signal.SIGCHLD, reap)
 
     def on_end_of(self, pid: int, ended: Callable[[int], None]) -> None:
-        """Calls back with the exit code (minus the signal) when this child has ended; needs `on_child`."""
+        """Call back with the exit code (or minus the signal) of this child. It requires `on_child_exit`."""
         self._ends[pid] = ended
 
     def pause_between(self, seconds: float) -> None:
-        """Waits this long after each look at the descriptors: the next one then finds many that are ready.
+        """Pause between two polls, so that each finds many ready descriptors.
 
-        With thousands of connections most of the time would go into being woken for each message.
+        With thousands of connections, waking up for each message would take most of the time.
         """
         self._pause_s = seconds
 
     def stop(self) -> None:
-        """Has `run` return after the present callback."""
+        """Make `run` return after the present callback."""
         self._running = False
 
     def run(self) -> None:
-        """Runs callbacks until `stop`."""
+        """Run callbacks until `stop`."""
         while self._running:
             if self._pause_s:
                 time.sleep(self._pause_s)
@@ -140,9 +147,11 @@ class Loop:
                 wait = max(0.0, self._timers[0][0] - time.monotonic())
             self._changed.clear()
             for fd, events in self._epoll.poll(wait, len(self._watched)):
-                if fd not in self._changed:  # an earlier callback may have closed it, or opened another
+                # An earlier callback may have closed the descriptor, or opened another with its number.
+                if fd not in self._changed:
                     mask, ready = self._watched[fd]
-                    ready(mask & events or mask)  # of a connection that is broken: all that is waited for
+                    # A broken connection is ready for everything that is watched.
+                    ready(mask & events or mask)
             while self._running and self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2].fire()
 
@@ -151,6 +160,7 @@ class Loop:
             numbers = self._wake_read.recv(4096)
         except BlockingIOError:
             return
-        for number in dict.fromkeys(numbers):  # SIGCHLD last or first is the same: its callback reaps all there are
+        # The position of SIGCHLD does not matter, because its callback reaps all ended children.
+        for number in dict.fromkeys(numbers):
             if number in self._signals:
                 self._signals[number]()

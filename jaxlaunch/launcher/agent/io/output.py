@@ -1,6 +1,6 @@
-"""Writes lines to the agent's own streams and to one bounded log per rank, without blocking the loop for long.
+"""Lines from the pipes of child processes, to the agent's own streams and to one bounded log per rank.
 
-Reads lines from the pipe of a child process as they arrive.
+Nothing here blocks the event loop for long: a stream whose reader is too slow loses its oldest lines.
 """
 
 from __future__ import annotations
@@ -23,33 +23,43 @@ from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records.log_lines import Lines
 from jaxlaunch.runs.layout import log_path
 
-CHUNK = 4096  # PIPE_BUF: a pipe that is ready takes this much without blocking
-MAX_QUEUED = 4 * 1024 * 1024  # bytes a slow reader may be behind before the oldest lines are dropped
-LAST_BYTES = 64 * 1024  # kept of what a slow reader has not read in time at the end
-ROTATED = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"  # its first line
+# PIPE_BUF: a pipe that is ready accepts this much without blocking.
+CHUNK = 4096
+# A slow reader may be this far behind before the oldest lines are dropped.
+MAX_QUEUED = 4 * 1024 * 1024
+# At the end, this much is kept of the lines that a slow reader has not read in time.
+LAST_BYTES = 64 * 1024
+# First line of a log after a rotation.
+ROTATED = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"
 _ROTATED = re.compile(ROTATED.replace(b"(", rb"\(").replace(b")", rb"\)").replace(b"%d", rb"(\d{1,18})"))
 
 
 class OutputStream:
-    """stdout or stderr, whose reader may be slow or gone. Of lines that do not fit the oldest are dropped, and counted.
+    """stdout or stderr, whose reader may be slow or gone. The oldest lines that do not fit are dropped and counted.
 
-    To block instead would stop heartbeats: a paused terminal would look like a lost host. Nothing is dropped, and who
-    writes to it waits while it is behind, as long as the reader has taken something within `patience` seconds.
+    Blocking instead would stop heartbeats, so a paused terminal would look like a lost host. As long as the reader has
+    read something within the patience, nothing is dropped, and writers wait while the stream is behind.
     """
 
     def __init__(self, loop: Loop, fd: int, *, patience: float = 0.0) -> None:
         self._loop, self._fd, self._patience = loop, fd, patience
-        self._taken = time.monotonic()  # when the reader last took something, or something to take came
-        self._timer: Timer | None = None  # until patience ends, while it is behind
-        self.on_room: Callable[[], None] = lambda: None  # called when it is behind no longer
-        self._writing = bytearray()  # a line may be half out: none of it is dropped
+        # When the reader last read something, or the first line arrived that it can read.
+        self._taken = time.monotonic()
+        # Runs until the patience ends, while the stream is behind.
+        self._timer: Timer | None = None
+        # Called when the stream is no longer behind.
+        self.on_room: Callable[[], None] = lambda: None
+        # A line may be written in part, so nothing of this is dropped.
+        self._writing = bytearray()
         self._lines: deque[bytes] = deque()
-        self._queued = 0  # bytes in _lines
-        self._dropped = 0  # lines, and not said yet
+        # Bytes in _lines.
+        self._queued = 0
+        # Dropped lines that were not reported yet.
+        self._dropped = 0
         self._is_gone = False
 
     def line(self, text: bytes) -> None:
-        """Queues a line, given without its newline."""
+        """Queue a line, which is passed without its newline."""
         if self._is_gone:
             return
         if not self._has_more():
@@ -62,7 +72,7 @@ class OutputStream:
 
     @property
     def is_behind(self) -> bool:
-        """Whether lines have to wait before more of them come; never where it may drop them."""
+        """Whether writers must wait before they send more lines; never if lines may be dropped."""
         return self._is_patient and not self._is_gone and self._queued > MAX_QUEUED // 4
 
     @property
@@ -70,9 +80,9 @@ class OutputStream:
         return time.monotonic() - self._taken < self._patience
 
     def flush(self, seconds: float) -> None:
-        """Writes what is queued, for at most `seconds`; of what is left after half of them, its count and its end.
+        """Write the queued lines for at most `timeout_s`; after half of it, drop all but the last ones.
 
-        With patience all of it is written, until the reader is gone: `launcher run` itself waits for its own reader.
+        With patience all lines are written until the reader is gone, because `launcher run` waits for its own reader.
         """
         if self._patience:
             return self._write_while(lambda: True)
@@ -90,7 +100,7 @@ class OutputStream:
         return bool(self._writing or self._lines) and not self._is_gone
 
     def _keep(self, size: int) -> None:
-        """Drops the oldest lines but the last `size` bytes; the newest line is always kept."""
+        """Drop the oldest lines until the rest fits; the newest line is always kept."""
         while self._queued > size and len(self._lines) > 1:
             self._queued -= len(self._lines.popleft())
             self._dropped += 1
@@ -108,13 +118,14 @@ class OutputStream:
             del self._writing[:written]
             self._taken = time.monotonic()
         self._look()
-        if self._has_more():  # never a plain file: that is always ready
+        # A plain file is always ready, so only pipes and terminals are watched.
+        if self._has_more():
             self._loop.watch(self._fd, WRITE, lambda mask: self._pump())
         else:
             self._loop.unwatch(self._fd)
 
     def _look(self) -> None:
-        """Has who writes to it continue where it is behind no longer, and looks again when patience would end."""
+        """Let writers continue if the stream is no longer behind, else check again when the patience ends."""
         if not self.is_behind:
             self.on_room()
         elif self._timer is None and self._patience < math.inf:
@@ -125,7 +136,7 @@ class OutputStream:
         self._look()
 
     def _fill(self) -> None:
-        """Takes lines for the next write; that some were dropped is said in their place, before those that follow."""
+        """Move lines to the buffer, with a note in the place of dropped lines."""
         if self._dropped and self._lines:
             self._writing += b"(%d lines were dropped here: the reader of this stream is too slow)\n" % self._dropped
             self._dropped = 0
@@ -139,22 +150,22 @@ class OutputStream:
 
 
 class RankLog:
-    """logs/rank-N.log of a start's folder: the last `kept` bytes of a rank's output over all attempts, or half of them
-    after a rotation.
+    """The log logs/rank-N.log of a start, with the last bytes of a rank's output over all attempts.
 
-    They are in two files at most. The second and every later one begins with a line that says how much was before it,
-    so that what was dropped with the oldest is known from the files alone.
+    It has at most two files, and after a rotation only half of the bytes. The second file and every later one begin
+    with a line that says how much was before it, so the files alone show how much was dropped.
     """
 
     def __init__(self, folder: Path | None, rank: int, kept: int, on_error: Callable[[OSError], None]) -> None:
         self._path = None if folder is None else log_path(folder, rank)
         self._kept, self._on_error = kept, on_error
         self._file: BinaryIO | None = None
-        self._size = 0  # of the file
-        self._before = 0  # bytes of this log before the file
+        self._size = 0
+        # Bytes of this log before the file.
+        self._before = 0
 
     def line(self, text: bytes) -> None:
-        """Appends a line, given without its newline. The first error is passed on once and ends the log."""
+        """Append a line, which is passed without its newline. The first error is reported and ends the log."""
         if self._path is None:
             return
         try:
@@ -168,7 +179,7 @@ class RankLog:
             self._on_error(error)
 
     def flush(self) -> None:
-        """Has what was written reach the file."""
+        """Flush the written lines to the file."""
         if self._file is not None:
             try:
                 self._file.flush()
@@ -198,7 +209,7 @@ CHUNK_PIPES = 65536
 
 
 class LinePipe:
-    """A pipe whose lines go to `on_line`, without their newline; one of more than `max_line` bytes in pieces."""
+    """Pipe whose lines are passed to `on_line` without their newline, longer ones in pieces of the maximum length."""
 
     def __init__(self, loop: Loop, max_line: int, on_line: Callable[[bytes], None]) -> None:
         self._fd, self.write_end = os.pipe()
@@ -212,11 +223,11 @@ class LinePipe:
         self._read()
 
     def opened(self) -> None:
-        """Closes our copy of the writing end, once the child has its own: the pipe could not end otherwise."""
+        """Close our copy of the writing end once the child has its own, because the pipe could not end otherwise."""
         os.close(self.write_end)
 
     def pause(self, is_paused: bool) -> None:
-        """Reads no more until it is called with False: the writer waits, once the pipe is full."""
+        """Stop or resume reading. The writer waits once the pipe is full."""
         if self._fd >= 0 and is_paused != self._is_paused:
             self._is_paused = is_paused
             if is_paused:
@@ -225,13 +236,13 @@ class LinePipe:
                 self._loop.watch(self._fd, READ, self._ready)
 
     def drain(self) -> None:
-        """Reads what is in the pipe now, not what processes that hold it open go on to write: they may never stop."""
+        """Read what is in the pipe now, but not what follows: processes that hold it open may never stop writing."""
         left = self._size()
         while left > 0 and (count := self._read(left)):
             left -= count
 
     def close(self) -> None:
-        """Closes the reading end; a last line without a newline is passed on first."""
+        """Close the reading end, after passing on a last line without a newline."""
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
@@ -240,7 +251,6 @@ class LinePipe:
                 self._on_line(line)
 
     def _size(self) -> int:
-        """Bytes in the pipe."""
         if self._fd < 0:
             return 0
         count = array.array("i", [0])
@@ -248,7 +258,7 @@ class LinePipe:
         return count[0]
 
     def _read(self, most: int = CHUNK_PIPES) -> int:
-        """Reads once, at most `most` bytes; returns how many, 0 when there is nothing to read."""
+        """Read once, and return the number of bytes, 0 if there is nothing to read."""
         if self._fd < 0:
             return 0
         try:

@@ -1,14 +1,10 @@
-"""The memory of this container: what it uses, its limit, and how often the OOM killer ended a process in it.
+"""Resources of this container and their limits: memory, open files, pinned memory, device files and disk.
 
-Limits of this process: on open files, since host 0 has a connection to every host and an image's default may be
-1,024; and on the memory that programs pin for a network's adapters.
-
-What a program would fail of on this host, before it starts: device files that its user cannot open, and pinned
-memory for a fast network.
-
-What this pod keeps on its node's disk, against the limits that the job gives: the kubelet evicts a pod beyond one.
-
-Such a pod is told as any other is, by SIGTERM, but it has a second, and no condition of it says whose fault it was.
+Host 0 raises its limit on open files, because it has a connection to every host and an image's default may be 1,024.
+Before a program starts, `find_fault` looks for reasons why it would fail: device files that its user cannot open, and
+too little pinned memory for a fast network. The kubelet evicts a pod that exceeds a disk limit. Such a pod receives
+SIGTERM like any other, but it has only a second, and none of its conditions gives the cause, so `find_excess` measures
+the disk usage.
 """
 
 from __future__ import annotations
@@ -32,13 +28,21 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class Controller(NamedTuple):
-    """The files of one version of the kernel's memory controller."""
+    """Files of one version of the kernel's memory controller.
+
+    Attributes:
+        mount: Folder where the controller is mounted.
+        cgroup_pattern: Pattern of the line of /proc/self/cgroup with the path below the mount.
+        usage: File with the bytes in use.
+        limit: File with the limit.
+        cache_key: Key in memory.stat of cached file pages, which the kernel frees before it kills.
+    """
 
     mount: str
-    line: str  # of /proc/self/cgroup: a pattern for the path below the mount
+    line: str
     usage: str
     limit: str
-    cache: str  # key of memory.stat: cached file pages, which the kernel frees before it kills
+    cache: str
 
 
 CONTROLLERS = (
@@ -54,19 +58,19 @@ CONTROLLERS = (
 
 
 def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
-    """Bytes `in_use`, counted like the kubelet's working set, and their `limit`; the machine's where no limit is set.
+    """Return the bytes `in_use`, counted like the kubelet's working set, and their `limit`.
 
-    Both are None where the kernel does not report them.
+    Without a limit, both are those of the machine. Both are None if the kernel does not report them.
     """
     machine = _machine(root)
-    container = next((found for found in (_container(root, each) for each in CONTROLLERS) if found), None)
+    container = next(filter(None, (_container(root, controller) for controller in CONTROLLERS)), None)
     if container is None or (machine["limit"] is not None and container["limit"] >= machine["limit"]):
         return machine
     return dict(container)
 
 
 def oom_kills() -> int:
-    """How many processes of this container the OOM killer has ended; 0 where the kernel keeps no count."""
+    """Return how many processes of this container the OOM killer has ended, 0 if the kernel keeps no count."""
     for path in OOM_COUNTERS:
         if found := _OOM_KILLS.search(_text(Path(path))):
             return int(found[1])
@@ -74,10 +78,11 @@ def oom_kills() -> int:
 
 
 def _container(root: Path, of: Controller) -> Mapping[str, float] | None:
-    """None where this version of the controller does not count this process, or sets no limit."""
+    """Return the memory of the container, or None if this controller does not count it or sets no limit."""
     own = re.search(of.line, _text(root / "proc/self/cgroup"), re.MULTILINE)
     mount = root / of.mount.lstrip("/")
-    for folder in (mount / own[1].lstrip("/") if own else mount, mount):  # a container may see its own as the mount
+    # A container may see its own cgroup as the mount.
+    for folder in (mount / own[1].lstrip("/") if own else mount, mount):
         usage, limit = _text(folder / of.usage).strip(), _text(folder / of.limit).strip()
         if usage.isdecimal() and limit.isdecimal():
             cache = re.search(rf"^{of.cache} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
@@ -99,14 +104,17 @@ def _text(path: Path) -> str:
         return ""
 
 
-IPC_LOCK = 14  # linux/capability.h: without a limit on pinned memory
-SPARE = 256  # descriptors beside the connections: the processes' pipes, logs, scrapes, connections not greeted yet
+# Number of the capability in linux/capability.h that removes the limit on pinned memory.
+IPC_LOCK = 14
+# Descriptors in addition to the connections: pipes of processes, logs, scrapes, connections without a hello.
+SPARE = 256
 
 
 def allow_connections(count: int) -> int | None:
-    """Raises this process's limit until it allows `count` connections; the limit, where that is not enough, else None.
+    """Raise the limit on open files for `count` connections, and return the new limit if it is too low.
 
-    A process can raise its limit up to the one that its container was started with. `forget` undoes it for a child.
+    A process can raise its limit up to the one that its container was started with. `restore_limits` undoes this in a
+    child.
     """
     wanted = count + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -119,7 +127,11 @@ def allow_connections(count: int) -> int | None:
 
 
 def allow_pinning() -> int | None:
-    """Raises the limit on memory that this process and its children pin, as far as it can; that in bytes, None: any."""
+    """Raise the limit on pinned memory of this process and its children as far as possible.
+
+    Returns:
+        The limit in bytes, or None if there is none.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return None if hard == resource.RLIM_INFINITY or _has_capability(IPC_LOCK) else hard
@@ -128,14 +140,15 @@ def allow_pinning() -> int | None:
 def _has_capability(number: int) -> bool:
     try:
         status = Path("/proc/self/status").read_text()
-    except OSError:  # no Linux
+    except OSError:
+        # The system is not Linux.
         return False
     effective = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
     return bool(int(effective, 16) >> number & 1)
 
 
 def restore_limits() -> None:
-    """Restores the limit, in a child: a program that calls select(2) cannot use descriptors from 1,024 on."""
+    """Restore the limit on open files in a child: programs that call select(2) cannot use descriptors from 1,024."""
     if _before:
         resource.setrlimit(resource.RLIMIT_NOFILE, _before[0])
 
@@ -144,18 +157,19 @@ _before: list[tuple[int, int]] = []
 
 
 DEV = Path("/dev")
-# Limits on pinned memory that nobody chose for a fast network: Linux' own is 64 KiB, since 5.16 8 MiB, and 64 MiB is
-# the most that a distribution sets for all containers (gardenlinux, pull request 170).
+# A limit on pinned memory up to this was not chosen for a fast network. The default of Linux is 64 KiB, and 8 MiB since
+# 5.16. The highest that a distribution sets for all containers is 64 MiB (gardenlinux, pull request 170).
 SMALL = 64 * 1024 * 1024
 
 
 def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
-    """What keeps the job's programs from their devices or their network on this host, with the fix; None: nothing.
+    """Return why programs of the job could not use their devices or network on this host, with the fix.
 
-    Files are not opened: a VFIO group is open once at a time. Raises this process's limit on pinned memory.
+    This opens no files, because a VFIO group can be open only once at a time. It raises the limit on pinned memory.
     """
     if job.platform == "tpu":
-        allow_pinning()  # libtpu pins what its chips read
+        # libtpu pins the memory that its chips read.
+        allow_pinning()
         for path in _tpu_files(dev):
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else os.W_OK)):
                 return _closed(path, job.accelerator, is_pod)
@@ -167,7 +181,7 @@ def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
 
 
 def _tpu_files(dev: Path) -> Iterator[Path]:
-    """The files by which libtpu reaches chips: of VFIO, the folder first, or of Google's own driver."""
+    """Yield the files that libtpu opens: those of VFIO, the folder first, and those of Google's own driver."""
     vfio = dev / "vfio"
     if vfio.is_dir():
         yield vfio
@@ -176,7 +190,7 @@ def _tpu_files(dev: Path) -> Iterator[Path]:
 
 
 def _closed(path: Path, accelerator: str, is_pod: bool) -> str:
-    """JAX itself says only that it found no TPU, or that the chip is in use."""
+    """Explain a closed device file, because JAX reports only that it found no TPU or that the chip is in use."""
     found, uid = path.stat(), os.geteuid()
     mode = f"{stat.S_IMODE(found.st_mode):04o}"
     what = f"cannot open {path} as uid {uid}: its owner is uid {found.st_uid}, its mode {mode}"
@@ -200,13 +214,14 @@ def _amount(size: int) -> str:
     return f"{size // 1024**2} MiB" if size >= 1024**2 else f"{size / 1024:g} KiB"
 
 
-MEASURE_S = 0.4  # of the second that an evicted pod has
+# An evicted pod has about one second.
+MEASURE_S = 0.4
 
 
 def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
-    """Return the limit that this host exceeds; None where it exceeds none that can be seen.
+    """Return the disk limit that this host exceeds, or None if its folders exceed none.
 
-    Seen are its folders, not its log, and of a folder with very many files only a part.
+    The log of the pod is not measured, and of a folder with very many files only a part.
     """
     end, total = time.monotonic() + MEASURE_S, 0
     scratch = {posixpath.normpath(folder): limit for folder, limit in job.scratch.items()}
@@ -224,10 +239,13 @@ def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
 
 
 def _used(folder: str, scratch: Collection[str], end: float) -> int:
-    """Bytes that a folder takes on its own disk, as far as they are counted by `end`, in monotonic seconds; without
-    the folders of `scratch` that are mounted in it."""
+    """Return the bytes of a folder on its own disk, without the scratch folders that are mounted in it.
+
+    Counting stops at the deadline, in monotonic seconds.
+    """
     total, left = 0, [folder]
-    linked: set[int] = set()  # inodes that have several names
+    # Inodes with several names.
+    linked: set[int] = set()
     try:
         device = os.stat(folder).st_dev
     except OSError:
@@ -240,7 +258,8 @@ def _used(folder: str, scratch: Collection[str], end: float) -> int:
                         return total
                     status = entry.stat(follow_symlinks=False)
                     if status.st_dev != device or entry.path in scratch:
-                        continue  # another volume is mounted there
+                        # Another volume is mounted there.
+                        continue
                     is_dir = entry.is_dir(follow_symlinks=False)
                     if status.st_nlink > 1 and not is_dir:
                         if status.st_ino in linked:
@@ -250,5 +269,6 @@ def _used(folder: str, scratch: Collection[str], end: float) -> int:
                     if is_dir:
                         left.append(entry.path)
         except OSError:
-            continue  # removed meanwhile, or not ours to read
+            # The folder was removed meanwhile, or is not readable.
+            continue
     return total

@@ -1,7 +1,7 @@
-"""TLS between agents, for a gang whose Secret has certificates: both ends show one that the job's own authority signed.
+"""TLS between agents of a gang whose Secret has certificates, without the connection itself.
 
-No name is compared, since that authority has signed for this job alone. `link` sends and receives what is encrypted
-here.
+Both ends show a certificate that the job's own authority signed. No host name is compared, because that authority signs
+for this job only. `link` sends and receives the encrypted data.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pathlib import Path
 
 from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
 
-AT_ONCE = 65536  # bytes that are decrypted in one call
+# Bytes that are decrypted in one call.
+AT_ONCE = 65536
 
 
 class NotTrusted(Exception):
-    """The other end has no certificate of this job, or does not take this host's."""
+    """The other end has no certificate of this job, or does not accept this host's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contexts:
-    """How this host answers a connection, and how it makes one."""
+    """TLS contexts for incoming and outgoing connections of this host."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -30,7 +31,11 @@ class Contexts:
 
 @functools.cache
 def contexts(folder: Path) -> Contexts:
-    """The contexts by the files of a gang's Secret. Raises OSError, which includes ssl.SSLError for invalid files."""
+    """Load the contexts from the files of a gang's Secret.
+
+    Raises:
+        OSError: A file is missing or invalid (ssl.SSLError).
+    """
     return Contexts(_context(ssl.PROTOCOL_TLS_SERVER, folder), _context(ssl.PROTOCOL_TLS_CLIENT, folder))
 
 
@@ -45,21 +50,22 @@ def _context(protocol: ssl._SSLMethod, folder: Path) -> ssl.SSLContext:
 
 
 class Channel:
-    """The encryption of one connection, without the connection itself."""
+    """Encryption of one connection, without the connection itself."""
 
     def __init__(self, context: ssl.SSLContext, *, is_server: bool) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_server)
         self._is_ready = False
-        self._early = bytearray()  # what is to be sent once the handshake has ended
+        # Text to send once the handshake has ended.
+        self._early = bytearray()
 
     def begin(self) -> bytes:
-        """The first bytes to send: a client's greeting; a server has none."""
+        """Return the first bytes to send: a client's greeting, or nothing for a server."""
         self.opened(b"")
         return self.sealed(b"")
 
     def sealed(self, text: bytes) -> bytes:
-        """The bytes to send next: those of the handshake, and once it has ended the encrypted `text`."""
+        """Return the bytes to send next: those of the handshake, and the encrypted text once it has ended."""
         self._early += text
         if self._is_ready and self._early:
             self._tls.write(self._early)
@@ -67,7 +73,11 @@ class Channel:
         return self._out.read()
 
     def opened(self, data: bytes) -> bytes:
-        """The text of what was received. Afterwards `sealed` may have something to send. Raises NotTrusted."""
+        """Return the text of received data. Afterwards `encrypt` may have bytes to send.
+
+        Raises:
+            UntrustedPeer: The handshake or the connection failed.
+        """
         self._in.write(data)
         text = bytearray()
         try:

@@ -1,8 +1,8 @@
 """One attempt as the leader sees it: collects symptoms, and decides when they suffice for a verdict. Pure.
 
-The statuses and symptoms arrive in `RankStatuses`, `Symptoms` and `Hang`; `Attempt.verdict` decides over them. When a
-host dies its peers fail within milliseconds, so a symptom is believed only after something closer to the cause could
-have arrived. After a stop was requested every symptom is part of the stop, and `Stop` says what it saved.
+Statuses and symptoms are kept in `RankStatuses`, `Symptoms` and `Hang`, and `Attempt.decide_verdict` evaluates them.
+When a host dies, its peers fail within milliseconds, so a symptom is believed only after something closer to the cause
+could have arrived. Once a stop was requested, every symptom is part of the stop, and the verdict says what was saved.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from jaxlaunch.records.verdict import (
 
 # Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no longer visible.
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0
-# How the death of one host appears on the others.
+# Symptoms that other hosts show when one dies.
 ECHOES_OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)
 # A message that arrives within this time after a symptom may have been sent before it.
 IN_FLIGHT_S = 0.2
-# After a host is lost while ranks save, none of them waits for it for longer than this.
+# If a host is lost while ranks save, the others wait for it no longer than this.
 SAVE_WITHOUT_HOST_S = 3.0
 
 
@@ -55,7 +55,7 @@ FROM_OUTSIDE = StopFacts(StopReason.OUTSIDE)
 
 @dataclasses.dataclass
 class Stop:
-    """A stop of the attempt that is under way."""
+    """Stop of the attempt that is in progress."""
 
     cause: StopFacts
     requested_at: float
@@ -64,7 +64,7 @@ class Stop:
 
 
 class Attempt:
-    """Call `verdict` after each symptom and as time passes."""
+    """State of one attempt. Call `decide_verdict` after each symptom and as time passes."""
 
     def __init__(self, number: int, ranks_by_host: Mapping[int, range], platform: str = "cpu") -> None:
         self.number = number
@@ -76,21 +76,21 @@ class Attempt:
         self._fault: tuple[float, float] | None = None
         # Ranks that had not ended when their host was lost.
         self._lost_ranks = 0
-        # Hosts without a message since a time. From its end those that have sent one are dropped.
+        # A time, and hosts without a message since then. Those that have sent one are dropped from the end.
         self._silent: tuple[float, list[int]] | None = None
 
     @property
     def statuses(self) -> Sequence[Status]:
-        """The newest status of every rank, by its number."""
+        """Newest status of every rank, by its number."""
         return self.ranks.by_rank
 
     @property
     def last_committed(self) -> int | None:
-        """The last step that this attempt committed itself."""
+        """Last step that this attempt committed itself."""
         return None if self.ranks.first_committed is None else self.ranks.committed
 
     def take_report(self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool) -> None:
-        """Record a report of a host. After the verdict the status of the rank still counts, but no symptom does.
+        """Record a report of a host. After the verdict, only the status of the rank still counts.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The report is malformed.
@@ -150,7 +150,7 @@ class Attempt:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing has arrived that a verdict could be about. Cheap: it is asked after every beat."""
+        """Whether no symptom has arrived. This is cheap, because it is called after every beat."""
         ranks = self.ranks
         return self._stop is None and self._fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
 
@@ -204,7 +204,7 @@ class Attempt:
 
     def _nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom nearest to the cause, and when it arrived."""
-        # If every rank leaves, the program is over and it means nothing who left first.
+        # If every rank leaves, the program is over, and the order of leaving means nothing.
         ignored = Closeness.LEFT if self.ranks.staying == 0 else None
         nearest = self._symptoms.nearest(self._is_withdrawn, but=ignored)
         hang = self.hang.find(now)
@@ -218,7 +218,7 @@ class Attempt:
         return event.kind is Kind.LEFT and not status.left and status.exit is None
 
     def _is_any_silent(self, since: float, but: int, last_message_at: Mapping[int, float]) -> bool:
-        """Return whether a host other than `but` has sent nothing since then."""
+        """Return whether a host other than the excluded one has sent nothing since then."""
         if self._silent is None or self._silent[0] != since:
             self._silent = since, [host for host in last_message_at if host != but]
         hosts = self._silent[1]
@@ -227,7 +227,7 @@ class Attempt:
         return bool(hosts)
 
     def _peers_continued(self, arrived_at: float, event: Event, now: float) -> bool:
-        """Return whether a rank ended too early: its peers fail because of it, or keep it in JAX's barrier too long."""
+        """Return whether a rank left too early: its peers fail because of it, or keep it in JAX's barrier too long."""
         if self._symptoms.any_but(Closeness.LEFT) or self.hang.find(now) is not None:
             return True
         status = self.statuses[event.rank]

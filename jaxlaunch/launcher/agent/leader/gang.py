@@ -1,11 +1,11 @@
 """The gang: all hosts of a job as a state machine without I/O and without a clock.
 
-Every host keeps one connection to host 0, whose server passes what happens there to `Gang`: a host joined, was lost or
-sent a message, time passed. The gang answers with actions, which the server carries out in their order. Once enough
-hosts are present an attempt starts: each is told the table of ranks, and starts its processes. The first symptom that
-suffices ends the attempt with one verdict, every host kills its processes and reports that none is left ("gone"), and
-the attempt is recorded. Then the gang starts again in place, waits for a host to be replaced, or ends: every host is
-told to leave, and host 0 leaves last.
+Every host keeps one connection to host 0, whose server passes events to `Gang`: a host joined, was lost or sent a
+message, or time passed. The gang answers with actions, which the server performs in their order. Once enough hosts are
+present, an attempt starts: each host receives the table of ranks and starts its processes. The first symptom that
+suffices ends the attempt with one verdict, every host kills its processes and reports that it has none ("gone"), and
+the attempt is recorded. Then the gang restarts in place, waits for a host to be replaced, or ends: every host receives
+the message to leave, and host 0 leaves last.
 
     stage    ends when                                                    next
     GATHER   enough hosts are present                                     RUN, next attempt
@@ -19,7 +19,7 @@ told to leave, and host 0 leaves last.
                otherwise                                                  LEAVE
     LEAVE    every other host has disconnected, or has had the time to    finished
 
-A host may join late in RUN if hosts are replaced: it is a spare, or the gang saves and starts again with it.
+A host may join late in RUN if hosts are replaced: it is a spare, or the gang saves and restarts with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from jaxlaunch.records.verdict import (
 )
 from jaxlaunch.runs import history
 
-# A process that SIGKILL does not end within this time is given up.
+# A process that SIGKILL does not end within this time is abandoned.
 KILL_S = 10.0
 # Time for the other agents to close their connections.
 CLOSE_S = 3.0
@@ -61,7 +61,7 @@ GRACE_MARGIN_S = 5.0
 
 
 class Stage(enum.Enum):
-    """What the gang is doing."""
+    """Stage of the gang."""
 
     GATHER = "waiting for hosts"
     RUN = "the processes run"
@@ -120,7 +120,7 @@ class JudgeAttempt:
 
 @dataclasses.dataclass(frozen=True)
 class RecordAttempt:
-    """Put the attempt on record, and answer with `Gang.attempt_recorded`."""
+    """Record the attempt, and answer with `Gang.on_attempt_recorded`."""
 
     verdict: Verdict
 
@@ -132,7 +132,7 @@ class AwaitHosts:
 
 @dataclasses.dataclass(frozen=True)
 class WriteEnd:
-    """Write the last summary, and answer with `Gang.end_written`. Only host 0 leaves if `is_alone`."""
+    """Write the last summary, and answer with `Gang.on_end_written`. Only host 0 leaves if `is_alone`."""
 
     verdict: Verdict
     is_alone: bool
@@ -161,31 +161,31 @@ Action = (
 
 
 class Gang:
-    """Each event appends what follows from it to `actions`, from which the server takes it.
+    """State machine of all hosts. Each event appends actions, which the server performs.
 
     Attributes:
-        actions: What the server has to do, in this order.
+        actions: Actions for the server, in their order.
         members: The hosts.
         gathering: The wait for them.
-        records: Finished attempts of this run, the last one last.
-        stage: What the gang is doing.
-        number: Number of the newest attempt.
+        records: Finished attempts of this run, oldest first.
+        stage: Stage of the gang.
+        attempt_number: Number of the newest attempt.
         attempt: The newest attempt whose processes started.
-        verdict: On the newest attempt in KILL, on the run in LEAVE. In GATHER: there will be no gang.
-        stop: Why the whole gang is being stopped.
+        verdict: Verdict on the newest attempt in KILL, on the run in LEAVE. In GATHER, there will be no gang.
+        stop_cause: Why the whole gang is being stopped.
     """
 
     def __init__(
         self, config: Config, hello: Hello, records: Sequence[Record], now: float, deadline_at: float | None = None
     ) -> None:
-        """Begin to wait for hosts, unless the attempts of earlier pods used up what may pass without progress.
+        """Begin to wait for hosts, unless the attempts of earlier pods exhausted the restarts without progress.
 
         Args:
             config: Place of host 0, and the job.
-            hello: What host 0 itself would say to join; the others must have equal versions.
+            hello: Hello of host 0 itself; the others must have equal versions.
             records: Finished attempts of this run.
             now: Monotonic seconds, as in all events.
-            deadline_at: When the job's deadline stops the run.
+            deadline_at: Time at which the job's deadline stops the run.
         """
         self._config, self._hello, self._deadline_at = config, hello, deadline_at
         self.actions: list[Action] = []
@@ -224,7 +224,7 @@ class Gang:
         return reason
 
     def host_refused(self, hello: Hello, reason: Refusal, now: float) -> None:
-        """A host was refused. Some refusals end the gang, because it could never start with such a host."""
+        """Handle a refused host. Some refusals end the gang, because it could never start with such a host."""
         if self.gathering.add_refusal(reason.message):
             self._say(f"refused: {reason.message}")
         if reason.ends_gang:
@@ -243,11 +243,11 @@ class Gang:
             self.host_lost(hello.host, "its pod was replaced", now)
 
     def host_joined(self, hello: Hello, now: float) -> None:
-        """A host was admitted; an earlier connection of the same pod is dead."""
+        """Handle an admitted host. An earlier connection of the same pod is dead."""
         self.members.add(hello, now)
         self.gathering.arrived.add(hello.host)
         if self.stage is Stage.RUN:
-            # It has no ranks now: a spare, or a host that the gang grows by after its next save.
+            # It has no ranks now: it is a spare, or the gang restarts with it after its next save.
             self.actions.append(SendStart([hello.host]))
             if self.growth.plan(self.members, self.attempt.ranks.committed):
                 size, hosts = self.members.size, len(self.members.table)
@@ -262,7 +262,7 @@ class Gang:
                 self._start(now)
 
     def host_lost(self, host: int, reason: str, now: float) -> None:
-        """The connection of a host was closed."""
+        """Handle the closed connection of a host."""
         name, unseen_s = self.members.hellos[host].name, now - self.members.last_message_at[host]
         self.members.remove(host)
         if self.stage is Stage.GATHER and self.verdict is None:
@@ -275,10 +275,9 @@ class Gang:
         self._advance(now)
 
     def take_beat(self, host: int, attempt: int, changes: Mapping[str, Any], now: float) -> bool:
-        """A host reported what changed of its ranks. Return whether that is about this attempt.
+        """Apply the status changes of a host's ranks. Return whether they are about this attempt.
 
-        A beat that changes nothing to decide about costs no action and no look at anything else: thousands arrive each
-        second.
+        A beat without news for a decision must stay cheap, because thousands arrive each second.
         """
         if not attempt == self.number == self.attempt.number or self.stage not in STAGES_WITH_RANKS:
             return False
@@ -288,7 +287,7 @@ class Gang:
         return True
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
-        """A host sent any other message.
+        """Handle any other message of a host.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The message is malformed.
@@ -306,7 +305,7 @@ class Gang:
         self._advance(now)
 
     def attempt_recorded(self, record: Record, now: float) -> None:
-        """The attempt is on record. Start another in place, wait for a host, or end the gang."""
+        """Continue after an attempt was recorded: start another in place, wait for a host, or end the gang."""
         self.records.append(record)
         limit, may_wait, members = self._config.job.in_place_limit, self._may_await_replacement, self.members
         has_grown = self.growth.is_stopping and self.stop is None and record.verdict.code == contract.PREEMPTED
@@ -337,7 +336,7 @@ class Gang:
             self._wait(members.missing, now)
 
     def end_written(self, now: float) -> None:
-        """The end is on storage, which may have taken long. From now on the others have time to leave."""
+        """Let the others leave, now that the end is on storage, which may have taken long."""
         assert self.verdict is not None, "it is in the end that was written"
         self._stage_deadline = now if self._is_alone else now + CLOSE_S
         if not self._is_alone:
@@ -345,7 +344,7 @@ class Gang:
         self.actions.append(PublishEnd(self.verdict, self._is_alone))
 
     def tick(self, now: float) -> None:
-        """Time passed."""
+        """Handle the passing of time."""
         self._advance(now)
         limit_s = self._config.job.deadline_s
         is_over = self._deadline_at is not None and now >= self._deadline_at
@@ -446,7 +445,7 @@ class Gang:
         return self._config.job.replaces and self.attempt.number == self.number > 0
 
     def _wait(self, missing: Sequence[int], now: float) -> None:
-        """Keep the present hosts until others take the places of the missing ones."""
+        """Keep the present hosts until others replace the missing ones."""
         self.stage, self.verdict, self.stop = Stage.GATHER, None, None
         self.members.stopping.clear()
         self.gathering.begin("replace", now)
@@ -498,7 +497,7 @@ class Gang:
         return leaving
 
     def _dismiss(self, host: int, verdict: Verdict, *, alone: bool) -> None:
-        """Tell one host to leave before the others, or without them if it is `alone`."""
+        """Tell one host to leave before the others, or without them if `is_alone`."""
         self.members.departing.add(host)
         fields = {"verdict": verdict.to_json(), **({"alone": True} if alone else {})}
         self.actions.append(Send([host], "leave", fields))
@@ -511,7 +510,7 @@ class Gang:
 
 
 def _exhausted_verdict(config: Config, records: Sequence[Record]) -> Verdict | None:
-    """Return the verdict if the attempts of earlier pods used up what may pass without progress."""
+    """Return the verdict if the attempts of earlier pods exhausted the restarts without progress."""
     job, generation = config.job, config.generation
     if job.command is None and not config.keeps_run:
         return history.given_up_unseen(generation, job.crash_limit, job.preempted_limit)

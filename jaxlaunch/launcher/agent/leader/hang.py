@@ -1,6 +1,9 @@
-"""Reads the stacks that faulthandler wrote of every rank, groups them, and finds the rank that the others wait for.
+"""Analysis of a hang: which rank the others wait for, by the stacks of all ranks and NCCL's answer.
 
-Which rank is to blame when the gang makes no progress, by the stacks of all ranks and by what NCCL says.
+Once a rank exceeds a timeout, every host sends the stacks that faulthandler writes of its ranks. `RankStacks` classifies
+the main thread of each rank by its innermost frame outside of the standard library. A rank that waits inside JAX or
+Orbax depends on others, so the suspect is a rank that does not wait, else the odd one out or the one furthest behind.
+`Hang` collects stacks and answers, and returns the result once all arrived or can no longer be expected.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
-_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")  # Python's own files
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")
 _IMPORTS = "<frozen importlib"
-# A rank waits for the device or its peers where the innermost frame, those of Python's own files apart, is JAX's, but
-# for a compilation; and in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
+# A rank waits for the device or its peers if the innermost frame outside of the standard library is JAX's and not a
+# compilation. It also waits in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
 _JAX = re.compile(r"/(jax|jaxlib)/")
 _COMPILES = "backend_compile"
 _MEETS = re.compile(r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$")
-MAX_CHARS = 16_000  # of one rank's stacks, in messages and in the summary
-MOST_PLACES = 8  # that a message tells of: ranks that compute may be at as many as a program has lines
+# Characters of one rank's stacks, in messages and in the summary.
+MAX_CHARS = 16_000
+# Places that a message names. Ranks that compute may be at as many places as a program has lines.
+MOST_PLACES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,64 +47,64 @@ class Frame:
 
 
 class Thread:
-    """One thread: the line that begins it, and its frames, the innermost first."""
+    """One thread: its header line, and its frames with their lines, the innermost first."""
 
     def __init__(self, header: str) -> None:
         self.header = header
-        self.frames: list[tuple[str, Frame]] = []  # each with its line
+        self.frames: list[tuple[str, Frame]] = []
 
     @property
     def _telling(self) -> int:
-        """Which is the innermost frame that is not of Python's own files, else the innermost of all."""
-        return next((at for at, (_, frame) in enumerate(self.frames) if not _STANDARD.search(frame.file)), 0)
+        """Index of the innermost frame outside of the standard library, else 0."""
+        return next((index for index, (_, frame) in enumerate(self.frames) if not _STANDARD.search(frame.file)), 0)
 
     @property
     def _module(self) -> int:
-        """Which is the innermost frame of a module's own code, which runs while it is imported."""
-        return next((at for at, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
+        """Index of the innermost frame of module-level code, which runs during an import, else 0."""
+        return next((index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
 
     @property
     def cut(self) -> str:
-        """The thread with the frames alone that say what it does."""
+        """Text of the thread with only the frames that show what it does."""
         kept = sorted({0, self._telling, self._module})
-        return "".join(f"{line}\n" for line in (self.header, *(self.frames[at][0] for at in kept)))
+        return "".join(f"{line}\n" for line in (self.header, *(self.frames[index][0] for index in kept)))
 
     @property
     def imports(self) -> bool:
-        """Whether it imports JAX, or the import itself is at work."""
+        """Whether the thread imports JAX, or is in the import system itself."""
         _, module = self.frames[self._module]
         is_of_jax = module.name == "<module>" and _JAX.search(module.file) is not None
         return is_of_jax or self.frames[0][1].file.startswith(_IMPORTS)
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for the device or for other ranks."""
+        """Whether the thread waits for the device or for other ranks."""
         _, frame = self.frames[self._telling]
         is_in_jax = _JAX.search(frame.file) is not None and not frame.name.startswith(_COMPILES)
         return self.meets or (is_in_jax and not self.imports)
 
     @property
     def meets(self) -> bool:
-        """Whether it waits for other ranks without their devices."""
+        """Whether the thread waits for other ranks on the host, without their devices."""
         return _MEETS.search(self.frames[self._telling][1].file) is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is in Python's own code, as one that waits for another thread."""
+        """Whether the thread is in the standard library, such as one that waits for another thread."""
         return _STANDARD.search(self.frames[0][1].file) is not None and not self.imports
 
 
 def cut(text: str) -> str:
-    """The stacks with those frames of every thread alone that `Stacks` looks at."""
+    """Return the stacks with only those frames of every thread that `RankStacks` uses."""
     return "".join(thread.cut for thread in _threads(text))
 
 
 def _wait(threads: Sequence[Thread]) -> bool:
-    return bool(threads) and (threads[-1].waits or (threads[-1].is_idle and any(each.meets for each in threads)))
+    return bool(threads) and (threads[-1].waits or (threads[-1].is_idle and any(thread.meets for thread in threads)))
 
 
 def _threads(text: str) -> list[Thread]:
-    """Every thread that has a frame; the main one comes last, as faulthandler writes it."""
+    """Return every thread that has a frame. faulthandler writes the main thread last."""
     found: list[Thread] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
@@ -111,28 +116,28 @@ def _threads(text: str) -> list[Thread]:
 
 @functools.lru_cache(maxsize=4096)
 def _frame(line: str) -> Frame | None:
-    """The frame in a line, which thousands of ranks have alike."""
+    """Parse a line with a frame. The cache helps because thousands of ranks have equal lines."""
     match = _FRAME.match(line)
     return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
 
 
 class Stacks:
-    """Where ranks are, by their stacks, each read once: thousands of ranks have megabytes of them."""
+    """Places of ranks by their stacks, each parsed once, because thousands of ranks have megabytes of stacks."""
 
     def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
-        """The ranks with a status; those without a text wrote no stacks."""
+        """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
         self._statuses = statuses
         self._threads = {rank: _threads(texts.get(rank, "")) for rank in sorted(statuses)}
-        self._places = {rank: _place(statuses[rank], own) for rank, own in self._threads.items()}
-        self._waits = {rank: _wait(own) for rank, own in self._threads.items()}
+        self._places = {rank: _place(statuses[rank], threads) for rank, threads in self._threads.items()}
+        self._waits = {rank: _wait(threads) for rank, threads in self._threads.items()}
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks that wait for the device or for others: by their main thread, or one that it waits for."""
+        """Ranks that wait for the device or for others, in their main thread or in one that it waits for."""
         return [rank for rank, waits in self._waits.items() if waits]
 
     def describe(self, suspect: int) -> str:
-        """Where the ranks are: the MOST_PLACES largest groups, and that of the suspect.
+        """Describe where the ranks are: the MAX_PLACES largest groups, and that of the suspect.
 
         For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
         """
@@ -149,14 +154,14 @@ class Stacks:
         return ", ".join([*said, *([f"{_names(others)} elsewhere"] if others else [])])
 
     def suspect(self, first: int) -> int:
-        """The rank the others most likely wait for; `first` is the one whose timeout passed first.
+        """Return the rank that the others most likely wait for.
 
-        In this order: a process that cannot even dump its stacks; one that does not wait for others while others do;
-        the odd one out; the one furthest behind; the one with a thread that no other rank has.
+        In this order: a process that cannot even write its stacks; one that does not wait while others do; the odd one
+        out; the one furthest behind; the one with a thread that no other rank has; the one whose timeout passed first.
         """
-        frames = {rank: [thread.frames[0][1] for thread in own] for rank, own in self._threads.items()}
+        frames = {rank: [thread.frames[0][1] for thread in stack] for rank, stack in self._threads.items()}
         places = Counter(self._places.values())
-        threads = Counter(str(frame) for of_rank in frames.values() for frame in set(of_rank))
+        threads = Counter(str(frame) for rank_frames in frames.values() for frame in set(rank_frames))
 
         def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
             own = frames[rank]
@@ -184,7 +189,7 @@ def _names(ranks: list[int]) -> str:
 
 # Every rank's stacks arrive within this time or never, and so does NCCL's answer.
 STACKS_S = 4.0
-# Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are cut to what the verdict needs.
+# Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are shortened to what the verdict needs.
 MAX_WHOLE_STACKS_CHARS = 4_000_000
 MAX_NCCL_CHARS = 40_000
 
@@ -201,19 +206,19 @@ class Hang:
         self._overdue: tuple[float, Event] | None = None
         self.is_requested = False
         self._blamed: Event | None = None
-        # Ranks whose stacks are awaited, from the end of which those that arrived are dropped: after a timeout, and
-        # since a failure that may come from a rank that stands still.
+        # Ranks whose stacks are awaited after a timeout, and after a failure that may come from a stalled rank. Those
+        # that arrived are dropped from the end.
         self._awaited: list[int] | None = None
         self._doubt: tuple[float, list[int]] | None = None
 
     @property
     def wants_stacks(self) -> bool:
-        """Whether a rank exceeded a timeout, or failed as ranks do whose peer stands still."""
+        """Whether a rank exceeded a timeout, or failed like ranks whose peer is stalled."""
         return self._overdue is not None or bool(self._doubt and self._doubt[1])
 
     @property
     def overdue(self) -> str | None:
-        """The message about the timeout that was exceeded."""
+        """Message about the exceeded timeout."""
         hang = None if self._overdue is None else self._overdue[1].hang
         return None if hang is None else render_timeout(hang)
 
@@ -222,7 +227,7 @@ class Hang:
         self._overdue = self._overdue or (now, event)
 
     def add_stacks(self, rank: int, text: str) -> None:
-        """Record the stacks of a rank, cut if there are many already."""
+        """Record the stacks of a rank, shortened if there are many already."""
         is_cut = self._stacks_chars + len(text) > MAX_WHOLE_STACKS_CHARS
         self.stacks[rank] = cut(text) if is_cut else text
         self._stacks_chars += len(self.stacks[rank])
@@ -270,7 +275,7 @@ class Hang:
         return not awaited
 
     def _blame(self, event: Event) -> Event:
-        """Return the timeout `event` with the rank that the others wait for."""
+        """Return the event of the timeout with the rank that the others wait for."""
         living: Mapping[int, Status] = self._statuses.living() or {event.rank: event.status}
         analysis = Stacks(living, self.stacks)
         culprit = analysis.suspect(event.rank if event.rank in living else min(living))

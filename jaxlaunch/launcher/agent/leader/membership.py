@@ -1,4 +1,4 @@
-"""Who is in the gang and who is awaited: the hosts, their places in the table of ranks, and the wait for them. Pure."""
+"""Members of the gang: the hosts, their places in the table of ranks, and the wait for missing ones. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxlaunch.records.verdict import Failure, FailureKind, Numbers, RendezvousF
 
 # Seconds between two log lines about missing hosts.
 LOG_S = 10.0
-# In this time hosts that have not joined yet can learn that the gang was refused.
+# Time for hosts that have not joined yet to learn that the gang was refused.
 LINGER_S = 10.0
 # Different refusals that are logged.
 MAX_REFUSALS = 50
@@ -29,9 +29,9 @@ class Membership:
         table: Which hosts hold which ranks, in the newest attempt.
         hellos: Hello of each connected host.
         last_message_at: When each connected host sent its last message, the longest silent first.
-        stopping: Hosts whose pod was told to stop.
-        departing: Connected hosts that were told to leave, although the gang may continue.
-        not_gone: Hosts that may still have processes of this attempt.
+        stopping_hosts: Hosts whose pod was told to stop.
+        departing_hosts: Connected hosts that were told to leave, although the gang may continue.
+        hosts_with_processes: Hosts that may still have processes of this attempt.
         min_hosts: Hosts with which the next attempt starts at once.
         saved_step: Newest step on storage that a host reported when it joined.
     """
@@ -49,18 +49,18 @@ class Membership:
 
     @property
     def present(self) -> Collection[int]:
-        """The connected hosts that stay."""
+        """Connected hosts that stay."""
         return self.hellos.keys() - self.departing if self.departing else self.hellos.keys()
 
     @property
     def missing(self) -> list[int]:
-        """The hosts of the table that are not present."""
+        """Hosts of the table that are not present."""
         present = self.present
         return [host for host in self.table.hosts if host not in present]
 
     @property
     def size(self) -> int:
-        """How many hosts would hold ranks in an attempt that started now, or 0 if there are too few.
+        """Number of hosts that would hold ranks in an attempt that starts now, 0 if there are too few.
 
         Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its address.
         """
@@ -96,14 +96,14 @@ class Membership:
         self.last_message_at.move_to_end(host)
 
     def regroup(self) -> Mapping[int, range]:
-        """Give the ranks to the hosts that are present, and return those of each host."""
+        """Assign the ranks to the present hosts, and return those of each host."""
         self.table = self.table.regrouped(self.present, self.size)
         self.min_hosts, self.not_gone = len(self.table), set(self.present)
         return {host: self.table.ranks(host) for host in self.table.hosts}
 
 
 class Gathering:
-    """The wait for missing hosts: at the start, and until others replace those that were lost."""
+    """Wait for missing hosts, at the start and until others replace lost ones."""
 
     def __init__(self, config: Config, now: float) -> None:
         self._hosts, self._timeouts_s = config.hosts, phase_timeouts(config.job.timeouts_s)
@@ -114,7 +114,7 @@ class Gathering:
         self.begin("rendezvous", now)
 
     def begin(self, phase: str, now: float) -> None:
-        """Start to wait for at most the timeout of this phase."""
+        """Begin to wait, for at most the timeout of this phase."""
         self._phase, self._since, self._logged_at = phase, now, now
         self._deadline = now + _or_endless(self._timeouts_s[phase])
         self._shrink_at = now + _or_endless(self._timeouts_s["replace"])

@@ -1,6 +1,6 @@
-"""The statuses of all ranks of an attempt, with counts that change as the statuses do.
+"""Statuses of all ranks of an attempt, with counts that are updated incrementally.
 
-A gang of 80,000 ranks sends thousands of beats per second. No message may therefore cost a look at every rank, and
+A gang of 80,000 ranks sends thousands of beats per second. Therefore no message may cost a pass over all ranks, and
 ranks with equal statuses share one `Status` object.
 """
 
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class RankStatuses:
-    """The newest status of every rank.
+    """Newest status of every rank.
 
     Attributes:
         ranks_by_host: Ranks of each host, from 0 on without a gap.
@@ -48,12 +48,12 @@ class RankStatuses:
 
     @property
     def first_step(self) -> int | None:
-        """The step that is complete on every rank that reports one."""
+        """Step that is complete on every rank that reports one."""
         return min(self._steps, default=None)
 
     @property
     def last_step(self) -> int | None:
-        """The step of the foremost rank."""
+        """Step of the foremost rank."""
         return max(self._steps, default=None)
 
     def living(self) -> dict[int, Status]:
@@ -70,10 +70,10 @@ class RankStatuses:
             self.set_range(range(rank, rank + 1), status)
 
     def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Apply the changes in a beat of a host, as `progress.Changes` wrote them.
+        """Apply the changes in a beat of a host, as `progress.StatusChanges` wrote them.
 
         Raises:
-            ValueError: A key or a field is malformed (TypeError likewise).
+            ValueError, TypeError: A key or a field is malformed.
         """
         # A spare has no ranks, and its beats have no changes.
         for key, fields in changes.items():
@@ -117,7 +117,7 @@ class SharedStatuses:
         self._recent: dict[tuple[str | None, int | None], Status] = {}
 
     def apply(self, before: Status, fields: Mapping[str, Any]) -> Status:
-        """Return `before.changed(fields)`, which raises Malformed for a wrong field."""
+        """Return the status with these changes. Raises Malformed for a wrong field."""
         entry = self._successors.get(id(before))
         if entry is not None:
             for changes, after in entry[1]:
