@@ -1,7 +1,7 @@
-"""Whom host 0 tells of the job: its pod's log, the JobSet's annotation, a webhook, and files of the run folder.
+"""Publishers of the job's state: the log of host 0's pod, the JobSet's annotation, a webhook, and run folder files.
 
-Storage and servers may stall for longer than a host may be silent, so they are written by threads: whoever listens can
-neither hold up nor fail a run.
+Storage and servers may stall for longer than a host may be silent. Threads write to them, so that they can neither
+delay nor fail a run.
 """
 
 from __future__ import annotations
@@ -37,39 +37,64 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The state of all hosts, as the leader knows it now."""
+    """State of all hosts, as the leader knows it now.
+
+    Attributes:
+        stage: Stage of the gang.
+        attempt: Number of the newest attempt.
+        members: Which hosts hold which ranks, as jaxlaunch/records/members writes them.
+        missing: Hosts that are missing.
+        refused: Newest refusals.
+        step: Step that is complete on every rank, or the step on storage.
+        committed: Newest step on storage.
+        statuses: Status of every rank.
+        overdue: Message about an exceeded timeout.
+        seconds: Seconds of the run by cause.
+        restarts: Restarts by cause.
+        preempted: Preemptions in a row without a newly committed step, or None if unknown.
+        metrics: Newest metrics.
+        restart: Seconds until the first step of the attempt, by cause.
+    """
 
     stage: str
     attempt: int
-    members: str  # which hosts hold ranks, as jaxlaunch/records/members writes them
+    members: str
     missing: Sequence[int]
     refused: Sequence[str]
     step: int | None
     committed: int | None
-    statuses: Sequence[Status]  # of every rank
+    statuses: Sequence[Status]
     overdue: str | None
     seconds: Mapping[str, float]
     restarts: Mapping[str, int]
-    preempted: int | None  # preemptions in a row without a newly committed step; None: not known
+    preempted: int | None
     metrics: Mapping[str, Any] | None
-    restart: Mapping[str, float]  # seconds until the first step of the attempt, by cause
+    restart: Mapping[str, float]
 
 
 # --- the pod's log ----------------------------------------------------------------------------------------------------
 
-MAX_PAST = 3  # attempts of earlier pods that have a line each
-CHANGE_S, BEAT_S = 2.0, 15.0  # a line at most this often after changes; this often without
-LOOP = frozenset({"step", "data", "eval", "save"})  # of the training loop: to go from one to another is no change
+# Attempts of earlier pods that have a line each.
+MAX_PAST = 3
+# Shortest time between two lines after changes, and time between two lines without.
+CHANGE_S, BEAT_S = 2.0, 15.0
+# Phases of the training loop, between which a transition does not count as a change.
+LOOP = frozenset({"step", "data", "eval", "save"})
 
 
 class PodLog:
-    """Writes lines for programs (jaxlaunch/records/log_lines) by `write`; None outside of a pod, where nobody reads."""
+    """Writes lines for programs (jaxlaunch/records/log_lines) to the log of the pod.
+
+    Outside of a pod nobody reads them, and `write` is None.
+    """
 
     def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
         self._generation, self._write = generation, write
-        self._told = -1  # attempts whose past is written
+        # Number of attempts whose past is written.
+        self._told = -1
         self._looked_at = self._beat_at = -math.inf
-        self._beat_state: Any = None  # of the last beat: a change of it is written early
+        # State in the last beat. A change is written early.
+        self._beat_state: Any = None
         self._phase: Any = None
         self._phase_since = time.time()
         self._committed: int | None = None
@@ -78,8 +103,14 @@ class PodLog:
     def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, each: int, processes: int) -> None:
         """Write the attempts of earlier pods, and the ends of their logs, which were deleted with them.
 
-        Each host holds `each` of at most `processes` ranks. A job that was suspended gets new pods of the same
-        generation.
+        A job that was suspended has new pods of the same generation.
+
+        Args:
+            records: Finished attempts, oldest first.
+            run_folder: Folder of the run.
+            start: Number of this start of the run.
+            ranks_per_host: Ranks that each host holds.
+            processes: Largest number of ranks.
         """
         if self._write is None or not (self._generation or records) or self._told == len(records):
             return
@@ -93,7 +124,7 @@ class PodLog:
             names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
             fields = {name: getattr(record, name) for name in names}
             self._log(Past(**self._about(record.attempt, record.generation), **fields))
-        # Where hosts held other ranks than their indexes say.
+        # The record has members if hosts held other ranks than their indexes imply.
         members = from_wire(last.members, each, processes) if last is not None and last.members is not None else None
         failing = last and last.rank
         for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
@@ -101,7 +132,7 @@ class PodLog:
             self._log(Tail(**self._about(number, generation), rank=rank, lines=lines, host=host))
 
     def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
-        """Write a beat, if something changed or BEAT_S have passed; `now` in monotonic seconds."""
+        """Write a beat if something changed or it is time; `now` is in monotonic seconds."""
         is_due = is_news or now - self._beat_at >= BEAT_S
         if self._write is None or not (is_due or now - self._looked_at >= CHANGE_S):
             return
@@ -158,7 +189,7 @@ def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
     phases: dict[str, list[int]] = {}
     previous = None
     for rank, status in enumerate(statuses):
-        # The ranks of a host mostly have the same.
+        # The ranks of a host mostly share one status.
         if status is not previous:
             ranks = phases.setdefault("ended" if status.exit is not None else status.phase or "unsaid", [])
             previous = status
@@ -232,7 +263,8 @@ class RankSampler:
             self._writer.keep(self._history.encoded())
 
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes mounts it
+# Kubernetes mounts the service account here.
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
 _API_TIMEOUT_S = 10.0
 
@@ -243,7 +275,7 @@ def has_token(account: Path = ACCOUNT) -> bool:
 
 
 class JobSet:
-    """The JobSet of that name in the pod's namespace, on which host 0 writes how far the job is."""
+    """Writes the progress of the job to an annotation of its JobSet in the pod's namespace."""
 
     def __init__(
         self,
@@ -256,7 +288,7 @@ class JobSet:
         self._has_failed = self._is_refused = False
 
     def annotate(self, progress: Recorded) -> None:
-        """Replace the annotation; a server that cannot be reached is tried again next time. Log the first failure."""
+        """Replace the annotation, and log the first failure. The next call tries again if the server was unreachable."""
         if self._is_refused:
             return
         patch = {"metadata": {"uid": progress.uid, "annotations": {contract.ANNOTATION: progress.to_json()}}}
@@ -271,8 +303,8 @@ class JobSet:
             self._say(f"how far the job is cannot be written on its JobSet (patch jobsets {self._name}): {fault}")
 
     def _patch(self, body: bytes) -> tuple[int, str]:
-        """Return the status, and the begin of the answer's message."""
-        # It takes 20 ms, which most jobs need not wait for.
+        """Send a merge patch, and return the HTTP status and the beginning of the answer."""
+        # The import takes 20 ms, which most jobs can save.
         import ssl
 
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
@@ -290,18 +322,20 @@ class JobSet:
             connection.close()
 
 
-MAX_QUEUED = 32  # messages
+MAX_QUEUED = 32
 ANSWER_TIMEOUT_S = 10.0
-RETRY_S = 2.0  # between three tries
-LAST_S = 5.0  # for which the end of a job waits for its last message
+# Time between two of three tries.
+RETRY_S = 2.0
+# The end of a job waits this long for its last message.
+LAST_S = 5.0
 LOOK_S = 5.0
 _SCHEMES = ("http://", "https://")
 
 
 class Notifier:
-    """Tells a webhook, at the address that the job names, what becomes of the job; without one, nobody.
+    """Sends messages about the job to a webhook, if the job has one.
 
-    Messages wait in a bounded queue for a thread; what does not fit is dropped, and what cannot be sent is given up.
+    A thread sends them from a bounded queue. Messages that do not fit are dropped, and so are those that fail.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -323,7 +357,7 @@ class Notifier:
             say(f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told")
 
     def look(self, read: Callable[[], View], now: float) -> None:
-        """Tell of a job that makes no progress, and of a new best evaluation."""
+        """Notify about a job without progress, and about a new best evaluation."""
         if not self._events or now - self._looked_at < LOOK_S:
             return
         self._looked_at, view = now, read()
@@ -341,7 +375,7 @@ class Notifier:
             self._tell("stall", f"{where} without progress for {now - self._changed_at:.0f} s", step=view.step)
 
     def judged(self, verdict: Verdict, attempt: int) -> None:
-        """Tell that an attempt ended."""
+        """Notify about the end of an attempt."""
         is_done = verdict.code == contract.DONE
         fields = {"attempt": attempt, "code": verdict.code, "cause": verdict.cause, "step": verdict.step}
         at = "" if verdict.step is None else f" at step {verdict.step}"
@@ -350,11 +384,11 @@ class Notifier:
         self._tell("done" if is_done else "failure", text, rank=verdict.rank, **fields)
 
     def ended(self) -> None:
-        """Begin to wait for what is queued: it is sent within LAST_S, or never, since the job is about to end here."""
+        """Limit the time for queued messages, because the job is about to end here."""
         self._until = time.monotonic() + LAST_S
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the end has to wait for a message still."""
+        """Return whether the end must still wait for a message."""
         return now < self._until and self._waiting.unfinished_tasks > 0 and not self._has_failed
 
     def _tell(self, event: str, text: str, **fields: Any) -> None:
@@ -384,7 +418,7 @@ class Notifier:
             self._waiting.task_done()
 
     def _send(self, message: Mapping[str, Any]) -> str | None:
-        """Send a message, or return why not, in words without the address, which is a secret."""
+        """Send a message, and return the reason if that fails, without the address, which is a secret."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:
             request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
@@ -396,5 +430,5 @@ class Notifier:
             reason = error.reason
             return reason.strerror or type(reason).__name__ if isinstance(reason, OSError) else type(error).__name__
         except Exception as error:
-            # Any, whatever a library makes of an address or an answer: no run ends by it.
+            # Libraries may raise anything for an odd address or answer, and no run may end because of it.
             return type(error).__name__

@@ -1,9 +1,9 @@
-"""What host 0 reports of a run: summary and records, log lines of its pod, the JobSet's annotation, the webhook.
+"""Reports of a run by host 0: summary and records, log lines of its pod, the JobSet's annotation, the webhook.
 
 `RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for longer than a host
-may be silent. What they are sent goes through threads that write only the newest value (`publishers`); the event loop
-waits for them where something must be on storage first, and never for long. When host 0 is lost, `record_lost_leader`
-writes the end of the attempt on another host.
+may be silent, so threads write the newest value to them (`publishers`). The event loop waits for a write only if
+something must be on storage first, and never for long. When host 0 is lost, `record_end_without_leader` writes the end
+of the attempt on another host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import AGENTS
 from jaxlaunch.runs.run_folder import RunFolder, Starts, close_unfinished, find_unfinished, settle_records
 
-# Seconds between two writes of the summary: on this machine, and on storage that outlives a pod, which may be slow.
+# Seconds between two writes of the summary, on this machine and on shared storage, which may be slow.
 WRITE_LOCAL_S, WRITE_SHARED_S = 1.0, 10.0
 # Seconds between two writes on the JobSet, and how long the end waits for the last of them.
 ANNOTATE_S, ANNOTATE_WAIT_S = 60.0, 10.0
@@ -41,7 +41,7 @@ MAX_NOTES, MAX_NOTE_CHARS = 50, 2_000
 
 
 class RunState:
-    """What is known of the run now, by the gang, the clock and the starts before.
+    """State of the run, from the gang, the clock and earlier starts.
 
     Attributes:
         starts: The starts of the run.
@@ -62,12 +62,12 @@ class RunState:
 
     @property
     def newest_attempt(self) -> int:
-        """Number of the attempt that runs; in GATHER that is the next one."""
+        """Number of the attempt that runs, or in GATHER of the next one."""
         return self._gang.number + (self._gang.stage is Stage.GATHER)
 
     @property
     def saved_step(self) -> int | None:
-        """Newest step on storage, by everything that is known."""
+        """Newest step on storage, from all sources."""
         steps = (record.last_committed for record in self._gang.records)
         return furthest(self.starts.known, *steps, self._gang.attempt.ranks.committed)
 
@@ -82,7 +82,7 @@ class RunState:
         return {"start": self.starts.number, "saved": furthest(saved, self._gang.members.saved_step)}
 
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of this attempt alone, of those of the run."""
+        """Return the seconds of this attempt, given those of the run."""
         return {cause: round(spent - self.seconds_before.get(cause, 0.0), 3) for cause, spent in seconds.items()}
 
     def gang_state(self, now: float) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class RunState:
         oldest = next((at for host, at in last_message_at.items() if host != self._config.host), now)
         return {
             "attempt": self._gang.number,
-            # The uid is the key of the gang, and never sent.
+            # The uid is part of the key of the gang and is never sent.
             "of": {**checked.to_json(self._progress(seconds, now)), "uid": ""},
             "seconds": seconds,
             "unsafe_s": self._clock.unsafe_s(now),
@@ -111,7 +111,7 @@ class RunState:
             members=gang.members.table.to_wire(),
             missing=gang.members.missing,
             refused=list(gang.gathering.refusals)[-3:],
-            # Until the attempt has completed a step, it is at the one that is saved.
+            # Until the attempt has completed a step, it is at the saved one.
             step=ranks.first_step or self.saved_step or ranks.first_step,
             committed=ranks.committed,
             statuses=ranks.by_rank,
@@ -124,7 +124,7 @@ class RunState:
         )
 
     def summary(self, verdict: Verdict | None) -> Summary:
-        """Return the summary of the run, which ends with `verdict`."""
+        """Return the summary of the run, with the verdict if the run ends."""
         gang, now = self._gang, time.monotonic()
         seconds = self._clock.seconds(now)
         return Summary(
@@ -145,12 +145,12 @@ class RunState:
         """Return the annotation of the JobSet."""
         view, config = self.view(), self._config
         progress = config.uid, time.time(), when, view.attempt, config.generation, view.step, self.saved_step
-        # Pods that left for others, which start the next attempt.
+        # Pods that left are replaced by others, which start the next attempt.
         restarts = history.restarts_by_cause(self._gang.records, self.newest_attempt + (when == "left"))
         return Recorded(*progress, ratio({"step": 0.0, **view.seconds}), restarts, verdict)
 
     def _progress(self, seconds: Mapping[str, float], now: float) -> Of:
-        """Return the attempt that a summary is about."""
+        """Return the progress of the attempt for a summary."""
         gang, ranks = self._gang, self._gang.attempt.ranks
         return Of(
             uid=self._config.uid,
@@ -173,7 +173,7 @@ class RunState:
 
 
 class Reporter:
-    """Writes what happened to the gang."""
+    """Writes the state of the gang to storage, logs and servers."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Reporter:
         self._summary_at = self._annotated_at = time.monotonic()
 
     def begin(self, now: float) -> None:
-        """Write what is known before the first host joins."""
+        """Write the state before the first host joins."""
         self.log_past()
         self.state.starts.keep_job(job_fields(self._config, os.environ))
         self._write_summary(now)
@@ -220,7 +220,7 @@ class Reporter:
         self.state.metrics = metrics or self.state.metrics
 
     def add_note(self, text: str) -> None:
-        """Add a note to the summary, unless it has it or is full."""
+        """Add a note to the summary, unless it is a duplicate or there are too many."""
         text, notes = text[:MAX_NOTE_CHARS], self.state.notes
         if text not in notes and len(notes) < MAX_NOTES:
             notes.append(text)
@@ -242,7 +242,7 @@ class Reporter:
         self._write_summary(now, is_urgent=True)
 
     def record(self, verdict: Verdict, now: float) -> Record:
-        """Put the attempt on record. Return host 1's record if it ended the attempt while this process stood still."""
+        """Record the attempt. Return host 1's record if it ended the attempt while this process was stalled."""
         if verdict.code == contract.DONE:
             self._clock.ended(now)
         else:
@@ -277,7 +277,7 @@ class Reporter:
         self._write_summary(now)
 
     def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the last summary, of the run or of this host 0."""
+        """Write the last summary, for the run or only for this host 0."""
         if not is_alone:
             self._notifier.ended()
         self._summary_writer.finish()
@@ -291,7 +291,7 @@ class Reporter:
         self._annotate("ended" if is_final and not is_alone else "left", verdict)
 
     def look(self, now: float) -> None:
-        """Write to the pod's log and tell the webhook, if there is news or it is time."""
+        """Write to the pod's log and notify the webhook, if there is news or it is time."""
         self._pod_log.look(self.state.view, now)
         self._notifier.look(self.state.view, now)
 
@@ -308,12 +308,12 @@ class Reporter:
                 self._annotate("running", None)
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the end still waits for the webhook or the JobSet; it waits for neither without limit."""
+        """Return whether the end must still wait for the webhook or the JobSet, each for a limited time."""
         is_annotating = self._annotator is not None and self._annotator.is_busy
         return self._notifier.is_busy(now) or (is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S)
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
-        """Write where the agent of each host answers, by its hello and its IP address, and which ranks it has."""
+        """Write the address of each host's agent, from its hello and its IP address, and the ranks of the host."""
         rows = []
         for hello, ip in agents:
             # An IPv4 peer on a dual-stack socket.
@@ -324,10 +324,10 @@ class Reporter:
         self._run_folder.write(AGENTS, rows)
 
     def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
-        """Write the state of the run, from which its end is known if every agent is killed.
+        """Write the state of the run, from which the next start can record its end if every agent is killed.
 
-        Storage that stalls delays this by a second at most, and only if it is urgent or the folder is on this machine.
-        A write every second, without news, delays nothing: a busy disk may take longer than that to sync.
+        This waits for the write for a second at most, and only if it is urgent, or has news and the folder is on this
+        machine. A regular write without news waits for nothing, because a busy disk may take longer than that to sync.
         """
         self._written, self._summary_at = (self._gang.attempt.ranks.committed, self._gang.stage), now
         wait_s = WRITE_LOCAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
@@ -361,27 +361,35 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         return fields | {"train": json.loads(environ.get(contract.TRAIN_SPEC, "{}"))}
     except ValueError:
-        # The trainer says what is wrong with it.
+        # The trainer reports what is wrong with it.
         return fields
 
 
 # --- when host 0 is lost ----------------------------------------------------------------------------------------------
 
-FRESH_S = 30.0  # a host 0 that lives writes its summary every ten seconds
+# Host 0 writes its summary every ten seconds. After three missed writes it no longer counts as alive.
+FRESH_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
-    """What another host knows of the attempt when host 0 is lost."""
+    """State of the attempt that another host knows when host 0 is lost.
 
-    attempt: int  # the last that host 0 started on this host; 0: none yet
-    started: float  # in Unix time: of this host's agent
-    last: Of | None = None  # of host 0's last report; None: it never reported
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of the run, as in that report
+    Attributes:
+        attempt: Last attempt that host 0 started on this host, or 0 before the first one.
+        agent_started_at: Unix time at which this host's agent started.
+        progress: Progress in host 0's last report, or None if it never reported.
+        run_seconds: Seconds of the run by cause, as in that report.
+    """
+
+    attempt: int
+    started: float
+    last: Of | None = None
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, gang: Mapping[str, Any], attempt: int, started: float) -> Reported:
-        """Read host 0's last report, `gang`; empty where there was none."""
+        """Build the report from host 0's last message, which is empty if there was none."""
         if "of" not in gang:
             return cls(attempt, started)
         return cls(attempt, started, checked.read(Of, gang["of"]), gang["seconds"])
@@ -390,11 +398,12 @@ class Reported:
 def record_lost_leader(
     folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict
 ) -> None:
-    """Write the end of the attempt in place of host 0, which was lost, from what another host knows of it.
+    """Write the end of the attempt on another host after host 0 was lost.
 
-    That is host 0's last report; the last summary in `folder`, if it is of the same attempt; and the statuses of this
-    host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods started. Nothing
-    is written where this host never joined a host 0 that still writes summaries, nor where the end is on record.
+    The sources are host 0's last report; the last summary in the folder, if it describes the same attempt; and the
+    statuses of this host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods
+    started. Nothing is written if this host never joined a host 0 that still writes summaries, or if the end is already
+    on record.
     """
     summary = folder.summary(config.uid)
     has_joined = reported.attempt > 0 or reported.last is not None
@@ -403,12 +412,12 @@ def record_lost_leader(
         if is_fresh and summary.of.generation == config.generation:
             return
         if summary.of.generation != config.generation:
-            # Host 0 would have done it.
+            # Host 0 would have settled them.
             settle_records(folder, config.uid)
     records = folder.records(config.uid)
     if has_joined and records and records[-1].attempt >= reported.attempt > 0:
-        # Host 0 went on without this host, which was held up, and has put the end of the attempt on record; or nobody
-        # took its place.
+        # Host 0 continued without this host, which was stalled, and has recorded the end of the attempt; or no other
+        # host 0 took its place.
         if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
             Starts(folder, config.uid).write(dataclasses.replace(summary, verdict=verdict))
         return
@@ -429,13 +438,13 @@ def record_lost_leader(
         # The attempts before this one have their records here.
         seconds = history.carried(records, time.time(), config.started)
     else:
-        # As host 0 said last, with the lost work of the attempt that it was in.
+        # Begin with host 0's last report, and add the lost work of the attempt that it was in.
         seconds = dict(reported.seconds)
         for cause, spent in record.seconds.items() if reported.last.attempt == record.attempt else ():
             seconds[cause] = seconds.get(cause, 0.0) + spent - reported.last.seconds.get(cause, 0.0)
     ended = dataclasses.replace(
         summary,
-        # Where hosts are replaced, another host 0 goes on.
+        # If hosts are replaced, another host 0 continues.
         verdict=None if config.job.replaces and has_joined else record.verdict,
         step=step,
         seconds=seconds,
@@ -447,7 +456,7 @@ def record_lost_leader(
 
 
 def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
-    """Return the attempt that host 0 was in: its seconds as host 0 said last, and its summary where there is one."""
+    """Return the summary and the progress of the attempt that host 0 was in, from its last report if there is one."""
     last = reported.last
     number = max(reported.attempt, 0 if last is None else last.attempt, records[-1].attempt + 1 if records else 1)
     summary, of = find_unfinished(folder, config.uid, records) or (None, None)
@@ -474,7 +483,7 @@ def _last_known(folder: RunFolder, config: Config, reported: Reported, records: 
 
 
 def _is_fresh(summary: Summary) -> bool:
-    """Return whether the host 0 that wrote a summary lives."""
+    """Return whether the host 0 that wrote a summary is alive."""
     return summary.verdict is None and summary.of is not None and abs(time.time() - summary.of.at) < FRESH_S
 
 

@@ -1,7 +1,7 @@
-"""Host 0's server: accepts the other hosts, passes what happens on their connections to `Gang`, and does what it says.
+"""Server of host 0: accepts the other hosts, passes their events to `Gang`, and performs its actions.
 
-`Gate` admits connections whose hello proves the run's key. Whoever has no key learns nothing and costs little: the
-number, the time and the bytes of such connections are bounded, and so is what is logged about them.
+`Gate` admits connections whose hello proves the key of the run. A stranger without it learns nothing and costs little:
+the number, the duration and the bytes of such connections are bounded, and so are the log lines about them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
 TICK_S = 0.2
-# From this many hosts on, messages are read this many seconds apart: each look at the connections then finds many.
+# With this many hosts or more, messages are read this many seconds apart, so that each poll finds many connections.
 MANY_HOSTS, PAUSE_S = 100, 0.02
-# Every host is sent the state of the gang once in this time, and each of many hosts once in the second.
+# Every host receives the state of the gang once in this time, and with many hosts once in the second.
 STATE_S, STATE_TO_MANY_S = BEAT_S, 2.0
 # A connection without a hello is closed after this time.
 HELLO_S = 10.0
@@ -58,7 +58,7 @@ LOG_S = 60.0
 
 
 class Gate:
-    """Listens, and calls `admit` with each connection whose hello proves the key.
+    """Accepts connections, and calls `admit` for each whose hello proves the key.
 
     Raises:
         OSError: The port is in use.
@@ -74,11 +74,11 @@ class Gate:
     ) -> None:
         self._config, self._loop, self._say, self._admit = config, loop, say, admit
         self._max_waiting = config.hosts + SPARE_CONNECTIONS
-        # Connections without a hello and when they came, the longest silent first.
+        # Connections without a hello and their time of arrival, the longest silent first.
         self._waiting: dict[Link, tuple[float, LeaderSide]] = {}
         # Those that were silent for too long at the last tick.
         self._late: set[Link] = set()
-        # How many strangers the next log line counts, and the last one of them.
+        # Number of strangers for the next log line, and the last one of them.
         self._strangers, self._last_stranger = 0, ""
         self._logged_at: float | None = None
         self._listener = listen(config.address, config.leader[1])
@@ -86,7 +86,7 @@ class Gate:
         self._listen()
 
     def tick(self, now: float) -> None:
-        """Close connections that are silent for too long, and log how many strangers there were.
+        """Close connections that are silent for too long, and log the number of strangers.
 
         A connection is closed at the second tick that finds it silent: a hello that arrived while this process was busy
         is read between the two.
@@ -104,21 +104,21 @@ class Gate:
         self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
 
     def _accept(self) -> None:
-        # Connections that come in this turn could not answer yet, and are not turned away for others of this turn.
+        # Connections of this turn could not answer yet, and are not closed in favor of others of this turn.
         room = self._max_waiting - len(self._waiting)
         for _ in range(max(1, min(ACCEPT_BATCH, room))):
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
-                # The listener would be ready again at once. Otherwise no connection is left, or the other side closed
-                # before it was accepted.
+                # If no descriptor is free, the listener would be ready again at once. Otherwise no connection is left,
+                # or the other side closed before it was accepted.
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._say(f"cannot accept another host: {error.strerror}")
                     self._loop.unwatch(self._listener.fileno())
                     self._loop.after(FULL_S, self._listen)
                 return
             if len(self._waiting) >= self._max_waiting:
-                # Hosts answer at once, so the longest silent connection is not one.
+                # Hosts answer at once, so the longest silent connection is not a host.
                 self._turn_away(next(iter(self._waiting)), "it sent no hello before many others came")
             self._challenge(sock, address[0])
 
@@ -146,7 +146,7 @@ class Gate:
 
     def _turn_away(self, link: Link, reason: str) -> None:
         if self._waiting.pop(link, None) is None:
-            # It was admitted, and closes before its answer is sent.
+            # It was admitted, and closed before its answer was sent.
             return
         link.close()
         self._strangers += 1
@@ -154,7 +154,7 @@ class Gate:
 
 
 class Peer:
-    """A host that has joined, and its connection."""
+    """Host that has joined, and its connection."""
 
     def __init__(self, hello: Hello, link: Link) -> None:
         self.hello, self.host, self.link = hello, hello.host, link
@@ -163,7 +163,7 @@ class Peer:
 
 
 class Server:
-    """Calls `finish` once, after every other agent was sent the verdict.
+    """Runs the gang on host 0. It calls `finish` once, after it sent the verdict to every other agent.
 
     Raises:
         OSError: The port is in use.
@@ -197,7 +197,7 @@ class Server:
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
         self._peers: dict[int, Peer] = {}
-        # Whether a host has joined since the last start. At the next one agents.json tells which ranks it holds.
+        # Whether a host has joined since the last start. At the next one agents.json lists its ranks.
         self._has_new_host = False
         # Which hosts hold ranks in agents.json.
         self._listed_table: Members | None = None
@@ -206,7 +206,7 @@ class Server:
         self._is_acting = False
         self._end: actions.Finish | None = None
         self._ticked_at = now
-        # Which hosts are sent the state of the gang at the next tick.
+        # Selects the hosts that receive the state of the gang at the next tick.
         self._turn = 0
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class Server:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """Carry out what the gang decided. What happens meanwhile, such as a lost connection, adds to its actions."""
+        """Perform the actions of the gang. Events meanwhile, such as a lost connection, add to them."""
         if self._is_acting:
             return
         self._is_acting = True
@@ -357,7 +357,7 @@ class Server:
         self._close_silent(now)
         self._send_state(now)
         if self._has_late_host and self._turn == 0:
-            # Thousands may have come: all are listed by one write.
+            # Thousands may have joined, and one write lists all of them.
             self._list_agents()
         self._reporter.look(now)
         self._gang.tick(now)
