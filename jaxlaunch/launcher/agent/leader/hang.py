@@ -1,9 +1,9 @@
 """Analysis of a hang: which rank the others wait for, by the stacks of all ranks and NCCL's answer.
 
 Once a rank exceeds a timeout, every host sends the stacks that faulthandler writes of its ranks. `RankStacks`
-classifies the main thread of each rank by its innermost frame outside of the standard library. A rank that waits inside JAX or
-Orbax depends on others, so the suspect is a rank that does not wait, else the odd one out or the one furthest behind.
-`Hang` collects stacks and answers, and returns the result once all arrived or can no longer be expected.
+classifies the main thread of each rank by its innermost frame outside of the standard library. A rank that waits inside
+JAX or Orbax depends on others, so the suspect is a rank that does not wait, else the odd one out or the one furthest
+behind. `Hang` collects stacks and answers, and returns the result once all arrived or can no longer be expected.
 """
 
 from __future__ import annotations

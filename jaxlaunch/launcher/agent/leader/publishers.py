@@ -288,7 +288,7 @@ class JobSet:
         self._has_failed = self._is_refused = False
 
     def annotate(self, progress: Recorded) -> None:
-        """Replace the annotation, and log the first failure. The next call tries again if the server was unreachable."""
+        """Replace the annotation, and log the first failure. An unreachable server is tried again next time."""
         if self._is_refused:
             return
         patch = {"metadata": {"uid": progress.uid, "annotations": {contract.ANNOTATION: progress.to_json()}}}
