@@ -67,11 +67,16 @@ SUBMIT_AGAIN = launcher("submit", "--replace")
 class Action(enum.StrEnum):
     """What is to be done about a situation."""
 
-    WAIT = "wait"  # it goes on by itself
-    RUN = "run"  # the command that the text names
-    CHANGE = "change"  # the job, its image, its data or an object that it needs
-    RESUBMIT = "resubmit"  # the same, and the job has ended
-    ASK = "ask"  # the administrator of the cluster, or the owner of what the text names
+    # The job continues by itself.
+    WAIT = "wait"
+    # Run the command that the text names.
+    RUN = "run"
+    # Change the job, its image, its data or an object that it needs.
+    CHANGE = "change"
+    # Change the same and submit again, since the job has ended.
+    RESUBMIT = "resubmit"
+    # Ask the cluster administrator, or the owner of what the text names.
+    ASK = "ask"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a cluster decides about a job before it is rendered: its cluster defaults, and whether its gang has a Secret."""
+"""Decisions that depend on the cluster before a job is rendered: cluster defaults, and a Secret for the gang."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, SECRETS
 
 if TYPE_CHECKING:
-    from jaxlaunch.launcher.job.load import JobFile  # pydantic is most of a start, and few commands read a job
+    # Importing pydantic takes most of the start-up time, and few commands read a job.
+    from jaxlaunch.launcher.job.load import JobFile
 
-NAME = "jaxlaunch"  # of the ConfigMap
-SYSTEM = "jaxlaunch-system"  # the namespace of what is every team's
+# Name of the ConfigMap.
+NAME = "jaxlaunch"
+# Namespace of the defaults for all teams.
+SYSTEM = "jaxlaunch-system"
 
 
 def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]:
-    """Return the defaults for jobs in a namespace, its own before the cluster's; and where they are, None for our own.
+    """Return the defaults for jobs in a namespace, and their source or None for the built-in ones.
 
-    Raises JobFaults with everything that is wrong with them.
+    The namespace's own defaults come before the cluster's. Raises JobFaults with all mistakes in them.
     """
     for place in dict.fromkeys((namespace, SYSTEM)):
-        # Whoever may not read it does without, as on a cluster that has none.
+        # A user without the permission to read it gets the built-in defaults.
         with ignore_forbidden():
             if (config_map := cluster.get(CONFIGMAPS, NAME, place)) is not None:
                 where = f"ConfigMap {place}/{NAME}"
@@ -33,7 +36,7 @@ def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, st
 
 
 def settle_gang_secret(file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]) -> JobFile:
-    """Set `gang_secret` where the job file leaves it out: true for several hosts, if the user may create Secrets."""
+    """Set `gang_secret` if the job file does not: true for several hosts, if the user may create Secrets."""
     if file.spec.gang_secret is not None:
         return file
     has_several = file.spec.host_count > 1

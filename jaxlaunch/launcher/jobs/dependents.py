@@ -1,7 +1,7 @@
-"""The JobSets that launcher manages, and what each owns beside its pods.
+"""Objects that a JobSet owns in addition to its pods: its NetworkPolicy, and ConfigMaps that jobs may share.
 
-NetworkPolicies of its own, and ConfigMaps that jobs of the same code share. The name of a ConfigMap is a digest that
-anyone can give to another, so its contents are compared.
+The name of a ConfigMap is the digest of its contents, but anyone can give that name to other contents, so these are
+compared.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETW
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
-# A server that answers with errors is given up after this.
+# Server errors are retried for this long.
 GIVE_UP_S = 30.0
 PAUSE_S = 0.5
-# A watch that was restarted misses what was deleted meanwhile.
+# A restarted watch misses deletions in between, so the object is read again this often.
 _LOOK_AGAIN_S = 10.0
-# Managers of fields that no person and no tool of theirs is; they are listed before the creator when they apply.
+# Field managers that are controllers and not users. They come before the creator if they apply fields.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
 
 Obj = dict[str, Any]
 
 
 def get_own_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
-    """Return the JobSet of that name, to be changed.
-
-    Raises UserError when there is none, or launcher does not manage it.
-    """
+    """Return the JobSet of that name for a change. Raises UserError if launcher does not manage it."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
         names = [other["metadata"]["name"] for other in cluster.list(JOBSETS, namespace) if is_ours(other)]
@@ -47,7 +44,7 @@ def get_own_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
 
 
 def describe_creator(obj: Mapping[str, Any]) -> str:
-    """Return who created an object, by its metadata: `: created by kubectl-create at 2026-…`."""
+    """Return the creator of an object by its metadata: `: created by kubectl-create at 2026-…`."""
     metadata = obj["metadata"]
     fields = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
     people = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
@@ -70,12 +67,12 @@ class Dependents:
     def attach(self, manifest: Obj, jobset: Obj, *, has_removed: bool) -> None:
         """Create an object, unless it exists and this JobSet owns it.
 
-        What jobs share gets one more owner. What an earlier JobSet left behind is deleted first.
+        An object that jobs share gets another owner. A leftover of an earlier JobSet is deleted first.
 
         Args:
             manifest: Object to create.
             jobset: Its owner, as the cluster has it.
-            has_removed: Whether an earlier JobSet was deleted, whose quota the server gives back a moment later.
+            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a moment later.
         """
         kind, name, owner = KINDS[manifest["kind"]], manifest["metadata"]["name"], owner_reference(jobset)
         owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
@@ -106,11 +103,11 @@ class Dependents:
                 raise self._not_ours(obj)
 
     def _join(self, shared: Obj, owner: Obj) -> None:
-        """Add an owner to what jobs of the same contents share. The caller reads the result back.
+        """Add an owner to a shared object. The caller reads the result back.
 
-        The reference alone is applied, so that its field manager is removed with it: a manager of any other field would
-        stay listed, and thousands of jobs would in time fill the object. The uid keeps an object that is being deleted
-        from being created again empty.
+        Only the owner reference is applied, so that its field manager disappears with it. Otherwise the managers of
+        thousands of jobs would in time fill the object. The uid prevents the creation of an empty object if the old one
+        is being deleted.
         """
         metadata = {key: shared["metadata"][key] for key in ("name", "namespace", "uid")}
         reference = {
@@ -128,7 +125,7 @@ class Dependents:
                 raise
 
     def refuse_others_policy(self) -> None:
-        """Raise UserError for a NetworkPolicy of this name that launcher does not manage: nothing is written yet."""
+        """Raise UserError if the NetworkPolicy exists and launcher does not manage it, before anything is written."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
                 policy = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
@@ -136,7 +133,7 @@ class Dependents:
                     raise self._not_ours(policy)
 
     def refuse_other_contents(self, manifest: Obj) -> None:
-        """Raise UserError for a ConfigMap of this name that holds other files: nothing is written yet."""
+        """Raise UserError if the ConfigMap exists with other contents, before anything is written."""
         if manifest["kind"] == CONFIGMAPS.kind:
             config_map = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
             if config_map is not None:
@@ -153,7 +150,7 @@ def _owner_uids(obj: Obj) -> list[str]:
 
 
 def _check_contents(obj: Obj, manifest: Obj) -> None:
-    """Raise UserError for a ConfigMap whose pods would not run what this job brings."""
+    """Raise UserError if pods would not get this job's files from the ConfigMap."""
     if manifest["kind"] != CONFIGMAPS.kind or (difference := _find_difference(obj, manifest)) is None:
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
@@ -163,7 +160,7 @@ def _check_contents(obj: Obj, manifest: Obj) -> None:
 
 
 def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
-    """Return what is other about it, as the end of a sentence; None where pods get these bytes, now and later."""
+    """Return the difference as the end of a sentence, or None if pods get exactly these bytes now and later."""
 
     def files(obj: Obj) -> dict[str, bytes]:
         text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
@@ -192,7 +189,7 @@ def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
 
 
 def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
-    """Return whether an object that is being deleted is gone within `limit_s`."""
+    """Wait until an object that is being deleted is gone. Return False if it still exists after `limit_s`."""
     metadata = obj["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     end = time.monotonic() + limit_s
@@ -210,9 +207,9 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
 
 
 def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
-    """Start to delete a job. Return lines that name what is deleted, and what stays because other jobs use it.
+    """Start to delete a job, and return a line for each object that is deleted or kept for other jobs.
 
-    Its pods save and end first (SIGTERM). What the JobSet owns is removed by Kubernetes' garbage collector.
+    Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the JobSet owns.
     """
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.titled(metadata['name'])} deleted"]

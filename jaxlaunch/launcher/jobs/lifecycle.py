@@ -51,8 +51,10 @@ Say = Callable[[str], None]
 class Stopped(NamedTuple):
     """How a stop ended."""
 
-    is_over: bool  # no pod is left
-    pods: tuple[Obj, ...]  # each as it was seen last, trimmed
+    # True if no pod is left.
+    is_over: bool
+    # Each pod in its last known state, trimmed.
+    pods: tuple[Obj, ...]
 
 
 def grace_s(jobset: Obj) -> float:
@@ -293,7 +295,8 @@ class Waiting:
     def _run(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:
         try:
             self._done.set_result(wait(cluster, jobset, limit_s, say))
-        except Exception as error:  # raised again by result()
+        except Exception as error:
+            # The caller's thread raises it again in result().
             self._done.set_exception(error)
 
     def is_over(self) -> bool:

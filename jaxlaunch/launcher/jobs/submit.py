@@ -43,7 +43,8 @@ class Submitted(NamedTuple):
     """The JobSet as the cluster has it, and what was done."""
 
     jobset: Mapping[str, Any]
-    how: str  # created, replaced, resumed or unchanged
+    # One of created, replaced, resumed or unchanged.
+    how: str
 
 
 class Submission:
@@ -58,7 +59,8 @@ class Submission:
         self._secret = GangSecret(cluster, secrets[0], self._name, say) if secrets else None
         self._dependents = Dependents(cluster, self._others, self._namespace)
         self._is_sent = False
-        self._has_removed = False  # an earlier JobSet, whose quota the server gives back a moment later
+        # The server releases the quota of a deleted JobSet a moment later.
+        self._has_removed = False
 
     def run(self, *, replace: bool = False) -> Submitted:
         """Create the job, or complete and return the one that exists.
@@ -77,10 +79,12 @@ class Submission:
                     self._secret.attach(owner_reference(jobset), is_new=is_new, has_removed=self._has_removed)
                 else:
                     self._dependents.attach(manifest, jobset, has_removed=self._has_removed)
-            except ClusterError as fault:  # what the server let pass a moment ago
+            except ClusterError as fault:
+                # The dry run of the same object succeeded a moment ago.
                 fault.message = f"{fault.message}\n{self.describe_existing()}"
                 raise
-            except UserError as fault:  # another's is in its place: submitting again would not complete the job
+            except UserError as fault:
+                # Another object has the name, so submitting again would not complete the job.
                 without = f"JobSet {self._name} exists without it; {self._how_to_remove}"
                 if manifest["kind"] in (CONFIGMAPS.kind, SECRETS.kind) and is_new:
                     without = self._take_back(jobset)
@@ -102,7 +106,8 @@ class Submission:
             if not exceeds_quota(error):
                 raise
             jobset = self._get()
-            if kind is SECRETS:  # which are not read: that of the same job is there
+            # Secrets are not read. The Secret of the same job exists.
+            if kind is SECRETS:
                 exists = jobset is not None and self._is_same(jobset)
             else:
                 exists = self._cluster.get(kind, manifest["metadata"]["name"], self._namespace) is not None
@@ -166,7 +171,8 @@ class Submission:
         missing = []
         for manifest in self._others:
             kind, other_name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
-            if kind is not SECRETS:  # which are not read
+            # Secrets are not read.
+            if kind is not SECRETS:
                 try:
                     is_there = self._cluster.get(kind, other_name, self._namespace) is not None
                 except ClusterError:
@@ -252,7 +258,8 @@ class Submission:
             if isinstance(fault, ApiError):
                 pause_s = PAUSE_S if fault.retry_after_s is None else fault.retry_after_s
                 exists = fault.reason == "AlreadyExists"
-                if exceeds_quota(fault):  # judged before whether it exists
+                # The server checks the quota before it checks whether the object exists.
+                if exceeds_quota(fault):
                     exists = True
                     if not self._has_removed and self._look(fault) is None:
                         raise _with_hint(fault)

@@ -46,8 +46,10 @@ from jaxlaunch.records.summary import Record, Summary, ratio
 
 # Until its pod starts.
 START_S = 120.0
-_LONGEST_S = 300  # of its Job
-_KEPT_S = 60  # after its end, where nobody was left to delete it
+# Deadline of the Job.
+_LONGEST_S = 300
+# The JobSet is removed this long after its end if the command was killed before it could delete it.
+_KEPT_S = 60
 _LOOK_AGAIN_S = 5.0
 # Of 16 MiB of logs.
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
@@ -59,7 +61,8 @@ _OF_THE_GANG = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io"
 _KEPT = ("imagePullSecrets", "serviceAccountName", "tolerations")
 MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
-_MAX_ATTEMPTS = 20  # the newest
+# Only the newest attempts are returned.
+_MAX_ATTEMPTS = 20
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The only way to the API server: plain objects in and out, and a time limit for every call.
+"""Client of the Kubernetes API server: plain objects in and out, and a time limit for every call.
 
-The official client reads the kubeconfig and keeps the connections. Its models and its retries are not used: its GET
-waits for ever, its POST is never repeated, and its watch hides how it ended.
+The official client reads the kubeconfig and keeps the connections. Its models and retries are not used: its GET
+has no timeout, its POST is never retried, and its watch does not report how it ended.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ApiError", "Cluster", "Unreachable", "ignore_forbidden"]
 
-# The owner of the fields that we set.
+# Field manager of the fields that jaxlaunch sets.
 MANAGER = "jaxlaunch"
-# A program may write nothing for long; so does a dead connection.
+# A program may be silent for a long time, and a dead connection looks the same.
 _LOG_SILENCE_S = 300.0
-# Bytes of a log that are kept in memory; an agent's lines are far shorter.
+# A longer line of a log is split. An agent's own lines are far shorter.
 _LONGEST_LINE = 1024 * 1024
 
 Object = dict[str, Any]
-# A method below is called `list`.
+# An alias, because the method `list` below hides the builtin.
 Objects = list[Object]
 
 
 @contextlib.contextmanager
 def ignore_forbidden() -> Iterator[None]:
-    """Suppress the error of the API server about what the user has no permission for."""
+    """Suppress the API server's error 403 (Forbidden)."""
     try:
         yield
     except ApiError as error:
@@ -47,45 +47,55 @@ def ignore_forbidden() -> Iterator[None]:
 
 
 class Cluster:
-    """One context of a kubeconfig. Calls raise ApiError when the server refuses, Unreachable when it is silent."""
+    """One context of a kubeconfig.
+
+    Calls raise ApiError if the server rejects a request, and Unreachable if it does not answer.
+    """
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
-        self.namespace = namespace  # the context's own
+        # Default namespace of the context.
+        self.namespace = namespace
         self.context, self.server = transport.name, transport.server
 
     @classmethod
     def connect(cls, context: str | None = None, say: Callable[[str], None] | None = None) -> Cluster:
-        """Return the cluster of a context, by default the current one; in a pod without a kubeconfig the pod's own.
+        """Return the cluster of a context, without sending a request.
 
-        `say` gets what is waited for when the server does not answer at once. Sends no request yet. Raises ClusterError
-        when the kubeconfig has no such context or cannot be used.
+        Args:
+            context: Name of the context. The default is the current one, or in a pod without a kubeconfig the pod's
+                own cluster.
+            say: Called with what the client waits for if the server does not answer at once.
+
+        Raises:
+            ClusterError: If the kubeconfig has no such context or cannot be used.
         """
-        from jaxlaunch.launcher.kubernetes.transport import Transport  # with the client it takes a quarter of a second
+        # Together with the client this import takes a quarter of a second.
+        from jaxlaunch.launcher.kubernetes.transport import Transport
 
         name, namespace = kubeconfig.read_context(context)
         return cls(Transport(lambda: kubeconfig.open_access(context), name, say), namespace)
 
     @classmethod
     def of_viewer(cls, token: str, namespace: str) -> Cluster:
-        """Return the cluster of this pod, used as the token's user. Raises ClusterError outside a pod."""
+        """Return the cluster of this pod with a viewer's token. Raises ClusterError outside a pod."""
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
         return cls(Transport(lambda: kubeconfig.open_viewer_access(token), "in-cluster"), namespace)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last answered anything but that it is unwell."""
+        """Seconds since the server's last answer that was not a server error."""
         return self._transport.silent_s
 
     def hurry(self, total_s: float = 5.0) -> None:
-        """Limit every later call to this time: somebody pressed Ctrl-C and waits."""
+        """Limit the duration of later calls, after a user has pressed Ctrl-C."""
         self._transport.total_s = total_s
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-        """Return the object, or None when there is none of that name."""
+        """Return the object, or None if it does not exist."""
         return self._find("GET", kind.path(namespace or self.namespace, name))
 
     def list(
@@ -99,7 +109,7 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
-        """Return the objects of a namespace, or of all: at most `pages` of `limit`, each as `keep` returns it."""
+        """Return the objects of one or all namespaces: at most `pages` pages of `limit`, each passed through `keep`."""
         return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def listed(
@@ -112,9 +122,9 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> tuple[Objects, str]:
-        """Return what `list` does, and the version from which a watch misses nothing.
+        """Return the same as `list`, and the resource version from which a watch misses nothing.
 
-        Their managedFields, which are half of their bytes, are left out.
+        The managedFields, which are half of the bytes, are removed.
         """
         path, first = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
         objects: Objects = []
@@ -138,22 +148,22 @@ class Cluster:
             query = {**first, "continue": more}
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
-        """Create the object and return it as the server stores it; a field that it does not know is refused.
+        """Create the object and return it as the server stores it. Unknown fields are rejected.
 
-        Retried only when the server did not carry it out. After any other error the object may exist or not.
+        The request is retried only if the server did not process it. After any other error the object may exist.
         """
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         path = kind.path(obj["metadata"].get("namespace") or self.namespace)
         return self._send_json("POST", path, query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
-        """Apply the fields of `obj` on the server; a field that another manager owns is refused."""
+        """Apply the fields of `obj` on the server. A field that another manager owns is rejected."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         path = kind.path(obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"])
         return self._send_json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
     def merge(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
-        """Return the object after a JSON merge patch."""
+        """Apply a JSON merge patch and return the object."""
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         path = kind.path(namespace, name)
         return self._send_json("PATCH", path, query, patch, content="application/merge-patch+json")
@@ -161,7 +171,7 @@ class Cluster:
     def delete(
         self, kind: Kind, name: str, namespace: str, *, uid: str | None = None, propagation: str = "Background"
     ) -> bool:
-        """Start to delete the object, with `uid` only if it has that uid. Return False when there is none."""
+        """Start to delete the object, if it has this `uid`. Return False if it does not exist."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -177,9 +187,10 @@ class Cluster:
         since: str = "",
         limit_s: float | None = None,
     ) -> Iterator[Event]:
-        """Yield ADDED, MODIFIED and DELETED, each change once; without a version in `since`, first all that exists.
+        """Yield ADDED, MODIFIED and DELETED events, each change once, for `limit_s` seconds.
 
-        Survives closed and silent connections and expired versions, until `limit_s` seconds are over.
+        Without a version in `since`, all existing objects come first. The watch survives closed and silent connections
+        and expired versions.
         """
         selectors = _selectors(labels, fields)
         return Watch(
@@ -203,10 +214,11 @@ class Cluster:
         timestamps: bool = False,
         patience_s: float | None = None,
     ) -> Iterator[str]:
-        """Yield the lines of a container's log, of one over 1 MiB its pieces; `since` is a time in RFC 3339.
+        """Yield the lines of a container's log. Lines over 1 MiB come in pieces; `since` is a time in RFC 3339.
 
-        Raises Unreachable when a followed log sends nothing for five minutes: start again from the last line. With
-        `patience_s` it is raised when the node does not answer for that long.
+        Raises:
+            Unreachable: If a followed log sends nothing for five minutes, or the node does not answer within
+                `patience_s`. The caller continues from the last line.
         """
         options = {
             "container": container,
@@ -229,13 +241,13 @@ class Cluster:
         yield from (line.decode(errors="replace") for line in lines.end())
 
     def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """Return the whole answer of a port of a pod to a request, which reaches the pod from its own loopback."""
+        """Send a request to a port of a pod and return the complete answer. The pod sees it come from 127.0.0.1."""
         return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
-        """Return whether the user of this context is allowed to do that."""
+        """Return whether the user of this context has the permission."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
         if kind.namespaced and namespace is not None:
             attributes["namespace"] = namespace
@@ -247,12 +259,12 @@ class Cluster:
         return bool(self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
 
     def served(self, group: str) -> Sequence[str]:
-        """Return the served versions of an API group, the preferred one first; none of an unknown group."""
+        """Return the served versions of an API group, the preferred one first. An unknown group has none."""
         answer = self._find("GET", f"/apis/{group}")
         return [] if answer is None else [version["version"] for version in answer["versions"]]
 
     def server_version(self) -> str:
-        """Return `v1.35.4`."""
+        """Return the server's version, such as `v1.35.4`."""
         return str(self._send_json("GET", "/version")["gitVersion"])
 
     def server_time(self) -> datetime.datetime:
@@ -260,7 +272,7 @@ class Cluster:
         return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
 
     def now(self) -> datetime.datetime:
-        """Return the time: the server's where this machine's clock is far from it, since objects have its times."""
+        """Return the current time, corrected by a large skew to the server's clock, which sets the times of objects."""
         return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.ahead_s)
 
     def ready(self) -> bool:
@@ -274,7 +286,7 @@ class Cluster:
         return True
 
     def _find(self, method: str, path: str, body: Object | None = None) -> Object | None:
-        """Return the answer, or None where the path names nothing."""
+        """Return the answer, or None if the server answers 404."""
         try:
             return self._send_json(method, path, None, body)
         except ApiError as error:

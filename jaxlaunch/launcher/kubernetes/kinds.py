@@ -1,4 +1,4 @@
-"""The kinds of object that we read or write, their paths on the API server, and rights on them. Pure."""
+"""Kinds of Kubernetes objects that jaxlaunch reads or writes, with their API paths and permissions. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """One kind of one API version."""
+    """A kind of object in one version of its API group."""
 
-    group: str  # "" is the core group
+    # The core group is "".
+    group: str
     version: str
     plural: str
     kind: str
@@ -21,7 +22,7 @@ class Kind(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The name for `kubectl get`: `pods`, `jobsets.jobset.x-k8s.io`."""
+        """The resource name for `kubectl get`: `pods`, `jobsets.jobset.x-k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def titled(self, name: str) -> str:
@@ -29,7 +30,7 @@ class Kind(NamedTuple):
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return its path; without a namespace that of all namespaces, without a name that of all objects."""
+        """Return the API path of one object, or of all objects without `name`, in one namespace or in all."""
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]
@@ -49,7 +50,8 @@ class Right(NamedTuple):
 
 _JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
 
-JOBSETS = Kind(_JOBSET, "v1alpha2", "jobsets", "JobSet")  # JobSet serves no other
+# JobSet serves no other version.
+JOBSETS = Kind(_JOBSET, "v1alpha2", "jobsets", "JobSet")
 JOBS = Kind("batch", "v1", "jobs", "Job")
 PODS = Kind("", "v1", "pods", "Pod")
 EVENTS = Kind("", "v1", "events", "Event")
@@ -63,7 +65,8 @@ RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 RESOURCE_CLAIM_TEMPLATES = Kind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
-COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")  # of NVIDIA's DRA driver
+# NVIDIA's DRA driver serves this kind.
+COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
@@ -90,7 +93,7 @@ ACCESS_REVIEWS = Kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
 )
 
-# By dynamic resource allocation: who serves each.
+# Kinds of dynamic resource allocation, and the project that serves each.
 ALLOCATED = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",

@@ -1,4 +1,4 @@
-"""The cluster to use and the credentials for it: from kubeconfig files, or in a pod from its service account."""
+"""Cluster address and credentials from kubeconfig files, or in a pod from its service account."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _LOCAL = (
     "`launcher logs NAME` show those runs, from the folder runs/."
 )
 _REPAIR = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL}"
-# What a pod has. Every namespace has the authority: kube-root-ca.crt.
+# Every pod has this folder, and every namespace has the CA certificate (kube-root-ca.crt).
 _HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AUTHORITY = _HERE / "ca.crt"
 
 
 def has_kubeconfig() -> bool:
-    """Return whether there is a kubeconfig, or KUBECONFIG names one: an error in it is no lack of a cluster."""
+    """Return whether a kubeconfig exists or KUBECONFIG names one, even if it is invalid."""
     return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
 def _find_files() -> str | None:
-    """Return the kubeconfig files, as KUBECONFIG lists them; None in a pod that has none."""
+    """Return the kubeconfig files in the format of KUBECONFIG, or None in a pod without them."""
     setting = os.environ.get("KUBECONFIG") or "~/.kube/config"
     paths = [Path(path).expanduser() for path in setting.split(os.pathsep) if path]
     if any(path.is_file() for path in paths):
@@ -50,7 +50,7 @@ def _find_files() -> str | None:
 def read_context(wanted: str | None) -> tuple[str, str]:
     """Return the name and namespace of a context, by default of the current one.
 
-    Raises ClusterError when there is none.
+    Raises ClusterError if it does not exist.
     """
     paths = _find_files()
     if paths is None:
@@ -60,7 +60,7 @@ def read_context(wanted: str | None) -> tuple[str, str]:
 
 
 def _merge_files(paths: str) -> Any:
-    """Return all files of the kubeconfig as one. Raises ClusterError when one cannot be read."""
+    """Return the merged files of the kubeconfig. Raises ClusterError if one cannot be read."""
     import yaml
     from kubernetes.config import ConfigException
     from kubernetes.config.kube_config import KubeConfigMerger
@@ -76,7 +76,7 @@ def _merge_files(paths: str) -> Any:
 
 
 def _find_context(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
-    """Return a context by its name, or the current one."""
+    """Return the name and fields of a context, by default of the current one."""
     contexts = {entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []}
     name = wanted or merged.value.get("current-context")
     if name in contexts:
@@ -99,7 +99,8 @@ def open_access(wanted: str | None) -> Access:
     from jaxlaunch.launcher.kubernetes.transport import Access
 
     configuration = kubernetes.client.Configuration()
-    configuration.connection_pool_maxsize = 64  # many logs are followed at once
+    # Many logs are followed at once.
+    configuration.connection_pool_maxsize = 64
     impersonation: dict[str, str] = {}
     paths = _find_files()
     try:
@@ -113,14 +114,15 @@ def open_access(wanted: str | None) -> Access:
             impersonation = _settle_user(merged, context, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
-                configuration.proxy = cluster["proxy-url"]  # some versions of the client ignore it
+                # Some versions of the client ignore it.
+                configuration.proxy = cluster["proxy-url"]
         pool = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise ClusterError(f"The kubeconfig {paths or ''} cannot be used: {error}") from None
 
     def headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
-        return {str(one["key"]): str(one["value"]) for one in settings if one["value"]} | impersonation
+        return {str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]} | impersonation
 
     return Access(pool, configuration.host.rstrip("/"), headers)
 
@@ -128,7 +130,7 @@ def open_access(wanted: str | None) -> Access:
 def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
     """Put a credential plugin's answer into the kubeconfig, and return the headers for impersonation (`as:`).
 
-    The official loader runs a plugin without a time limit, logs its failure and goes on without credentials; it
+    The official loader runs a plugin without a timeout, logs its failure and continues without credentials. It also
     ignores `as:`.
     """
     entry = next((entry for entry in merged.value["users"] if entry["name"] == context.get("user")), None)
@@ -150,7 +152,7 @@ def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, 
 
 # A plugin that needs no login answers within a second.
 PLUGIN_LIMIT_S = 15.0
-# Characters of its stderr when it fails.
+# Characters of its stderr that an error message shows.
 _SHOWN = 300
 _CLUSTER_INFO = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
 
@@ -158,8 +160,14 @@ _CLUSTER_INFO = ("server", "tls-server-name", "insecure-skip-tls-verify", "certi
 def plugin_credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Run a credential plugin and return its answer as a `user` block: a token, or a certificate and its key.
 
-    `plugin` is the `exec` block, `folder` the kubeconfig's. Raises ClusterError when the plugin is missing, fails,
-    takes longer than PLUGIN_LIMIT_S or gives no credentials. No message shows the answer.
+    Args:
+        plugin: The `exec` block of the kubeconfig.
+        cluster: The `cluster` block of the kubeconfig.
+        folder: Folder of the kubeconfig, in which the plugin runs.
+
+    Raises:
+        ClusterError: If the plugin is missing, fails, takes too long or gives no credentials. No message shows the
+            answer, because it is secret.
     """
     command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
 
@@ -208,11 +216,11 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
     return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
 
-# --- in a pod, for the token that somebody else brings: never with a token of the pod's own ---------------------------
+# --- in a pod, with a viewer's token and never with the pod's own -----------------------------------------------------
 
 
 def pod_server_url() -> str:
-    """Return the server's URL. Raises ClusterError where this is no pod, or has not the server's authority."""
+    """Return the server's URL. Raises ClusterError outside a pod, or without the server's CA certificate."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not (host and port and AUTHORITY.is_file()):
         raise ClusterError(
@@ -232,7 +240,8 @@ def open_viewer_access(token: str) -> Access:
 
 @functools.cache
 def _shared_pool() -> Any:
-    """Return connections that know nobody: each request says whose it is."""
-    import urllib3  # the launcher's commands are quicker without it
+    """Return connections without credentials, which each request brings itself."""
+    # Without this import the launcher's commands start faster.
+    import urllib3
 
     return urllib3.PoolManager(maxsize=32, ca_certs=str(AUTHORITY))

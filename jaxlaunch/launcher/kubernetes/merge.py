@@ -1,20 +1,20 @@
-"""Merges a patch into a manifest as Kubernetes does: mappings deeply, lists by name, null removes. Pure."""
+"""Patches of manifests as in Kubernetes: mappings merge deeply, lists by name, and null removes. Pure."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-# List -> the merge key of its items, where that is not `name`.
+# Merge key of the items of a list, if it is not `name`.
 _KEYS = {"volumeMounts": "mountPath"}
-# Lists whose items are replaced whole: a merge of two kinds of volume would be neither.
+# Items of these lists are replaced as a whole: two merged kinds of volume would be invalid.
 _WHOLE = ("env", "volumes")
 
 
 def merge(base: Any, patch: Any, key: str = "") -> Any:
-    """Return `base` with `patch` over it; neither is changed.
+    """Return a copy of `base` with `patch` applied.
 
-    Items of lists are merged by name or added; scalars are replaced.
+    Items of lists are merged by name or appended, and scalars are replaced.
     """
     if isinstance(patch, dict):
         base = base if isinstance(base, dict) else {}
@@ -25,11 +25,11 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
         return merged
     if not _are_mappings(patch) or not (patch or _are_mappings(base)):
         return copy.deepcopy(patch)
-    # The lists are short, and searched because a name in a patch may be of any type.
+    # A linear search, because a name in a patch may be of any type. The lists are short.
     name = _KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
     for item in patch:
-        places = [place for place, other in enumerate(items) if name in item and other.get(name) == item[name]]
+        places = [position for position, other in enumerate(items) if name in item and other.get(name) == item[name]]
         if places:
             items[places[0]] = merge({} if key in _WHOLE else items[places[0]], item)
         elif item not in items:

@@ -1,7 +1,7 @@
-"""What API objects report of themselves, and the parts of them that we keep. Pure.
+"""Accessors for API objects, and functions that trim them to the fields that jaxlaunch reads. Pure.
 
-There may be thousands of pods, nodes and events. A pod is some 8 kB of JSON, of which we read less than 1 kB: each is
-cut down as its page of the list arrives.
+There may be thousands of pods, nodes and events. A pod is some 8 kB of JSON, and less than 1 kB of it is used, so each
+object is trimmed as soon as its page of the list arrives.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxlaunch.launcher.kubernetes.labels import (
 
 # An API object, as its JSON.
 Obj = Mapping[str, Any]
-# Between this machine's clock and the server's; beyond, ages mislead.
+# Ages are misleading if this machine's clock differs by more from the server's.
 SKEW_S = 30.0
 
 
 def condition(obj: Obj, kind: str) -> Obj:
-    """Return the condition of that type; an empty one where it was never set."""
+    """Return the condition of that type, or an empty one if it was never set."""
     conditions = obj.get("status", {}).get("conditions") or ()
     return next((state for state in conditions if state["type"] == kind), {})
 
@@ -45,17 +45,17 @@ def replicated_jobs(jobset: Obj) -> list[Obj]:
 
 
 def terminal_state(jobset: Obj) -> str | None:
-    """Return Completed or Failed; None while the JobSet may still run."""
+    """Return Completed or Failed, or None while the JobSet may still run."""
     return jobset.get("status", {}).get("terminalState") or None
 
 
 def is_suspended(jobset: Obj) -> bool:
-    """Return whether the JobSet is suspended: by Kueue until it admits the job, or by whoever stopped it."""
+    """Return whether the JobSet is suspended, by Kueue until it admits the job or because it was stopped."""
     return bool(jobset.get("spec", {}).get("suspend"))
 
 
 def pod_template(jobset: Obj) -> Obj:
-    """Return the pod template of a JobSet's first replicated job; ours have but one."""
+    """Return the pod template of a JobSet's first replicated job. jaxlaunch's JobSets have only one."""
     first = next(iter(replicated_jobs(jobset)), {})
     template: Obj = first.get("template", {}).get("spec", {}).get("template", {})
     return template
@@ -65,30 +65,30 @@ def pod_template(jobset: Obj) -> Obj:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a time of the API: seconds in metadata, microseconds in leases and newer events."""
+    """Parse a time of the API, which has microseconds in leases and newer events."""
     return None if not text else datetime.fromisoformat(text)
 
 
 def seconds_since(text: str | None, now: datetime) -> float | None:
-    """Return how long ago that was; never negative, however the clocks differ."""
+    """Return the seconds since a time, at least 0 whatever the skew of the clocks."""
     then = parse_time(text)
     return None if then is None else max(0.0, (now - then).total_seconds())
 
 
 def ahead_s(before: datetime, there: datetime, after: datetime) -> float:
-    """Return how far this machine's clock is at least ahead of the server's; less than 0 where it is behind.
+    """Return the least possible skew of this machine's clock in seconds, negative if it is behind the server's.
 
     Args:
-        before: The time here before the request.
-        there: The server's time, which it gives to the second.
-        after: The time here after the request.
+        before: This machine's time before the request.
+        there: The server's time, which has a resolution of one second.
+        after: This machine's time after the request.
     """
     ahead, behind = (before - there).total_seconds() - 1, (there - after).total_seconds()
     return ahead if ahead > 0 else -max(behind, 0.0)
 
 
 def format_age(seconds: float) -> str:
-    """Return a span as kubectl writes ages: 95s, 3m20s, 47m, 5h10m, 3d."""
+    """Format a duration as kubectl formats ages: 95s, 3m20s, 47m, 5h10m, 3d."""
     whole = int(seconds)
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if whole < 120:
@@ -102,24 +102,27 @@ def format_age(seconds: float) -> str:
     return f"{hours}h" if hours < 48 else f"{days}d"
 
 
-# --- Kueue's LocalQueues and ClusterQueues, read through these functions alone ----------------------------------------
+# --- Kueue's LocalQueues and ClusterQueues, which only these functions read -------------------------------------------
 
 
 class InactiveQueue(NamedTuple):
-    """Why a queue admits nothing."""
+    """Reason why a queue admits nothing."""
 
-    stop_policy: str | None  # Hold or HoldAndDrain, where somebody stopped it; else None
-    reason: str  # of its condition Active; empty until Kueue has set that to False
+    # Hold or HoldAndDrain if somebody stopped the queue, else None.
+    stop_policy: str | None
+    # Reason of the condition Active, empty until Kueue sets it to False.
+    reason: str
     message: str
 
 
 class Quota(NamedTuple):
-    """Quota of one resource in one flavor of a ClusterQueue, as quantities are written."""
+    """Quota of one resource in one flavor of a ClusterQueue, in Kubernetes quantities."""
 
     flavor: str
     resource: str
     nominal: str
-    reserved: str  # by admitted jobs
+    # Reserved by admitted jobs.
+    reserved: str
 
 
 def cluster_queue_name(local_queue: Obj | None) -> str | None:
@@ -129,7 +132,7 @@ def cluster_queue_name(local_queue: Obj | None) -> str | None:
 
 
 def inactive_state(queue: Obj) -> InactiveQueue | None:
-    """Return why a LocalQueue or a ClusterQueue admits nothing; None where it does."""
+    """Return why a LocalQueue or a ClusterQueue admits nothing, or None if it is active."""
     active, policy = condition(queue, "Active"), queue.get("spec", {}).get("stopPolicy", "None")
     stop_policy = None if policy == "None" else policy
     if active.get("status") == "False":
@@ -152,7 +155,7 @@ def queue_quotas(cluster_queue: Obj) -> Iterator[Quota]:
 
 
 def covered_resources(cluster_queue: Obj) -> Sequence[str]:
-    """Return the resources that a ClusterQueue has quota of, in its order."""
+    """Return the resources for which a ClusterQueue has quota, in its order."""
     groups = cluster_queue.get("spec", {}).get("resourceGroups") or ()
     covered = [resource for group in groups for resource in group.get("coveredResources") or ()]
     return list(dict.fromkeys([*covered, *(quota.resource for quota in queue_quotas(cluster_queue))]))
@@ -160,7 +163,7 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
 
 # --- the fields that we keep ------------------------------------------------------------------------------------------
 
-# Characters; no termination message is longer.
+# In characters. No termination message is longer.
 MAX_MESSAGE = 4_096
 MAX_KINDS_OF_EVENT = 200
 # Objects that a folded event names.
@@ -169,16 +172,19 @@ MAX_NAMED = 8
 QUIET_EVENTS = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete")
 
 _CONDITION = ("type", "status", "reason", "message")
-# The end of a pod's name, and numbers.
+# Random suffixes of pod names, and numbers.
 _RANDOM = re.compile(r"-[a-z0-9]{5}\b|\d+")
 
 
 def trim_pod(pod: Obj) -> dict[str, Any]:
-    """Keep of a pod its place in the gang, its node, and the states of its containers."""
+    """Trim a pod to its position in the gang, its node, and the states of its containers."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = _keep(metadata.get("labels", {}), NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
     statuses = {
-        kind: [_keep(one, "name", "image", "ready", "restartCount", "state", "lastState") for one in status[kind]]
+        kind: [
+            _keep(container, "name", "image", "ready", "restartCount", "state", "lastState")
+            for container in status[kind]
+        ]
         for kind in ("containerStatuses", "initContainerStatuses")
         if status.get(kind)
     }
@@ -194,7 +200,7 @@ def trim_pod(pod: Obj) -> dict[str, Any]:
 
 
 def _requests(spec: Obj) -> dict[str, Any]:
-    """Keep what admission made of the requests of a pod without a node: defaults, sidecars, overhead."""
+    """Return the requests of a pod without a node as admission changed them: defaults, sidecars, overhead."""
     containers = {
         kind: [_keep(container, "name", "resources", "restartPolicy") for container in spec[kind]]
         for kind in ("containers", "initContainers")
@@ -204,7 +210,7 @@ def _requests(spec: Obj) -> dict[str, Any]:
 
 
 def _limits(spec: Obj) -> dict[str, Any]:
-    """Keep the memory limits of a pod's containers, and which of them are sidecars."""
+    """Return the memory limits of a pod's containers, and which of them are sidecars."""
     kept: dict[str, Any] = {}
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
@@ -216,7 +222,7 @@ def _limits(spec: Obj) -> dict[str, Any]:
 
 
 def trim_node(node: Obj) -> dict[str, Any]:
-    """Keep of a node what the scheduler reads, as far as we do, and the conditions that are not as they should be."""
+    """Trim a node to what scheduling depends on, and to its conditions that indicate a problem."""
     conditions = node.get("status", {}).get("conditions") or ()
     unwell = [
         _keep(state, *_CONDITION) for state in conditions if (state["type"] == "Ready") != (state["status"] == "True")
@@ -234,7 +240,7 @@ def _keep(obj: Obj, *names: str) -> dict[str, Any]:
 
 
 def trim_event(event: Obj) -> dict[str, Any]:
-    """Keep of an event of either API its object, message, count, and when it was last seen."""
+    """Trim an event of either API to its object, message, count and last time."""
     series, about = event.get("series") or {}, event.get("involvedObject") or {}
     last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     last = last or event["metadata"].get("creationTimestamp") or ""
@@ -245,14 +251,14 @@ def trim_event(event: Obj) -> dict[str, Any]:
         "kind": about.get("kind", ""),
         "names": [about.get("name", "")],
         "count": max(1, series.get("count") or event.get("count") or 1),
-        # To the second: newer events have microseconds, which do not compare with the others as text.
+        # Truncated to seconds, because newer events have microseconds and times are compared as text.
         "last": f"{last[:19]}Z" if last else "",
         "by": event.get("reportingComponent") or (event.get("source") or {}).get("component", ""),
     }
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Fold events with the same reason and message into one, the newest first: a thousand pods make one line."""
+    """Merge events with the same reason and message, newest first, so that a thousand pods make one line."""
     folded: dict[tuple[str, str, str], dict[str, Any]] = {}
     for event in events:
         key = event["kind"], event["reason"], _RANDOM.sub("", event["message"])

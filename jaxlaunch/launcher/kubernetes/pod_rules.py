@@ -1,7 +1,7 @@
-"""For what the API server refuses pods: mistakes in a template, and the Pod Security level of a namespace. Pure.
+"""Rules by which the API server rejects pods: invalid templates, and the Pod Security level of a namespace. Pure.
 
-`launcher doctor` has the server judge a pod, and `launcher explain` says what it refused: the rest is theirs. The
-reasons have the server's names, so that both read the same.
+Only common rules are here, since `launcher doctor` has the server check a pod and `launcher explain` reports what it
+rejected. The reasons have the server's names, so that both read the same.
 Source: ValidatePodTemplateSpec and the Pod Security Standards of Kubernetes 1.35, for Linux pods.
 """
 
@@ -21,15 +21,14 @@ from jaxlaunch.launcher.wording import cut
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"
 
-# List of containers in a template -> the key of the job that it comes from.
+# Maps a list of containers in a template to the key of the job file that it comes from.
 _CONTAINERS: Mapping[str, KeyPath] = {"initContainers": ("init",), "containers": ("pod", "spec", "containers")}
 
 
 def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield names that are none, containers without an image, mounts of no volume, and requests above their limits.
+    """Yield invalid names, containers without an image, mounts without a volume, and requests above their limits.
 
-    JobSet accepts any template: the server then refuses the Job that is made of it, again and again, while the JobSet
-    waits for ever.
+    JobSet accepts any template. The server then rejects the Job again and again, and the JobSet waits forever.
     """
     spec = template["spec"]
     volumes = [str(volume.get("name")) for volume in _mappings(spec, "volumes")]
@@ -44,7 +43,7 @@ def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the mappings in a list; anything else the schema refuses."""
+    """Return the mappings in a list. The schema rejects any other item."""
     items = holder.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
@@ -82,8 +81,10 @@ def _valid_quantities(texts: Any) -> dict[str, Decimal]:
 # API server.
 
 Level = Literal["privileged", "baseline", "restricted"]
-LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")  # the strictest last
-ENFORCE = "pod-security.kubernetes.io/enforce"  # label of a namespace
+# The strictest level is last.
+LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")
+# Label of a namespace.
+ENFORCE = "pod-security.kubernetes.io/enforce"
 
 _BASELINE_CAPABILITIES = frozenset(
     "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID "
@@ -95,12 +96,13 @@ _RESTRICTED_VOLUMES = frozenset(
 )
 _SECCOMP_PROFILES = ("RuntimeDefault", "Localhost")
 
-Part = Mapping[str, Any]  # of a manifest
+# Part of a manifest.
+Part = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A rule that the pod violates: the server's name for it, and where."""
+    """A violated rule: the server's name for it, and the place in the pod."""
 
     reason: str
     detail: str
@@ -120,35 +122,36 @@ def admits(enforced: Level, met: Level) -> bool:
 
 
 def stricter_level(level: Level) -> Level | None:
-    """Return the next level, None after the strictest."""
+    """Return the next stricter level, or None after the strictest."""
     return next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
 
 
 def find_violations(template: Part, enforced: Level) -> list[Violation]:
-    """Return why a namespace that enforces this level would refuse pods of the template."""
+    """Return why a namespace that enforces this level would reject pods of the template."""
     details: dict[str, list[str]] = {}
     if enforced != "privileged":
         for reason, detail in _violations(template, is_restricted=enforced == "restricted"):
             details.setdefault(reason, []).append(detail)
-    return [Violation(reason, "; ".join(dict.fromkeys(wheres))) for reason, wheres in details.items()]
+    return [Violation(reason, "; ".join(dict.fromkeys(places))) for reason, places in details.items()]
 
 
 def _violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, str]]:
-    """Yield a reason and a place for everything that the level forbids."""
+    """Yield the reason and the place of each violation of the level."""
     spec = template.get("spec") or {}
     containers = [container for key in ("initContainers", "containers") for container in spec.get(key) or []]
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(key):
             yield "host namespaces", f"{key}=true"
     for volume in spec.get("volumes") or []:
-        types = {key for key in volume if key != "name"}  # without one it is an emptyDir
+        # A volume without a type is an emptyDir.
+        types = {key for key in volume if key != "name"}
         if is_restricted and types and not types & _RESTRICTED_VOLUMES:
             yield "restricted volume types", f'volume "{volume.get("name")}" is of type {", ".join(sorted(types))}'
         elif not is_restricted and "hostPath" in types:
             yield "hostPath volumes", f'volume "{volume.get("name")}"'
     for container in containers:
         name, security = _name_and_security(container)
-        # Under hostNetwork the server makes every port one of the host's.
+        # With hostNetwork the server turns every port into a host port.
         port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
         if ports := [str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)]:
             yield "hostPort", f"{name} uses {', '.join(ports)}"
@@ -164,7 +167,8 @@ def _violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, s
         if is_restricted and security.get("allowPrivilegeEscalation") is not False:
             yield "allowPrivilegeEscalation != false", f"{name} must set allowPrivilegeEscalation=false"
     pod = spec.get("securityContext") or {}
-    if is_restricted and spec.get("hostUsers") is not False:  # root of a user namespace is no user of the node
+    # Root in a user namespace is not root on the node.
+    if is_restricted and spec.get("hostUsers") is not False:
         yield from _root_users(pod, containers)
     pod_profile = (pod.get("seccompProfile") or {}).get("type")
     if pod_profile not in (None, *_SECCOMP_PROFILES):
@@ -180,7 +184,7 @@ def _name_and_security(container: Part) -> tuple[str, Part]:
 
 
 def _root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
-    """Yield where root may run. The pod's runAsNonRoot is for the containers that have none."""
+    """Yield the places where root may run. The pod's runAsNonRoot applies to containers that do not set it."""
     if pod.get("runAsNonRoot") is False:
         yield "runAsNonRoot != true", "pod has runAsNonRoot=false"
     if pod.get("runAsUser") == 0:

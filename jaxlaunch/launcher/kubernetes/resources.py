@@ -1,6 +1,6 @@
-"""Quantities, what pods and jobs request, and which nodes have room for that. Pure.
+"""Quantities, the requests of pods and jobs, and the nodes that fit them. Pure.
 
-The scheduler counts the nodes that do not fit by reason, but names neither taint nor label: `fit_nodes` does.
+The scheduler's message counts unfit nodes by reason but names neither taints nor labels, which `fit_nodes` does.
 """
 
 from __future__ import annotations
@@ -19,31 +19,29 @@ _SCALE = (
     | {letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)}
     | {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
 )
-# All that a job may write.
+# The form that a job file may use.
 SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
-# What else the API server takes: signs, exponents, no digit before or after the point. The client's parser takes more,
-# such as NaN and 1_000.
+# The API server also accepts signs, exponents, and no digit before or after the point. The client's parser accepts
+# more, such as NaN and 1_000.
 _QUANTITY = re.compile(r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")")
 _BYTES = ("memory", "ephemeral-storage", "storage")
 _UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"))
 
 
 def parse_quantity(text: str) -> Decimal:
-    """Return the number that a quantity stands for, in any form that the API server takes: 32Gi, 500m, 1e12.
-
-    Raises ValueError when it is none.
-    """
+    """Parse a quantity in any form that the API server accepts: 32Gi, 500m, 1e12. Raises ValueError."""
     if match := SUFFIXED.fullmatch(text):
         return Decimal(match[1]) * _SCALE[match[2]]
     if not _QUANTITY.fullmatch(text):
         raise ValueError(f"{text} is not a quantity")
-    from kubernetes.utils import quantity  # imports the whole client, which `render` never needs
+    # This imports the whole client, which `render` never needs.
+    from kubernetes.utils import quantity
 
     return Decimal(quantity.parse_quantity(text))
 
 
 def format_quantity(resource: str, quantity: Decimal) -> str:
-    """Return a quantity as people write it: `32Gi` of memory, `500m` or `8` of anything else."""
+    """Format a quantity in the usual unit: `32Gi` of memory, `500m` or `8` of other resources."""
     if resource in _BYTES or resource.startswith("hugepages-"):
         for unit, suffix in _UNITS:
             if quantity >= unit and quantity % unit == 0:
@@ -53,7 +51,7 @@ def format_quantity(resource: str, quantity: Decimal) -> str:
 
 
 def format_requests(requests: Mapping[str, Decimal]) -> str:
-    """Return `cpu 8, memory 32Gi`."""
+    """Format requests as `cpu 8, memory 32Gi`."""
     return ", ".join(f"{name} {format_quantity(name, quantity)}" for name, quantity in requests.items()) or "nothing"
 
 
@@ -61,12 +59,13 @@ def format_requests(requests: Mapping[str, Decimal]) -> str:
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return what the scheduler counts for one pod.
+    """Return the requests that the scheduler counts for one pod, by resource.
 
-    Its containers and sidecars together, or an init container and the sidecars that run before it if that is more; and
-    the overhead of its RuntimeClass.
+    They are the sum of containers and sidecars, or those of an init container and the sidecars before it if that is
+    more, plus the overhead of the RuntimeClass.
     """
-    running: dict[str, Decimal] = {}  # by the sidecars so far
+    # Requests of the sidecars so far.
+    running: dict[str, Decimal] = {}
     total: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
         together = _add(running, container_requests(container))
@@ -76,13 +75,13 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     for container in spec.get("containers") or ():
         running = _add(running, container_requests(container))
     total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()}
-    # Requests of the pod itself take the place of its containers'.
+    # Requests of the pod itself replace those of its containers.
     total |= {name: parse_quantity(text) for name, text in container_requests(spec).items()}
     return _add(total, spec.get("overhead") or {})
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return the requests of a container as they are written; a limit alone is a request too."""
+    """Return the requests of a container as written. A limit without a request is also a request."""
     resources = container.get("resources") or {}
     written = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: str(text) for name, text in written.items()}
@@ -99,7 +98,7 @@ def count_pods(jobset: Mapping[str, Any]) -> int:
 
 
 def job_requests(jobset: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return what all pods of a JobSet request, by resource."""
+    """Return the requests of all pods of a JobSet, by resource."""
     total: dict[str, Decimal] = {}
     for job in jobset["spec"]["replicatedJobs"]:
         for name, quantity in pod_requests(job["template"]["spec"]["template"]["spec"]).items():
@@ -116,16 +115,17 @@ def _replicated_pods(job: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class NodeFit:
-    """How many nodes are left after each filter.
+    """Number of nodes that are left after each filter.
 
     Attributes:
-        selected: Those with the labels.
-        tolerated: Of these, those without a taint that bars the pod.
-        large: Of these, those that would fit it if they were empty.
+        total: All nodes.
+        selected: Nodes with the labels of the nodeSelector.
+        tolerated: Selected nodes without an untolerated taint.
+        large: Tolerated nodes that would fit the pod if they were empty.
         absent: Labels of the nodeSelector that no node has with that value.
-        offered: The values that nodes have for these labels.
-        taints: Of the selected nodes: the taint, and how many have it.
-        short: Resource to what is requested, and the most that a tolerated node has.
+        offered: Values that nodes have for these labels.
+        taints: Number of selected nodes with each untolerated taint.
+        short: Requested quantity and the largest quantity of a tolerated node, by resource.
     """
 
     total: int
@@ -145,11 +145,15 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
     taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]
     tolerated = [node for node, barring in zip(selected, taints, strict=True) if not barring]
     requests = pod_requests(spec)
-    large = [node for node in tolerated if all(allocatable(node, name) >= much for name, much in requests.items())]
+    large = [
+        node for node in tolerated if all(allocatable(node, name) >= quantity for name, quantity in requests.items())
+    ]
     absent = {
         key: value for key, value in selector.items() if not any(_labels(node).get(key) == value for node in nodes)
     }
-    written = {name: text for one in spec.get("containers") or () for name, text in container_requests(one).items()}
+    written = {
+        name: text for container in spec.get("containers") or () for name, text in container_requests(container).items()
+    }
     short = {}
     for name, quantity in requests.items():
         largest = max(tolerated, key=lambda node: allocatable(node, name), default=None)
@@ -176,7 +180,7 @@ def _labels(node: Obj) -> Mapping[str, str]:
 
 
 def allocatable(node: Obj, resource: str, default: str = "0") -> Decimal:
-    """Return how much of a resource pods may use on a node."""
+    """Return the allocatable quantity of a resource on a node."""
     return parse_quantity(str((node.get("status", {}).get("allocatable") or {}).get(resource, default)))
 
 

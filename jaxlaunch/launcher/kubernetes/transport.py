@@ -1,6 +1,6 @@
-"""One request to the API server, with a time limit, retried where that is safe, its errors with a hint.
+"""Requests to the API server with timeouts, safe retries, and errors with hints.
 
-By default urllib3 repeats a GET three times and a POST never, and waits for ever.
+By default urllib3 retries a GET three times, never retries a POST, and has no timeout.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kubernetes.objects import SKEW_S, ahead_s
 
 CONNECT_S = 5.0
-# Between two bytes of an answer.
+# Limit between two bytes of an answer.
 READ_S = 15.0
-# Of one call, with all tries and pauses.
+# Limit for one call with all retries and pauses.
 TOTAL_S = 60.0
 TRIES = 6
-# Who waits for longer wants to know for what.
+# A call that takes longer than this is reported to the user.
 TELL_AFTER_S = 2.0
 _TELL_AGAIN_S = 60.0
 # The server answers most calls within a few hundredths of a second.
@@ -46,18 +46,20 @@ _SLOW_CALL_S = 0.5
 _jitter = random.Random()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _CHUNK = 64 * 1024
-# Statuses of a server that may recover.
+# A server with one of these statuses may recover.
 _PASSING = {500, 502, 503, 504}
 
 T = TypeVar("T")
 
 
 class Access(NamedTuple):
-    """How one context of a kubeconfig reaches its server."""
+    """Connections, address and credentials of one context of a kubeconfig."""
 
-    pool: Any  # urllib3's
+    # Pool manager of urllib3.
+    pool: Any
     server: str
-    headers: Callable[[], Mapping[str, str]]  # with the credentials; never shown
+    # These include the credentials and are never shown.
+    headers: Callable[[], Mapping[str, str]]
 
 
 class Answer(NamedTuple):
@@ -68,22 +70,25 @@ class Answer(NamedTuple):
 
 
 class Transport:
-    """Sends requests with the access that `opened` gives, and calls it again when the credentials are refused."""
+    """Sends requests with the access from the constructor's callback, which is called again after a 401."""
 
     def __init__(self, opened: Callable[[], Access], name: str, say: Callable[[str], None] | None = None) -> None:
         self._opened = opened
         self._access = opened()
-        self.name = name  # of the context, for messages
+        # Name of the context, for messages.
+        self.name = name
         self.total_s = TOTAL_S
-        self.ahead_s = 0.0  # of this machine's clock, where it is more than SKEW_S from the server's
+        # Skew of this machine's clock. Smaller differences from the server's clock count as 0.
+        self.ahead_s = 0.0
         self._answered_at = time.monotonic()
         self._say = say
         self._told_at = -math.inf
-        self._slow_s = 0.0  # that the last calls took together, each of them a slow one
+        # Total duration of the last calls, while each of them was slow.
+        self._slow_s = 0.0
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last answered anything but that it is unwell; of all threads together."""
+        """Seconds since the last answer to any thread that was not a server error."""
         return time.monotonic() - self._answered_at
 
     @property
@@ -101,9 +106,13 @@ class Transport:
         content: str = "application/json",
         repeat: bool = True,
     ) -> Answer:
-        """Return the server's answer. Without `repeat` nothing is sent again that the server may have carried out.
+        """Send a request and return the response.
 
-        Raises ApiError when the server refuses, Unreachable when it does not answer within `total_s`.
+        Without `repeat` the request is not retried if the server may have processed it.
+
+        Raises:
+            ApiError: If the server rejects the request.
+            Unreachable: If it does not answer within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
 
@@ -118,13 +127,13 @@ class Transport:
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
-        """Yield the bytes of a streamed answer. Raises Unreachable when none come for `silence_s`.
+        """Yield the bytes of a streamed answer. Raises Unreachable after `silence_s` without any.
 
-        With `total_s` it must begin within that time, and a refusal is not retried.
+        With `total_s` the answer must begin within that time, and an error is not retried.
         """
         what = f"GET {path}"
         *_, pod, last = path.split("/")
-        # A log comes from the kubelet of the pod's node. The first line of one that is followed may come at any time.
+        # A log comes from the kubelet of the pod's node. The first line of a followed log may come at any time.
         awaited = (
             f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
         )
@@ -142,7 +151,7 @@ class Transport:
             response.close()
 
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
-        """Return what a port of a pod answers; `path` is of the pod's subresource `portforward`."""
+        """Return the answer of a port of a pod. `path` is that of the pod's subresource `portforward`."""
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
         with self._tell_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
@@ -157,7 +166,7 @@ class Transport:
         data: bytes | None,
         read_s: float,
     ) -> Any:
-        """Return the response, its body not read yet. Raises ApiError for a status of 300 or more."""
+        """Return the response with its body unread. Raises ApiError for a status of 300 or more."""
         before = datetime.datetime.now(datetime.UTC)
         response = self._access.pool.request(
             method,
@@ -169,7 +178,7 @@ class Transport:
             redirect=False,
             preload_content=False,
         )
-        # An answer may have no date, or another's.
+        # An answer may have no date, or that of a proxy.
         with contextlib.suppress(ValueError, TypeError):
             there = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
             skew_s = ahead_s(before, there, datetime.datetime.now(datetime.UTC))
@@ -181,7 +190,7 @@ class Transport:
         raise self._refused(f"{method} {path}", response)
 
     def _retry(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
-        """Return the answer to a request, which is sent again while that may help."""
+        """Return the answer to a request, with retries for errors that may pass."""
         end = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, TRIES + 1):
@@ -208,7 +217,7 @@ class Transport:
 
     @contextlib.contextmanager
     def _tell_if_slow(self, what: str) -> Iterator[None]:
-        """Say what is waited for, at most once a minute: after TELL_AFTER_S of one call, or of slow ones in a row."""
+        """Report what the client waits for, at most once a minute, after one slow call or several in a row."""
         began = time.monotonic()
 
         def tell() -> None:
@@ -227,7 +236,7 @@ class Transport:
             self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
 
     def _refused(self, what: str, response: Any) -> ApiError:
-        """Return the error with the message of the server's Status, or the first line of another body: a proxy's."""
+        """Return an error with the message of the server's Status, or with the first line of a proxy's answer."""
         body, reason, details = b"", "", {}
         with contextlib.suppress(HTTPError):
             body = _read_whole(response, time.monotonic() + READ_S)
@@ -253,7 +262,7 @@ class Transport:
 
     def _unreachable(self, what: str, error: HTTPError) -> Unreachable:
         where, inner = f"The API server {self.server} of context {self.name}", _innermost(error)
-        # The outer causes have addresses of Python objects in their messages.
+        # The messages of the outer exceptions contain addresses of Python objects.
         text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
         if isinstance(inner, ssl.SSLCertVerificationError):
             text = inner.verify_message
@@ -267,7 +276,7 @@ class Transport:
 
 
 def _read_whole(response: Any, end: float) -> bytes:
-    """Return the rest of a body, until `end`: the timeout between two bytes never ends one that comes slowly."""
+    """Return the body. A total limit is needed, because the read timeout applies only between two bytes."""
     parts = []
     for part in response.stream(_CHUNK, decode_content=True):
         parts.append(part)
@@ -279,7 +288,7 @@ def _read_whole(response: Any, end: float) -> bytes:
 
 
 def _is_untrusted(error: HTTPError) -> bool:
-    """Return whether it is about certificates; a handshake that breaks off is a server that starts or ends."""
+    """Return whether an error is about certificates. A server that starts or stops also breaks off handshakes."""
     return isinstance(error, SSLError) and not isinstance(_innermost(error), ssl.SSLEOFError | ConnectionError)
 
 
@@ -298,15 +307,24 @@ _TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", 
 
 
 def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
-    """Return all that a port of a pod answers to a request until it closes, like `kubectl port-forward`.
+    """Send a request to a port of a pod and return the answer until the pod closes, like `kubectl port-forward`.
 
-    The pod sees it come from 127.0.0.1. Over WebSocket every message begins with the number of its channel, 0 for the
-    bytes and 1 for an error; the first message on each only repeats the port (`v4.channel.k8s.io`).
+    The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its channel, 0 for data
+    and 1 for errors. The first message on each channel only repeats the port (`v4.channel.k8s.io`).
 
-    `pool` is urllib3's, with the server's certificates; `url` is of the pod's subresource `portforward`. Raises
-    ApiError when the server refuses, Unreachable when it does not answer or nothing listens on the port.
+    Args:
+        pool: Pool manager of urllib3 with the server's certificates.
+        url: URL of the pod's subresource `portforward`.
+        headers: Headers with the credentials.
+        request: Bytes to send.
+        limit_s: Limit for the whole exchange.
+
+    Raises:
+        ApiError: If the server rejects the request.
+        Unreachable: If it does not answer, or nothing listens on the port.
     """
-    import websocket  # with its imports it takes a twentieth of a second
+    # This import takes a twentieth of a second.
+    import websocket
 
     end = time.monotonic() + limit_s
     what = f"GET {url}"
@@ -317,7 +335,8 @@ def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, li
             header=[f"{name}: {value}" for name, value in headers.items()],
             subprotocols=[PROTOCOL],
             suppress_origin=True,
-            redirect_limit=0,  # the credentials are for this server alone
+            # The credentials are for this server only.
+            redirect_limit=0,
             sslopt=_tls_options(pool),
             **_proxy_options(pool),
         )
@@ -336,11 +355,12 @@ def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, li
     except (OSError, websocket.WebSocketException) as error:
         raise Unreachable(f"The port-forward to the pod broke off: {error} ({what}).", sent=True) from None
     finally:
-        tunnel.shutdown()  # its close() leaves the socket open where the other side closed first
+        # close() would leave the socket open if the other side closed first.
+        tunnel.shutdown()
 
 
 def _receive(tunnel: Any, end: float, what: str) -> bytes:
-    """Return the bytes until the pod's side closes."""
+    """Return the data until the pod closes the connection."""
     import websocket
 
     opened: set[int] = set()
@@ -361,7 +381,7 @@ def _receive(tunnel: Any, end: float, what: str) -> bytes:
 
 
 def _tls_options(pool: Any) -> dict[str, Any]:
-    """Return the pool's certificates under the names of the WebSocket library."""
+    """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
     options = {theirs: settings[ours] for ours, theirs in _TLS.items() if settings.get(ours)}
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
@@ -370,7 +390,7 @@ def _tls_options(pool: Any) -> dict[str, Any]:
 
 
 def _proxy_options(pool: Any) -> Mapping[str, Any]:
-    """Return the pool's proxy, or none: the WebSocket library would take one from the environment."""
+    """Return the pool's proxy settings. Without them the WebSocket library would use the environment's."""
     if (proxy := pool.proxy) is None:
         return {"http_no_proxy": ["*"]}
     auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None

@@ -1,4 +1,8 @@
-"""Watches and calls that survive closed and silent connections, errors of the server and expired versions."""
+"""Watches and calls that survive closed and silent connections, server errors and expired versions.
+
+A watch request ends after 20 seconds and is continued from the last resource version. If the server no longer has that
+version, the objects are listed again and the difference to the last known objects is yielded as events.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from jaxlaunch.records.log_lines import Lines
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
-# The server ends a watch after this; one that is silent for longer is dead.
+# The server ends a watch after this long. A connection that is silent for longer is dead.
 LASTS_S = 20
 SILENCE_S = LASTS_S + 5.0
-# Errors in a row are borne for this long: a control plane that is upgraded is away for five minutes and more.
+# Consecutive errors are tolerated for this long: an upgrade of a control plane takes five minutes and more.
 PATIENCE_S = 900.0
 # Not the global generator: a user's program may have seeded that.
 _jitter = random.Random()
@@ -30,15 +34,15 @@ T = TypeVar("T")
 
 
 def may_pass(error: ApiError | Unreachable) -> bool:
-    """Return whether a later request may succeed: no answer, or one of a server that is unwell or busy."""
+    """Return whether a later request may succeed: the server did not answer, failed or was busy."""
     return isinstance(error, Unreachable) or error.status >= 500 or error.status == 429
 
 
 class Watch:
-    """Events of objects.
+    """Events of objects across reconnects.
 
-    `listed()` returns the objects and their resource version, `streamed(query, silence_s)` the bytes of one watch
-    request.
+    The constructor's first callback returns the objects and their resource version, the second one the bytes of one
+    watch request for a query and a read timeout.
     """
 
     def __init__(
@@ -51,12 +55,15 @@ class Watch:
         self._listed, self._streamed = listed, streamed
         self._version = since
         self._end = None if limit_s is None else time.monotonic() + limit_s
-        self._seen: dict[str, dict[str, Any]] = {}  # uid -> its metadata in the last event
+        # Maps a uid to the metadata in the last event.
+        self._seen: dict[str, dict[str, Any]] = {}
 
     def events(self) -> Iterator[Event]:
-        """Yield ADDED, MODIFIED and DELETED, each change once, until `limit_s` is over.
+        """Yield ADDED, MODIFIED and DELETED, each change once, for `limit_s` seconds.
 
-        Raises ApiError when the server refuses, and the last error when all requests failed for PATIENCE_S.
+        Raises:
+            ApiError: If the server rejects the request, or after 15 minutes of errors.
+            Unreachable: After 15 minutes without an answer.
         """
         failures, well_at = 0, time.monotonic()
         while self._end is None or time.monotonic() < self._end:
@@ -79,7 +86,7 @@ class Watch:
             time.sleep(pause_s if self._end is None else max(0.0, min(pause_s, self._end - time.monotonic())))
 
     def _relist(self) -> Iterator[Event]:
-        """Yield what was added, changed and deleted since the last event."""
+        """Yield the changes since the last event by listing all objects."""
         objects, self._version = self._listed()
         gone, self._seen = self._seen, {}
         for obj in objects:
@@ -94,7 +101,7 @@ class Watch:
             yield "DELETED", {"metadata": metadata}
 
     def _stream(self) -> Iterator[Event]:
-        """Yield the events of one request, up to its end."""
+        """Yield the events of one watch request."""
         lasts_s = LASTS_S if self._end is None else max(1, min(LASTS_S, round(self._end - time.monotonic())))
         query = {
             "watch": "true",
@@ -130,28 +137,28 @@ class Watch:
 
 
 def without_network_hint(error: ApiError | Unreachable) -> ApiError | Unreachable:
-    """Return the error without the hint to check the network, which was fine before."""
+    """Remove the hint to check the network, which worked before, from the error and return it."""
     error.hint = None if isinstance(error, Unreachable) else error.hint
     return error
 
 
-# --- a server that does not answer for minutes: one that is upgraded, or behind a network that is away ----------------
+# --- outages of minutes, such as an upgrade of the server or a broken network -----------------------------------------
 
-# A quiet watch starts over every 20 s, so a server that is well is never silent for longer.
+# A quiet watch is renewed every 20 s, so a healthy server is never silent for longer.
 TELL_AFTER_S = 40.0
 _TELL_AGAIN_S = 60.0
 _PAUSE_S = 2.0
 
 
 class Outage:
-    """Asks again until the server answers, and says meanwhile for how long it has not."""
+    """Retries calls until the server answers, and reports the duration of the outage."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
         self._told_at: float | None = None
 
     def tell(self) -> None:
-        """Say that the server does not answer, once a minute, and then that it answers again."""
+        """Report once a minute that the server does not answer, and then that it answers again."""
         silent_s, now = self._cluster.silent_s, time.monotonic()
         if silent_s < TELL_AFTER_S:
             if self._told_at is not None:
@@ -162,10 +169,12 @@ class Outage:
             self._told_at = now
 
     def ride(self, call: Callable[[], T], end: float | None = None) -> T:
-        """Return what `call` returns once the server answers. It may be called many times.
+        """Call `call` until the server answers, and return its result.
 
-        Raises the error of a server that refuses, the last one when the server has not answered for PATIENCE_S, and
-        TimeoutError at `end` (of time.monotonic()).
+        Raises:
+            ApiError: If the server rejects the request, or after 15 minutes of errors.
+            Unreachable: After 15 minutes without an answer.
+            TimeoutError: At `end`, in the time of time.monotonic().
         """
         began = time.monotonic()
         while True:

@@ -344,7 +344,8 @@ def _volumes(target: Target) -> Findings:
         yield namespace.judge_claim(name, claim, hosts=target.pods, is_read=is_read)
     try:
         needed = target.checkpoints()
-    except UserError as error:  # the trainer's own
+    except UserError as error:
+        # The trainer rejects the configuration.
         yield unknown("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
         return
     if needed is not None:

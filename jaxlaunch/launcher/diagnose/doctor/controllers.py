@@ -148,7 +148,8 @@ class Webhook(NamedTuple):
     """An admission webhook that must answer before an object of a job is created."""
 
     name: str
-    service: tuple[str, str] | None  # namespace and name; None: called by URL
+    # Namespace and name, or None for a webhook that is called by URL.
+    service: tuple[str, str] | None
 
 
 def blocking_webhooks(configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None) -> list[Webhook]:
@@ -210,30 +211,30 @@ def count_ready_endpoints(slices: Sequence[Obj]) -> int:
 def judge_dry_run(error: ApiError | None, what: str) -> Finding:
     """Judge the API server's answer to a JobSet or a pod that was sent with dryRun=All."""
     if error is None or error.reason == "AlreadyExists":
-        return ok("the API server accepts {what} (dry run: schema, webhooks, admission)", what=what)
-    message, fields = error.message, {"what": what, "message": error.message}
+        return ok("the API server accepts {subject} (dry run: schema, webhooks, admission)", subject=what)
+    message, fields = error.message, {"subject": what, "message": error.message}
     if match := re.search(r'failed calling webhook "([^"]+)"', message):
         fix = f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was left behind."
         why = _BLOCKS + " {message}"
         return fail_admin("webhook {webhook} does not answer", why, fix, webhook=match[1], **fields)
     if error.status == 403 and "cannot create resource" in message:
-        return unknown("whether the API server accepts {what} is not known", "{message}", **fields)
+        return unknown("whether the API server accepts {subject} is not known", "{message}", **fields)
     if "unknown field" in message:
-        return fail_admin("the API server does not know a field of {what}", "{message}", _INSTALL, **fields)
+        return fail_admin("the API server does not know a field of {subject}", "{message}", _INSTALL, **fields)
     if "exceeded quota" in message or "failed quota" in message:
         fix = f"request less, or {ASK_ADMIN} raise the quota."
-        return fail_admin("a ResourceQuota rejects {what}", "{message}", fix, **fields)
+        return fail_admin("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
     if match := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message):
         template, fix = (
-            "ValidatingAdmissionPolicy {policy} rejects {what}",
+            "ValidatingAdmissionPolicy {policy} rejects {subject}",
             "change that, or ask the cluster administrator.",
         )
-        return fail(template, "{why}", fix, policy=match[1], why=match[2], what=what)
+        return fail(template, "{denial}", fix, policy=match[1], denial=match[2], subject=what)
     if "violates PodSecurity" in message:
         fix = "see `launcher plan`, or use another namespace."
-        return fail("Pod Security rejects {what}", "{message}", fix, **fields)
+        return fail("Pod Security rejects {subject}", "{message}", fix, **fields)
     fix = "change what it names, or ask the cluster administrator."
-    return fail("the API server rejects {what}", "{message}", fix, **fields)
+    return fail("the API server rejects {subject}", "{message}", fix, **fields)
 
 
 # --- Kueue ------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
     pods = Decimal(resources.count_pods(jobset))
     slices = Decimal(sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"]))
     objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
-    one = ("services", "count/services", f"count/{JOBSETS.resource}")  # the Service is for the hosts' names
+    # The Service gives the hosts their names.
+    one = ("services", "count/services", f"count/{JOBSETS.resource}")
     prefixed = {f"requests.{name}": much for name, much in requests.items()}
     return prefixed | plain | limits | objects | dict.fromkeys(one, Decimal(1))
 

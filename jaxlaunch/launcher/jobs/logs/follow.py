@@ -21,14 +21,19 @@ from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_st
 from jaxlaunch.launcher.kubernetes.watch import Outage, may_pass
 
 TICK_S = 1.0
-REATTACH_S = 1.0  # after a stream broke
-DRAIN_S = 10.0  # without a line, after which the logs of pods that have ended are given up
-GONE = 404  # the pod, and its log with it
-MAX_QUEUED = 10_000  # lines a slow terminal may be behind
+# Pause before a broken stream is opened again.
+REATTACH_S = 1.0
+# Logs of ended pods are abandoned after this long without a line.
+DRAIN_S = 10.0
+# Status of a log whose pod no longer exists.
+GONE = 404
+# A slow terminal may be this many lines behind.
+MAX_QUEUED = 10_000
 
 Show = Callable[[Line], None]
 Say = Callable[[str], None]
-OnEvent = Callable[[str, dict[str, Any]], None]  # type of the watch event, object
+# Called with the type of the watch event and the object.
+OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 def follow(
@@ -82,9 +87,12 @@ class Shown:
     """Which lines of one log were shown: a stream that is taken up again repeats those of its last second."""
 
     def __init__(self) -> None:
-        self.newest = ""  # the latest time of a line
-        self._count = 0  # lines of that time: the pieces of one line have the same
-        self._left: int | None = None  # of them, still to come once more; None: nothing comes twice
+        # Latest timestamp of a line.
+        self.newest = ""
+        # Lines with that timestamp. The pieces of one long line share it.
+        self._count = 0
+        # Lines with that timestamp that the stream will repeat, or None if nothing is repeated.
+        self._left: int | None = None
 
     def begin_again(self) -> None:
         """Note that the stream begins once more, at the newest line or before it."""
@@ -115,10 +123,13 @@ class _Follower:
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
         self._notices = Notices()
         self._jobset: Obj = {}
-        self._attached: set[str] = set()  # pods, ended ones too
+        # Names of pods, including pods that have ended.
+        self._attached: set[str] = set()
         self._open: set[str] = set()
-        self._is_over = False  # nothing more is waited for
-        self._has_ended = False  # the JobSet itself: its pods write no more
+        # Set when nothing more is expected.
+        self._is_over = False
+        # Set when the JobSet itself has ended, so its pods write no more.
+        self._has_ended = False
 
     def run(self, until: Callable[[], bool]) -> None:
         """Show lines until the JobSet ends or `until` is true."""
@@ -176,7 +187,8 @@ class _Follower:
 
     def _on_pod(self, event: str, pod: dict[str, Any]) -> None:
         if "spec" not in pod:
-            return  # deleted while the watch was interrupted: only its name is known
+            # The pod was deleted while the watch was interrupted, so only its name is known.
+            return
         for host in hosts.newest(self._jobset, [pod]):
             for text in self._notices.of_host(host):
                 self._say(text)
@@ -200,7 +212,8 @@ class _Follower:
         def guarded() -> None:
             try:
                 body(*args)
-            except Exception as error:  # raised again by run()
+            except Exception as error:
+                # The main thread raises it again in run().
                 self._inbox.put(partial(_raise, error))
 
         threading.Thread(target=guarded, name=f"follow {body.__name__}", daemon=True).start()
@@ -223,7 +236,8 @@ class _Follower:
             except Unreachable:
                 pass
             except ApiError as error:
-                if not may_pass(error):  # its node may come back
+                # A node that does not answer may come back.
+                if not may_pass(error):
                     if error.status != GONE:
                         message = logs.describe_unreadable(source.pod, error, source.node)
                         self._inbox.put(partial(self._say, message))

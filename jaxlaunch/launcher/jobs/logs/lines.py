@@ -38,7 +38,8 @@ class Line:
     host: int
     rank: int | None
     text: str
-    at: str = ""  # when it was written, in RFC 3339, by the kubelet's clock; empty when it did not say
+    # Time of writing in RFC 3339 by the kubelet's clock, or empty if the kubelet gave none.
+    at: str = ""
     generation: int = 0
 
     def prefixed(self) -> str:
@@ -133,10 +134,14 @@ def default_selection(processes: int, failing: int | None = None) -> Select:
 
 # --- the logs of pods -------------------------------------------------------------------------------------------------
 
-STREAMS = 64  # pods that are read at once, line by line
-READERS = 16  # requests at once where there are more
-PATIENCE_S = 20.0  # of a kubelet that does not answer, where nothing is followed
-MANY_TAIL = 1000  # lines of each pod, where there are more and no `--tail` is given
+# Pods that are read at once, line by line.
+STREAMS = 64
+# Concurrent requests for a larger number of pods.
+READERS = 16
+# Limit for a kubelet that does not answer, unless the log is followed.
+PATIENCE_S = 20.0
+# Lines of each pod of a larger number of pods without `--tail`.
+MANY_TAIL = 1000
 _REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
 
 
@@ -147,10 +152,13 @@ class Source:
     pod: str
     host: int
     generation: int
-    ranks: range  # that its host holds now
+    # Ranks that the host holds now.
+    ranks: range
     node: str | None = None
-    may_hold_others: bool = False  # lines of other ranks too: ranks move between hosts
-    agent_port: int | None = None  # at which its agent gives the last lines, while it runs
+    # Ranks move between hosts, so the log may have lines of other ranks.
+    may_hold_others: bool = False
+    # Port at which a running agent serves the last lines.
+    agent_port: int | None = None
 
     def may_have(self, select: Select) -> bool:
         """Return whether it may hold selected lines."""
@@ -316,7 +324,8 @@ def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping
         head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
         by_rank = json.loads(body) if head.split()[1:2] == [b"200"] else {}
         return {int(rank): [str(line) for line in lines] for rank, lines in by_rank.items()}
-    except (ClusterError, ValueError, TypeError, AttributeError):  # what answers is no such agent
+    except (ClusterError, ValueError, TypeError, AttributeError):
+        # Whatever answered is not an agent of this version.
         return {}
 
 

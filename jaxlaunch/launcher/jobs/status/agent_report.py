@@ -37,12 +37,18 @@ class AttemptEnd:
 class AgentReport:
     """A field is None or empty where no agent reported it, or where its report could not be read."""
 
-    heartbeat: Beat | None = None  # the newest, of these pods
-    verdict: AttemptEnd | None = None  # of the pods that are here, if they have ended or are about to
-    earlier: tuple[AttemptEnd, ...] = ()  # attempts before, as far as they are known, the last one last
-    ends_by_cause: Mapping[str, int] | None = None  # restarts, by what ended the attempt before
-    unknown: str | None = None  # why earlier attempts are not known, as a clause
-    recorded: Recorded | None = None  # whence the heartbeat is, where no log of a leader has one
+    # Newest heartbeat of these pods.
+    heartbeat: Beat | None = None
+    # End of the current pods, if they have ended or are about to.
+    verdict: AttemptEnd | None = None
+    # Earlier attempts as far as they are known, oldest first.
+    earlier: tuple[AttemptEnd, ...] = ()
+    # Number of restarts by the cause that ended the attempt before.
+    ends_by_cause: Mapping[str, int] | None = None
+    # Why earlier attempts are not known, as a clause.
+    unknown: str | None = None
+    # Source of the heartbeat if no leader's log has one.
+    recorded: Recorded | None = None
 
     @property
     def last(self) -> AttemptEnd | None:

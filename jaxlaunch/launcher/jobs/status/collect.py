@@ -52,12 +52,17 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import Line, Past, Tail
 
 MAX_PAGES_OF_EVENTS = 10
-MAX_LOGS = 16  # leaders whose log is read for a list of all jobs, for the step they are at
-LIST_TIMEOUT_S = 2.0  # of each of these logs
-_LATE_S = 10.0  # that a pod does not end or begin, after which its node may be at fault
+# A list of all jobs reads the logs of this many leaders, for their current step.
+MAX_LOGS = 16
+# Timeout for each of these logs.
+LIST_TIMEOUT_S = 2.0
+# A pod that is this late to start or end may be on a faulty node.
+_LATE_S = 10.0
 _MAX_MESSAGE = 240  # characters of a refusal
-_TERMINATING = "because it is being terminated"  # of the namespace, in events about what is refused
-_JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")  # in Kueue's message about a preemption
+# Events about rejected objects say this when the namespace is being deleted.
+_TERMINATING = "because it is being terminated"
+# Kueue's message about a preemption names the job by its uid.
+_JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
 
 _Place = tuple[str, str]  # namespace, name
 
@@ -79,7 +84,8 @@ class _Reader:
         self._unread: list[str] = []
         self._not_read: dict[str, str] = {}
         self._forbidden: set[str] = set()
-        self._has_lost_log = False  # the leader's, which the user may read
+        # Set if the leader's log could not be read although the user may read it.
+        self._has_lost_log = False
 
     def snapshot(self) -> Snapshot | NoSuchJob:
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
@@ -137,7 +143,8 @@ class _Reader:
 
     def _add_unread(self, what: str, error: ClusterError, kind: str, node: str | None = None) -> None:
         self._unread.append(_describe_unread(what, error, node))
-        if not (isinstance(error, ApiError) and error.status == 404):  # of a kind that is not served there are none
+        # A kind that is not served has no objects.
+        if not (isinstance(error, ApiError) and error.status == 404):
             self._not_read.setdefault(kind, self._unread[-1])
         if isinstance(error, ApiError) and error.status == 403:
             self._forbidden.add(kind)
@@ -183,14 +190,14 @@ class _Reader:
         if QUEUE not in jobset["metadata"].get("labels", {}):
             return None
         workloads = self._list(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
-        return max(workloads, key=lambda one: one["metadata"].get("creationTimestamp", ""), default=None)
+        return max(workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None)
 
     def _preemptor(self, workload: Obj | None) -> str | None:
         """Return the JobSet that took its place in the queue, which Kueue names by its uid."""
         messages = [condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
         uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
         jobsets = [] if uid is None else self._list(JOBSETS, "")
-        return next((one["metadata"]["name"] for one in jobsets if one["metadata"].get("uid") == uid), None)
+        return next((jobset["metadata"]["name"] for jobset in jobsets if jobset["metadata"].get("uid") == uid), None)
 
     def _nodes(self) -> tuple[Obj, ...] | None:
         try:
@@ -334,7 +341,8 @@ def _with_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
             try:
                 records = read_recent_records(cluster, job.namespace, leader, LIST_TIMEOUT_S)
                 job = dataclasses.replace(job, records=tuple(records))
-            except ClusterError as error:  # its step is then not known
+            except ClusterError as error:
+                # The step of this job is unknown.
                 alike = f"{job.namespace} {error.message.replace(leader.pod, '')}"
                 why = unread.setdefault(alike, _describe_unread(f"the log of {leader.pod}", error, leader.node))
                 job = dataclasses.replace(job, unread=(*job.unread, why), not_read={**job.not_read, "log": why})
@@ -356,14 +364,18 @@ def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
 
 # --- the leader's log -------------------------------------------------------------------------------------------------
 
-_RECENT_S = 45  # of a running leader's log: it writes a heartbeat every 15 s
+# A running leader writes a heartbeat every 15 s.
+_RECENT_S = 45
 # Lines of it that are read first, and eight times as many while they have no record: a program may flood.
 _MANY = 4_000
-_TAIL = 400  # lines of the log of a leader that ended
-TIMEOUT_S = 8.0  # of a node that does not answer: the rest of the snapshot must not wait for it
+# Lines that are read of an ended leader's log.
+_TAIL = 400
+# The rest of the snapshot must not wait for a node that does not answer.
+TIMEOUT_S = 8.0
 # How the API server says that a node's kubelet did not give it a log.
 _KUBELET = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
-_HEAD_BYTES = 256 * 1024  # where it writes how earlier attempts ended
+# The leader writes at the start of its log how earlier attempts ended.
+_HEAD_BYTES = 256 * 1024
 
 
 def why_unread(error: ClusterError, node: str | None) -> str:
@@ -413,5 +425,6 @@ def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float,
 def _parse_records(lines: Iterable[str]) -> Iterator[Line]:
     for line in lines:
         record = log_lines.parse(line)
-        if record is not None and not isinstance(record, Tail):  # the end of an older log is as long as a log
+        # The repeated end of an older log can be as long as a log.
+        if record is not None and not isinstance(record, Tail):
             yield record

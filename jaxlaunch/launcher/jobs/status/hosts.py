@@ -23,7 +23,8 @@ from jaxlaunch.records import checked, log_lines
 from jaxlaunch.records.log_lines import Termination
 from jaxlaunch.records.members import Members
 
-METRICS_PORT = "metrics"  # of the main container, by name
+# Name of the port of the main container.
+METRICS_PORT = "metrics"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -33,10 +34,12 @@ class Container:
 
     name: str
     is_init: bool
-    is_sidecar: bool  # an init container that runs next to the main one: restartPolicy Always
+    # An init container with restartPolicy Always, which runs next to the main one.
+    is_sidecar: bool
     running: Mapping[str, Any]
     ended: Mapping[str, Any]
-    before: Mapping[str, Any]  # how an earlier start of it ended
+    # Terminated state of an earlier start.
+    before: Mapping[str, Any]
     memory_limit: str | None
 
 
@@ -49,27 +52,44 @@ class Host:
     generation: int
     node: str | None
     is_ready: bool
-    unready: str  # why it is not, as its condition says it
-    is_leaving: bool  # it is being deleted
-    phase: str  # the pod's own: Pending, Running, Succeeded, Failed
-    container: str  # whose state the next four are: the main one, or the init container that holds it up
+    # Message of the condition Ready while it is not True.
+    unready: str
+    # Whether the pod is being deleted.
+    is_leaving: bool
+    # Phase of the pod: Pending, Running, Succeeded or Failed.
+    phase: str
+    # Container with the states below: the main one, or the init container that delays it.
+    container: str
     is_init: bool
-    is_sidecar: bool  # an init container that runs next to the main one
+    # Whether it is an init container that runs next to the main one.
+    is_sidecar: bool
     image: str
-    waiting: Mapping[str, Any]  # reason, message; empty when it does not wait
-    running: Mapping[str, Any]  # startedAt
-    ended: Mapping[str, Any]  # reason, exitCode, message, finishedAt
-    unscheduled: Mapping[str, Any]  # the PodScheduled condition while it is not true: reason, message
-    disruption: Mapping[str, Any]  # the DisruptionTarget condition: reason, message
-    reason: str  # the pod's own reason: Evicted, NodeLost …
+    # Reason and message, or empty when the container does not wait.
+    waiting: Mapping[str, Any]
+    # Only startedAt.
+    running: Mapping[str, Any]
+    # Reason, exitCode, message and finishedAt.
+    ended: Mapping[str, Any]
+    # Condition PodScheduled while it is not True: reason and message.
+    unscheduled: Mapping[str, Any]
+    # Condition DisruptionTarget: reason and message.
+    disruption: Mapping[str, Any]
+    # Reason of the pod itself: Evicted, NodeLost …
+    reason: str
     message: str
-    before: Mapping[str, Any]  # how an earlier start of the container ended: as `ended`
-    termination_message: str  # of the main container
+    # Terminated state of an earlier start of the container.
+    before: Mapping[str, Any]
+    # Message of the main container's terminated state.
+    termination_message: str
     created: str
-    seen_by_kubelet: bool  # the node has begun to work on the pod
-    ends_at: str  # while it is being deleted: when its grace period is over
-    memory_limit: str | None  # of `container`
-    beside: tuple[Container, ...]  # all other containers
+    # Whether the kubelet has started to work on the pod.
+    seen_by_kubelet: bool
+    # End of the grace period while the pod is being deleted.
+    ends_at: str
+    # Memory limit of `container`.
+    memory_limit: str | None
+    # All other containers of the pod.
+    beside: tuple[Container, ...]
 
     @property
     def has_started(self) -> bool:
@@ -213,29 +233,31 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     labels = metadata.get("labels", {})
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
     # The status of the main container is empty before the kubelet reports one.
-    main_status: Obj = next((one for one in status.get("containerStatuses") or () if one["name"] == main), {})
+    main_status: Obj = next(
+        (container for container in status.get("containerStatuses") or () if container["name"] == main), {}
+    )
     container, is_init = _telling_container(status, main_status)
     name, state = container.get("name", main), container.get("state") or {}
     init_containers = spec.get("initContainers") or ()
-    sidecars = {one["name"] for one in init_containers if one.get("restartPolicy") == "Always"}
+    sidecars = {item["name"] for item in init_containers if item.get("restartPolicy") == "Always"}
     limits = {
-        one["name"]: ((one.get("resources") or {}).get("limits") or {}).get("memory")
-        for one in (*init_containers, *(spec.get("containers") or ()))
+        item["name"]: ((item.get("resources") or {}).get("limits") or {}).get("memory")
+        for item in (*init_containers, *(spec.get("containers") or ()))
     }
     memory_limits = {key: str(limit) for key, limit in limits.items() if limit is not None}
     beside = [
         Container(
-            name=one["name"],
+            name=other["name"],
             is_init=kind == "initContainerStatuses",
-            is_sidecar=one["name"] in sidecars,
-            running=(one.get("state") or {}).get("running") or {},
-            ended=(one.get("state") or {}).get("terminated") or {},
-            before=(one.get("lastState") or {}).get("terminated") or {},
-            memory_limit=memory_limits.get(one["name"]),
+            is_sidecar=other["name"] in sidecars,
+            running=(other.get("state") or {}).get("running") or {},
+            ended=(other.get("state") or {}).get("terminated") or {},
+            before=(other.get("lastState") or {}).get("terminated") or {},
+            memory_limit=memory_limits.get(other["name"]),
         )
         for kind in ("initContainerStatuses", "containerStatuses")
-        for one in status.get(kind) or ()
-        if one["name"] != name
+        for other in status.get(kind) or ()
+        if other["name"] != name
     ]
     scheduled, disruption = condition(pod, "PodScheduled"), condition(pod, "DisruptionTarget")
     return Host(

@@ -24,26 +24,36 @@ from jaxlaunch.records import checked
 from jaxlaunch.records.log_lines import WHEN, Beat
 from jaxlaunch.runs import history
 
-_EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")  # in the condition of a Job, by its pod failure policy
+# A Job's pod failure policy writes this into its condition.
+_EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
 
 
 class State(enum.StrEnum):
     """How far a job is, or how it ended."""
 
-    QUEUED = "Queued"  # Kueue holds it back
-    CREATING = "Creating"  # pods are missing
-    PENDING = "Pending"  # pods wait for nodes
-    STARTING = "Starting"  # images, volumes, containers
-    GATHERING = "Gathering"  # agents wait for each other
-    RUNNING = "Running"  # its containers run; where the leader's log was not read, they may still wait for each other
-    RESTARTING = "Restarting"  # a generation ended, the next is on its way
+    # Kueue has not admitted it.
+    QUEUED = "Queued"
+    # Pods are missing.
+    CREATING = "Creating"
+    # Pods wait for nodes.
+    PENDING = "Pending"
+    # Images are pulled, volumes mounted or containers created.
+    STARTING = "Starting"
+    # The agents wait for each other.
+    GATHERING = "Gathering"
+    # The containers run. If the leader's log was not read, the agents may still wait for each other.
+    RUNNING = "Running"
+    # A generation has ended, and the next has not started.
+    RESTARTING = "Restarting"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
     DELETING = "Deleting"
     DONE = "Done"
     FAILED = "Failed"
-    SUSPENDED = "Suspended"  # by its queue or by a person, or its pods still save: which could not be read
-    UNKNOWN = "Unknown"  # its pods could not be read
+    # Suspended by its queue or by a user, or still saving: which of these could not be read.
+    SUSPENDED = "Suspended"
+    # The pods could not be read.
+    UNKNOWN = "Unknown"
 
 
 OVER = (State.DONE, State.FAILED, State.STOPPED)
@@ -202,7 +212,8 @@ def _is_restarting(snapshot: Snapshot) -> bool:
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
     if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
-        return True  # its Job fails with the first pod
+        # The Job fails with its first pod.
+        return True
     # Of a gang whose lost pods are made again, host 0 alone says that it is done.
     done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
     is_done = len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)

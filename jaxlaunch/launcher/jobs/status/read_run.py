@@ -22,8 +22,10 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 PREFIX, END = "jaxlaunch run: ", "jaxlaunch run end: "
-WIDTH = 8000  # characters of a line: the container runtime splits longer ones than 16 KiB
-MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18  # bytes; a summary may hold the stacks of thousands of ranks
+# The container runtime splits lines of more than 16 KiB.
+WIDTH = 8000
+# In bytes. A summary may hold the stacks of thousands of ranks.
+MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18
 # The first line of a file that is not the first of its log, as launcher/agent/io/output writes it.
 ROTATED = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
 NAME = re.compile(r"rank-(\d{1,7})\.log")
@@ -86,7 +88,7 @@ def newest(folder: str) -> str:
     except OSError:
         return folder
     found = (os.path.join(starts, str(number)) for number in numbers)
-    return next((each for each in found if os.path.isdir(os.path.join(each, "logs"))), folder)
+    return next((start for start in found if os.path.isdir(os.path.join(start, "logs"))), folder)
 
 
 def log_path(folder: str, rank: int) -> str:
@@ -104,7 +106,8 @@ def log(
     path = log_path(folder, rank)
     files = [file for file in (opened(path + ".1", run), opened(path, run)) if file is not None]
     sizes = [os.fstat(file.fileno()).st_size for file in files]
-    skip = max(0, sum(sizes) - size) if pattern is None else 0  # without a pattern the end is all that is read
+    # Without a pattern only the end of the log is read.
+    skip = max(0, sum(sizes) - size) if pattern is None else 0
     kept, held, left_out = collections.deque[bytes](), 0, 0
     for place, (file, length) in enumerate(zip(files, sizes, strict=True)):
         with file:
@@ -120,7 +123,8 @@ def log(
                 continue
             if skip > begin:
                 file.seek(skip)
-                file.readline()  # half a line
+                # The rest of a partial line is skipped.
+                file.readline()
                 left_out += file.tell() - begin
             skip = 0
             for line in file:

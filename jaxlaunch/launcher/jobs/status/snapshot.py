@@ -30,7 +30,8 @@ class DeletedNode(NamedTuple):
     """A node whose object no longer exists, while pods are on it."""
 
     name: str
-    since: str | None  # as the API writes times; None: not known
+    # Time in the format of the API, or None if it is not known.
+    since: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,17 @@ class NoSuchJob:
 
     namespace: str
     name: str
-    events: tuple[Obj, ...] = ()  # folded, the newest first: of a job of that name that is gone
-    other_jobs: tuple[str, ...] = ()  # names of the namespace's JobSets
-    ending_namespace: Obj | None = None  # where it is being deleted
-    unread: tuple[str, ...] = ()  # what could not be read, and why
+    # Folded events of an earlier job of that name, newest first.
+    events: tuple[Obj, ...] = ()
+    # Names of the namespace's JobSets.
+    other_jobs: tuple[str, ...] = ()
+    # The namespace, if it is being deleted.
+    ending_namespace: Obj | None = None
+    # What could not be read, and why.
+    unread: tuple[str, ...] = ()
     now: datetime = datetime.max.replace(tzinfo=UTC)
-    left: tuple[tuple[str, Obj], ...] = ()  # pods and Jobs of a job of that name, each with its kind
+    # Pods and Jobs of an earlier job of that name, each with its kind.
+    left: tuple[tuple[str, Obj], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +65,27 @@ class Snapshot:
     pods: tuple[Obj, ...] = ()  # trimmed
     events: tuple[Obj, ...] = ()  # folded, the newest first
     workload: Obj | None = None
-    ending_namespace: Obj | None = None  # where it is being deleted
-    preempted_by: str | None = None  # the JobSet of this namespace for which Kueue evicted it
+    # The namespace, if it is being deleted.
+    ending_namespace: Obj | None = None
+    # Name of the JobSet in this namespace for which Kueue evicted the job.
+    preempted_by: str | None = None
     local_queue: Obj | None = None
     cluster_queue: Obj | None = None
     nodes: tuple[Obj, ...] | None = None
-    silent_node: Obj | None = None  # that of a host, which is not Ready
-    deleted_node: DeletedNode | None = None  # that of a host
-    records: tuple[Line, ...] = ()  # of the leader's log
-    unread: tuple[str, ...] = ()  # what could not be read, and why
+    # Node of a host, if it is not Ready.
+    silent_node: Obj | None = None
+    # Node of a host, if it no longer exists.
+    deleted_node: DeletedNode | None = None
+    # Records of the leader's log.
+    records: tuple[Line, ...] = ()
+    # What could not be read, and why.
+    unread: tuple[str, ...] = ()
     # Why a kind could not be read, such as pods; log is the leader's. Empty is unknown then.
     not_read: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    forbidden: frozenset[str] = frozenset()  # of these kinds, those that the user has no permission to read
-    on_volume: Recorded | None = None  # by the files of its run folder, where they were read
+    # The unread kinds that the user has no permission to read.
+    forbidden: frozenset[str] = frozenset()
+    # Progress according to the run folder, if it was read.
+    on_volume: Recorded | None = None
 
     @cached_property
     def hosts(self) -> list[Host]:
