@@ -1,10 +1,10 @@
-"""Reads JSON that others wrote into records: dataclasses whose annotations say what each field may hold. Pure.
+"""Decodes untrusted JSON into records, which are dataclasses whose annotations restrict their values. Pure.
 
-A program next to the agent may write what is read here, and so may whoever shares the storage or may change the
-JobSet. Decoding therefore raises nothing but ValueError, and its result can be written anywhere: it nests little, its
-numbers are finite, and its text is UTF-8. Python's own JSON passes on lone surrogates (`os.listdir` makes them of a
-file name in Latin-1), which no strict encoder takes. A field may be left out where it has a default, and unknown fields
-are ignored: a newer version has them.
+A program next to the agent, anyone who shares the storage, and anyone who may change the JobSet can write the JSON that
+is read here. Decoding therefore raises only ValueError, and its result can be encoded again: the nesting is limited,
+numbers are finite, and text is UTF-8. Python's own decoder passes on lone surrogates, which strict encoders reject;
+`os.listdir` returns them for file names in Latin-1. A field with a default may be missing, and unknown fields are
+ignored because newer versions may add some.
 """
 
 from __future__ import annotations
@@ -23,18 +23,30 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-MAX_RECORD = 256 * 1024  # bytes of JSON; our longest texts are cut to some thousands of characters
-MAX_NUMBER = 2**63 - 1  # of steps and exit codes: a float holds it, and so do the readers of metrics
-FAR_S = 60_000_000_000  # seconds; as Unix time the year 3871: beyond 9999 there is no datetime
-MAX_SHOWN = 200  # characters of a wrong value, in a message
-MAX_DEPTH = 32  # of lists and objects in each other; json itself gives up somewhere around a thousand
+# In bytes. Our own longest texts are cut to some thousands of characters.
+MAX_RECORD = 256 * 1024
+# The largest step or exit code, which also fits into a float and into the readers of metrics.
+MAX_NUMBER = 2**63 - 1
+# As Unix time this is the year 3871. There is no datetime beyond the year 9999.
+FAR_S = 60_000_000_000
+# In error messages, a wrong value is cut to this many characters.
+MAX_SHOWN = 200
+# The limit for nested lists and objects. `json` itself fails at a depth of about a thousand.
+MAX_DEPTH = 32
 
-Reader = Callable[[Any], Any]  # returns what a record holds of a value, or raises Malformed
+# Returns the value for a record, or raises Malformed.
+Reader = Callable[[Any], Any]
 R = TypeVar("R")
 
 
 class Malformed(ValueError):
-    """A value that does not fit its record: the `field` that has it, and what it must be."""
+    """A value that does not fit its record.
+
+    Attributes:
+        needed: Description of a valid value.
+        value: The wrong value.
+        field: Path of the field, such as "failure.kind".
+    """
 
     def __init__(self, needed: str, value: Any, field: str = "") -> None:
         super().__init__(needed, value)
@@ -45,22 +57,22 @@ class Malformed(ValueError):
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value, cut to a length that a message can hold."""
+    """Return the representation of a wrong value, cut to a length that fits into a message."""
     return repr(value)[:MAX_SHOWN]
 
 
-# --- what an annotation may add to a type: Annotated[int, within(0, 255)] ---------------------------------------------
+# --- restrictions in annotations: Annotated[int, within(0, 255)] ------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class within:
-    """A number within these bounds, so not NaN."""
+    """Restricts a number to a range, which excludes NaN."""
 
     least: float
     most: float
 
     def reader(self, kind: type, read_plain: Reader) -> Reader:
-        """Return what reads such a number: one call for each, because a folder of ten thousand runs has a million."""
+        """Return a reader for such numbers. It makes one call per value, since a large folder of runs has a million."""
         kinds, least, most = (int,) if kind is int else (int, float), self.least, self.most
 
         def read_number(value: Any) -> Any:
@@ -72,17 +84,17 @@ class within:
 
 
 def at_most(count: int) -> Reader:
-    """Accept a text of at most so many characters, or an object of at most so many values."""
+    """Accept texts of at most `count` characters and objects of at most `count` values."""
     return _require(lambda value: len(value) <= count, f"no longer than {count}")
 
 
 def like(pattern: str) -> Reader:
-    """Accept a text that the pattern describes."""
+    """Accept texts that match a regular expression completely."""
     return _require(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
 
 
 def cut(chars: int) -> Reader:
-    """Keep the first characters of a text, or its last where the number is negative."""
+    """Keep the first `chars` characters of a text, or the last ones if the number is negative."""
     return lambda text: text[:chars] if chars >= 0 else text[chars:]
 
 
@@ -95,23 +107,28 @@ def _require(is_right: Callable[[Any], bool], needed: str) -> Reader:
     return check
 
 
-Whole = Annotated[int, within(0, MAX_NUMBER)]  # steps, attempts, ranks, hosts
-Exit = Annotated[int, within(-127, 255)]  # an exit code, or minus the signal: 128 and that is an exit code too
+# A step, attempt, rank or host.
+Whole = Annotated[int, within(0, MAX_NUMBER)]
+# An exit code, or the negative number of a signal.
+Exit = Annotated[int, within(-127, 255)]
 ExitCode = Annotated[int, within(0, 255)]
-Seconds = Annotated[float, within(-FAR_S, FAR_S)]  # a time span
-Time = Annotated[float, within(0, FAR_S)]  # Unix time
-Cause = Annotated[str, like("[a-z_]{1,32}")]  # of contract.OUTCOMES, or of a newer version's
+# A duration.
+Seconds = Annotated[float, within(-FAR_S, FAR_S)]
+# Unix time.
+Time = Annotated[float, within(0, FAR_S)]
+# A cause in contract.OUTCOMES of this or a newer version.
+Cause = Annotated[str, like("[a-z_]{1,32}")]
 
 
 class Sparse:
-    """A record of which JSON has only the fields that differ from their defaults."""
+    """Base class of records whose JSON has only the fields that differ from their defaults."""
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
 def number_in(data: str, key: str) -> int | None:
-    """Return the whole number of a key in a record of JSON; None where there is none."""
+    """Return the whole number under a key of a JSON object, or None."""
     try:
         number: int = reader(Whole)(decode_record(data).get(key))
     except (ValueError, AttributeError):
@@ -120,7 +137,7 @@ def number_in(data: str, key: str) -> int | None:
 
 
 def read(record: type[R], fields: Any) -> R:
-    """Return the record with these fields. Raises Malformed, which names the first field that is wrong."""
+    """Return the record with these fields, or raise Malformed for the first wrong field."""
     values = read_some(record, fields)
     for name in _required_fields(record):  # type: ignore[arg-type]  # mypy holds that a class has no hash
         if name not in values:
@@ -129,30 +146,30 @@ def read(record: type[R], fields: Any) -> R:
 
 
 def read_some(record: type, fields: Any) -> dict[str, Any]:
-    """Return those fields of the record that are given, each read. Raises Malformed."""
+    """Return the values of those fields of the record that are present, or raise Malformed."""
     known, given = readers(record), _object(fields)
     try:
-        # One call less for each value: a folder of ten thousand runs has a million.
+        # Without `_read_field` there is one call less per value: a folder of ten thousand runs has a million values.
         return {name: known[name](value) for name, value in given.items() if name in known}
     except Malformed:
-        # Again, for the name of the field.
+        # A second pass finds the name of the field.
         return {name: _read_field(name, known[name], value) for name, value in given.items() if name in known}
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a record, and of records in it, as JSON has them; those without a value are left out."""
+    """Return the fields of a record as JSON values, without those that are None."""
     return {name: value for name, value in to_json(record).items() if value is not None}
 
 
 def to_json(value: Any) -> Any:
-    """Return a record, and those in it, as objects, lists and plain values.
+    """Convert a record to dicts, lists and plain values.
 
-    A Sparse record has only the fields that differ from their defaults.
+    Of a Sparse record, only the fields that differ from their defaults are included.
     """
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        # Text, as JSON has it: a report is also read as a record without a way through JSON.
+        # Keys are text as in JSON, because a report is also read as a record without being encoded.
         return {key if isinstance(key, str) else str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
@@ -168,7 +185,7 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _defaults(record: Any) -> Mapping[str, Any]:
-    """Return the default of each field, MISSING where it has none."""
+    """Return the default of each field, or MISSING."""
     missing = dataclasses.MISSING
     return {
         field.name: field.default if field.default_factory is missing else field.default_factory()
@@ -183,14 +200,14 @@ def _required_fields(record: Any) -> list[str]:
 
 @functools.cache
 def readers(record: type) -> Mapping[str, Reader]:
-    """Return what reads each field of a record."""
+    """Return the reader of each field of a record."""
     hints = typing.get_type_hints(record, include_extras=True)
     return {field.name: reader(hints[field.name]) for field in dataclasses.fields(record)}
 
 
 @functools.cache
 def reader(hint: Any) -> Reader:
-    """Return what reads a value of an annotation."""
+    """Return the reader for values of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value
@@ -233,7 +250,7 @@ def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
     try:
         return {read_key(key): read_value(item) for key, item in fields}
     except Malformed:
-        # Again, for the name of the key.
+        # A second pass finds the name of the key.
         return {_read_field("a key", read_key, key): _read_field(shown(key), read_value, item) for key, item in fields}
 
 
@@ -251,7 +268,8 @@ def _read_member(kind: Any, value: Any) -> Any:
 
 
 _object = _require(lambda value: isinstance(value, dict), "an object")
-_PLAIN: Mapping[Any, Reader] = {  # of exactly that type: a bool is no number
+# The type must be exact, since a bool is an int but not a number in JSON.
+_PLAIN: Mapping[Any, Reader] = {
     str: _require(lambda value: type(value) is str, "a string"),
     int: _require(lambda value: type(value) is int, "a whole number"),
     float: _require(lambda value: type(value) in (int, float), "a number"),
@@ -267,27 +285,28 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# NaN and the infinities are no JSON. The second is without a call for each number: tables read a million of them.
+# NaN and infinities are not valid JSON and become None. The second decoder avoids a call per number, of which tables
+# read a million.
 _STRICT = json.JSONDecoder(parse_float=_finite, parse_constant=lambda name: None)
 _FAST = json.JSONDecoder(parse_constant=lambda name: None)
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def decode_record(data: bytes | str) -> Any:
-    """Return the value in a record of JSON. Raises ValueError where there is none, or it is longer than MAX_RECORD."""
+    """Return the value of a JSON text, or raise ValueError if it is invalid or longer than MAX_RECORD."""
     if len(data) > MAX_RECORD:
         raise ValueError(f"it is longer than {MAX_RECORD} bytes")
     return decode_line(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 def decode_line(line: bytes) -> Any:
-    """Return the value of a line of JSON. Raises ValueError when there is none, or it nests deeper than MAX_DEPTH."""
-    # json would recurse.
+    """Return the value of a line of JSON, or raise ValueError if it is invalid or nested deeper than MAX_DEPTH."""
+    # `json` recurses, so the depth is checked first.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")
     text = line.decode("utf-8", "replace").strip()
-    # A number may overflow that has three digits in its exponent, or very many. A regular expression would take four
-    # times as long as json.
+    # A number can overflow only if its exponent has three digits or it has very many digits itself. To look for such
+    # numbers with a regular expression would take four times as long as the decoder.
     digits = line.translate(_ALIKE)
     has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
     value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _FAST).raw_decode(text)
@@ -296,15 +315,15 @@ def decode_line(line: bytes) -> Any:
     return _encodable(value) if b"\\" in line and (b"\\ud" in line or b"\\uD" in line) else value
 
 
-# A string, and one that the end of the line cuts: an alternative that always matches, so that the time is linear.
+# A string, or one that the end of the line cuts off. This alternative always matches, which makes the time linear.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NOT_QUOTES, _NOT_BRACKETS = (bytes(set(range(256)) - set(kept)) for kept in (b'[]{}"', b"[]{}"))
+_NOT_QUOTES, _NOT_BRACKETS = (bytes(set(range(256)) - set(characters)) for characters in (b'[]{}"', b"[]{}"))
 
 
 def _depths(line: bytes) -> Iterator[int]:
-    """Yield how deep the line nests after each of its brackets; 0 before the first."""
-    # After a backslash, a quote may be part of a string.
+    """Yield the nesting depth before the first bracket and after each bracket."""
+    # With a backslash in the line, a quote may be part of a string.
     if b"\\" in line:
         brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)
     else:
@@ -313,13 +332,13 @@ def _depths(line: bytes) -> Iterator[int]:
 
 
 def is_cut(line: bytes) -> bool:
-    """Return whether the line ends within a string, a list or an object that it began."""
+    """Return whether the line ends inside a string, a list or an object."""
     *_, depth = _depths(line)
     return depth > 0 or any(not match[1].endswith(b'"') for match in _STRING.finditer(line))
 
 
 def _encodable(value: Any) -> Any:
-    r"""Return the value with what UTF-8 cannot hold (lone surrogates) written out as `\udce9`."""
+    r"""Return the value with lone surrogates, which UTF-8 cannot encode, written as `\udce9`."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):

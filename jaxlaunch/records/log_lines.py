@@ -1,8 +1,8 @@
-"""What leaves a pod without storage: lines in the agent's log, its termination message, an annotation of the JobSet.
+"""Formats for what leaves a pod without storage: log lines, the termination message and an annotation of the JobSet.
 
-Both the writer and the parser of the three formats are here. Pure. Only the pods of a job with a service account hold a
-token, with which host 0 writes the annotation: how far the job was is known from it when no pod is left to ask. Whoever
-may change the JobSet may write it too, so one field that is wrong makes all of it unknown.
+This module has the writer and the parser of all three. Pure. Host 0 writes the annotation if the job has a service
+account, since other pods have no token. It tells the progress of a job that has no pods any more. Anyone who may change
+the JobSet may write the annotation too, so one wrong field invalidates all of it.
 
 A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
 cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind, where there is a
@@ -40,24 +40,27 @@ from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
 STAGES = ("gather", "run", "kill", "leave")
-MAX_LISTED = 16  # hosts or ranks that a beat names
+# A beat lists at most this many hosts or ranks.
+MAX_LISTED = 16
 
 # --- the bytes of a stream --------------------------------------------------------------------------------------------
 
-CONTINUED = "… "  # before each further piece of a line that is too long
+# Precedes each further piece of a line that is too long.
+CONTINUED = "… "
 _MARK = CONTINUED.encode()
 
 
 class Lines:
-    """The lines of one stream, in pieces of at most `limit` bytes and the mark, cut between characters."""
+    """Splits a stream into lines, and long lines into pieces of at most `limit` bytes plus a mark."""
 
     def __init__(self, limit: int = contract.MAX_LINE) -> None:
-        self._rest = bytearray()  # of the line that has not ended
+        # The beginning of the line that has not ended yet.
+        self._rest = bytearray()
         self._limit = limit
         self._is_continued = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without newlines, and what of the next is too long to keep."""
+        """Return the lines that `data` completes, without newlines, and the full pieces of the next line."""
         *ended, self._rest = (self._rest + data).split(b"\n")
         pieces: list[bytes] = []
         for line in ended:
@@ -73,9 +76,9 @@ class Lines:
         return [self._piece(rest)] if rest else []
 
     def _cut(self, line: bytearray, pieces: list[bytes]) -> None:
-        """Move whole pieces from the begin of a line to `pieces`."""
+        """Move full pieces from the beginning of a line to `pieces`."""
         while len(line) > self._limit:
-            # No character of UTF-8 is cut in two.
+            # A character of UTF-8 must not be split.
             ends = range(self._limit, max(self._limit - 4, 0), -1)
             end = next((end for end in ends if line[end] & 0xC0 != 0x80), self._limit)
             pieces.append(self._piece(line[:end]))
@@ -98,7 +101,7 @@ class _Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Past(_Line):
-    """How many attempts ended in earlier pods, or with `verdict` how one of them did."""
+    """Number of attempts that ended in earlier pods or, with `verdict`, the end of one of them."""
 
     attempts: Whole = 0
     ends: Mapping[str, Whole] = dataclasses.field(default_factory=dict)
@@ -122,7 +125,7 @@ class Tail(_Line):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Beat(_Line):
-    """How far the gang is."""
+    """State and progress of the gang."""
 
     stage: str | None = None
     missing: Sequence[Whole] = ()
@@ -164,7 +167,7 @@ def line(record: Line) -> str:
 
 
 def parse(text: str) -> Line | None:
-    """Return the record in a log line; None for any other line, one that is truncated or has a wrong field included."""
+    """Return the record in a log line, or None if it is another line, truncated or invalid."""
     if not text.startswith(PREFIX):
         return None
     kind, _, value = text[len(PREFIX) :].partition(" ")
@@ -175,7 +178,7 @@ def parse(text: str) -> Line | None:
 
 
 def is_for_programs(text: str) -> bool:
-    """Return whether a log line is one of ours, whole or truncated, that people need not see."""
+    """Return whether a log line is one of ours, complete or truncated, which is not meant for people."""
     return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
 
 
@@ -185,10 +188,14 @@ def _json(value: Mapping[str, Any]) -> str:
 
 # --- the termination message ------------------------------------------------------------------------------------------
 
-MAX_MESSAGE = 3_900  # bytes; the kubelet cuts a termination message at 4,096
-MAX_CUT = 100  # characters; a shorter traceback is not cut
-VERSION = 1  # of the termination message
-TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default terminationMessagePath
+# In bytes. The kubelet truncates a termination message to 4,096 bytes.
+MAX_MESSAGE = 3_900
+# A traceback of at most this many characters is not cut.
+MAX_CUT = 100
+# The version of the termination message.
+VERSION = 1
+# The default terminationMessagePath of Kubernetes.
+TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,15 +209,15 @@ class Termination:
 
 
 def termination_message(end: Termination) -> str:
-    """Return the text of a termination message, as JSON: its longest texts are cut to MAX_MESSAGE bytes."""
+    """Return a termination message as JSON, whose longest texts are cut so that it has MAX_MESSAGE bytes at most."""
     while True:
         text = _json({"jaxlaunch": VERSION, **checked.to_json(end)})
-        # JSON in ASCII: characters are bytes.
+        # The JSON is ASCII, so characters are bytes.
         if len(text) <= MAX_MESSAGE:
             return text
         trace, message = end.verdict.traceback or "", end.verdict.message
         if len(trace) > MAX_CUT:
-            # The exception is at its end.
+            # The exception is at the end of the traceback.
             verdict = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])
         else:
             verdict = end.verdict.cut(len(message) * 3 // 4)
@@ -218,7 +225,7 @@ def termination_message(end: Termination) -> str:
 
 
 def parse_termination_message(message: str | None) -> Termination | None:
-    """Return an agent's termination message; None for the end of a log, or another program's message."""
+    """Return the termination message of an agent, or None for the end of a log or the message of another program."""
     try:
         fields = checked.decode_record(message or "")
         return checked.read(Termination, fields) if fields["jaxlaunch"] == VERSION else None
@@ -229,7 +236,8 @@ def parse_termination_message(message: str | None) -> Termination | None:
 # --- the annotation ---------------------------------------------------------------------------------------------------
 
 MAX_BYTES = 2_000
-WHEN = {  # what the job did when this was true
+# The state of the job at the time of an annotation.
+WHEN = {
     "stopped": "when it was stopped",
     "queued": "when its queue suspended it",
     "ended": "when it ended",
@@ -238,15 +246,16 @@ WHEN = {  # what the job did when this was true
     "volume": "by the files on its volume",
 }
 _MAX_VERDICT_CHARS = 600
-_MAX_FACT_CHARS = 60  # of each text among its facts
+# The limit for each text among the facts of the verdict.
+_MAX_FACT_CHARS = 60
 _MAX_CAUSES = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """How far a job was at a time, in Unix time. None: not known."""
+    """Progress of a job at a time. A field that is None is not known."""
 
-    uid: str  # of its JobSet
+    uid: str
     at: Time
     when: Annotated[str, like("|".join(WHEN))]
     attempt: Whole
@@ -259,11 +268,11 @@ class Recorded:
 
     @property
     def is_end(self) -> bool:
-        """Whether the verdict is the one that ended the last pods, rather than one on an attempt before."""
+        """Whether the verdict is on the end of the last pods, rather than on an earlier attempt."""
         return self.when in ("stopped", "ended", "left", "volume")
 
     def to_json(self) -> str:
-        """Return the value of the annotation; the message of the verdict is cut to what fits."""
+        """Return the value of the annotation. The message of the verdict is cut so that the value fits."""
         fields = checked.fields_of(self) | {"at": round(self.at, 1)}
         fields |= {} if self.goodput is None else {"goodput": round(self.goodput, 4)}
         verdict = None if self.verdict is None else shortened(self.verdict)
@@ -276,7 +285,7 @@ class Recorded:
 
     @classmethod
     def from_json(cls, text: str, uid: str) -> Recorded | None:
-        """Return what `to_json` wrote of the JobSet with that uid; None for anything else."""
+        """Return the annotation that `to_json` wrote for this JobSet, or None for anything else."""
         try:
             return cls.read(checked.decode_record(text), uid) if len(text) <= MAX_BYTES else None
         except ValueError:
@@ -284,7 +293,7 @@ class Recorded:
 
     @classmethod
     def read(cls, fields: Any, uid: str) -> Recorded:
-        """Return the record with these fields. Raises ValueError unless each is what it should be, of this JobSet."""
+        """Return the record with these fields, or raise ValueError if one is invalid or it is of another JobSet."""
         recorded = checked.read(cls, fields)
         if recorded.uid != uid:
             raise ValueError("it is not of this JobSet")
@@ -294,7 +303,7 @@ class Recorded:
 
 
 def shortened(verdict: Verdict) -> Verdict:
-    """Return the verdict without its traceback, its message cut, on one line and without control characters."""
+    """Return the verdict without its traceback, and with a short message on one line without control characters."""
 
     def printable(text: str) -> str:
         return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,8 +1,8 @@
-"""Which hosts hold ranks: the one table of a gang, which the leader keeps, tells every agent at each start, and writes
-to its log, where `status` and `logs` read it. Pure.
+"""The table of the hosts that hold ranks. Pure.
 
-A host's index says who it is; its ranks follow from its place in the table. A host that is not in it is a spare: it
-takes a place when one is free.
+The leader keeps the table, sends it to every agent at each start, and writes it to its log, where `status` and `logs`
+read it. A host is identified by its index; its ranks follow from its place in the table. A host that is not in the
+table is a spare, and takes a place when one is free.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Annotated
 
 from jaxlaunch.records.checked import like
 
-Wire = Annotated[str, like(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")]  # a table's hosts as text: `0-2,5`
+# The hosts of a table as text, such as `0-2,5`.
+Wire = Annotated[str, like(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """The hosts that hold ranks, in the order of their ranks."""
+    """The hosts that hold ranks, in the order of their ranks. Each host has the same number of ranks."""
 
     hosts: Sequence[int]
-    each: int  # ranks of a host
+    each: int
 
     @functools.cached_property
     def _places(self) -> Mapping[int, int]:
@@ -37,29 +38,29 @@ class Members:
 
     @property
     def have_moved(self) -> bool:
-        """Whether a host holds other ranks than its index says."""
+        """Whether a host holds other ranks than those that its index implies."""
         return any(place != host for place, host in enumerate(self.hosts))
 
     @property
     def processes(self) -> int:
-        """The ranks of all hosts."""
+        """Number of ranks of all hosts."""
         return len(self.hosts) * self.each
 
     def ranks(self, host: int) -> range:
-        """The ranks of a host; none of a spare."""
+        """Return the ranks of a host, which are none for a spare."""
         place = self._places.get(host)
         return range(0) if place is None else range(place * self.each, (place + 1) * self.each)
 
     def host(self, rank: int) -> int:
-        """The host that holds a rank; where none does, as of a rank of a larger gang, its place."""
+        """Return the host that holds a rank. For a rank beyond the table, as of a larger gang, return its place."""
         place = rank // self.each
         return self.hosts[place] if place < len(self.hosts) else place
 
     def regrouped(self, present: Collection[int], size: int) -> Members:
-        """The table of `size` of the hosts that are present, host 0 first.
+        """Return a table with `size` of the hosts that are present.
 
-        At the same size each keeps its ranks, and spares take those of the hosts that are lost. Another size numbers
-        all ranks anew, by the hosts' indexes.
+        If the size is unchanged, hosts keep their ranks, and spares take the ranks of lost hosts. Otherwise all ranks
+        are numbered by the indexes of the hosts.
         """
         free = (host for host in sorted(present) if host not in self)
         if size == len(self):
@@ -69,13 +70,13 @@ class Members:
         return dataclasses.replace(self, hosts=sorted(itertools.islice(itertools.chain(there, free), size)))
 
     def to_wire(self) -> str:
-        """The hosts as `0-2,5`."""
+        """Return the hosts as text, such as `0-2,5`."""
         runs = _runs(self.hosts)
         return ",".join(str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs)
 
 
 def from_wire(text: str, each: int, most: int) -> Members:
-    """The table that `to_wire` wrote, `most` hosts of it at most."""
+    """Return the table that `to_wire` wrote, with `most` hosts at most."""
     runs = (part.partition("-") for part in text.split(","))
     hosts = itertools.chain.from_iterable(range(int(first), int(last or first) + 1) for first, _, last in runs)
     return Members(tuple(itertools.islice(hosts, most)), each)

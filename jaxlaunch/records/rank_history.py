@@ -1,8 +1,9 @@
-"""Where each rank stood over the time of a run, as the leader keeps it in ranks.json: which phase, how far behind.
+"""History of the phase and the lag of each rank, which the leader keeps in ranks.json.
 
-A look at all ranks every PERIOD_S; when there are MOST_COLUMNS of them, every second one goes and the period is twice
-as long. So the file of a run of any length is bounded, and that of a gang whose ranks move together is small.
-Standard library only, Python >= 3.10.
+Every PERIOD_S a column is added with the phase of each rank and the number of steps that it is behind the foremost
+rank. When there are more than MOST_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has
+a bounded size for runs of any length. Columns are run-length encoded, so that the file is small if ranks move together.
+This module needs only the standard library and Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 PERIOD_S = 2.0
 MOST_COLUMNS, MOST_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"
-# A letter for each phase of jaxlaunch.contract: what a column has of a rank.
+# The letter in a column for each phase of jaxlaunch.contract.
 LETTERS: Mapping[str | None, str] = {
     None: UNKNOWN,
     "prepare": "p",
@@ -33,24 +34,29 @@ LETTERS: Mapping[str | None, str] = {
 _PHASES = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
 _LAGS = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
 
-Column = tuple[
-    float, str, str
-]  # Unix time, the letters of all ranks, and steps behind the foremost: runs of equal ones
+# Unix time, and the run-length encoded letters and lags of all ranks.
+Column = tuple[float, str, str]
 
 
 class RankHistory:
-    """The looks at the ranks, the oldest first."""
+    """The columns of a run, oldest first."""
 
     def __init__(self) -> None:
         self.period_s = PERIOD_S
         self.columns: list[Column] = []
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for the next look; `now` in Unix time, which may have been set back."""
+        """Return whether the next column is due. `now` is Unix time, which may have been set back."""
         return not self.columns or not 0 <= now - self.columns[-1][0] < self.period_s
 
     def add(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:
-        """Adds a look: of each rank the letter of its phase, and the steps that it has done, None if it said none."""
+        """Add a column.
+
+        Args:
+            now: Unix time.
+            letters: Letter of the phase of each rank.
+            steps: Step of each rank, None if it has not reported one.
+        """
         known = list(itertools.islice(steps, MOST_RANKS))
         foremost = max((step for step in known if step is not None), default=0)
         lags = [0 if step is None else foremost - step for step in known]
@@ -59,18 +65,18 @@ class RankHistory:
             self._thin()
 
     def _thin(self) -> None:
-        """Halves the columns: of two the later phase stays, and the larger lag."""
+        """Merge pairs of columns: keep the later phase and the larger lag."""
         pairs = itertools.zip_longest(*[iter(self.columns)] * 2)
         self.columns = [first if second is None else _joined(first, second) for first, second in pairs]
         self.period_s *= 2
 
     def encoded(self) -> bytes:
-        """What the file holds."""
+        """Return the content of the file."""
         return json.dumps({"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, found: Any) -> RankHistory:
-        """What a file holds, which others may have written: columns that are wrong, or not in order, are left out."""
+        """Return the history in a file, without columns that are invalid or out of order."""
         made = cls()
         if not isinstance(found, Mapping) or not isinstance(found.get("columns"), Sequence):
             return made
@@ -93,12 +99,12 @@ def _is_column(column: Any) -> bool:
 
 
 def _runs(letters: Iterable[str]) -> str:
-    """`s31d` of 31 ranks in a step and one that waits for data."""
+    """Return `s31d` for 31 ranks in a step and one that waits for data."""
     return "".join(f"{letter}{count if (count := len(list(run))) > 1 else ''}" for letter, run in _grouped(letters))
 
 
 def _lag_runs(lags: Iterable[int]) -> str:
-    """`0x31,5,` of 31 ranks that are foremost and one that is 5 steps behind."""
+    """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
     return "".join(f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''}," for lag, run in _grouped(lags))
 
 
@@ -107,12 +113,12 @@ def _grouped(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def letters_of(column: Column) -> list[str]:
-    """The letter of each rank."""
+    """Return the letter of each rank."""
     return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][:MOST_RANKS]
 
 
 def lags_of(column: Column) -> list[int]:
-    """The steps that each rank is behind."""
+    """Return the number of steps that each rank is behind."""
     return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][:MOST_RANKS]
 
 

@@ -1,8 +1,8 @@
-"""Records of the run folder: summary.json, the state of a run and how it ended, and lines of attempts.jsonl. Pure.
+"""Records of the run folder: summary.json with the state of the run, and the lines of attempts.jsonl. Pure.
 
-jaxlaunch/runs/run_folder alone writes them: in host 0's agent, in host 1's when host 0 is lost, and in `launcher run`
-at the end. A summary begins as the start record of an attempt: one whose end is not in attempts.jsonl died with its
-agent.
+Only jaxlaunch/runs/run_folder writes them: in the agent of host 0, in the agent of host 1 if host 0 is lost, and in
+`launcher run` at the end. The first summary of an attempt also records its start. If the end of that attempt is not in
+attempts.jsonl, the attempt died with its agent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
 from jaxlaunch.records.members import Wire
 from jaxlaunch.records.verdict import Verdict
 
-_NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}  # of a summary, and of its `of`
-_NOT_AFTER_END = {"seconds", "unsafe_s", "judged", "restart"}  # of an `of`: the attempt's own record has them then
+# Fields of a summary and of its `of` that a table of runs does not need.
+_NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}
+# Fields of `of` that are in the record of the attempt once it has ended.
+_NOT_AFTER_END = {"seconds", "unsafe_s", "judged", "restart"}
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An attempt that ended: a line of attempts.jsonl. What it restored is not among what it committed."""
+    """A finished attempt, which is a line of attempts.jsonl.
+
+    The committed steps do not include the step that the attempt has restored.
+    """
 
     uid: str
     generation: Whole
@@ -48,13 +53,13 @@ class Record:
 
 
 def furthest(*steps: int | None) -> int | None:
-    """Return the highest of the steps that are known."""
+    """Return the highest known step, or None."""
     return max((step for step in steps if step is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Of:
-    """The attempt that a summary is of, and when it was true."""
+    """Progress of the attempt that a summary describes, at the time of the summary."""
 
     uid: str
     generation: Whole
@@ -73,7 +78,7 @@ class Of:
 
 @dataclasses.dataclass(frozen=True)
 class Restarted:
-    """A row of summary.json: what the seconds until an attempt's first step were spent on."""
+    """A row of summary.json with the seconds by cause until the first step of an attempt."""
 
     attempt: Whole
     after: str | None  # the cause that ended the attempt before; None: it is the first that is known
@@ -82,7 +87,7 @@ class Restarted:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A row of summary.json: what a start of the run trained."""
+    """A row of summary.json with the progress of one start of the run."""
 
     start: Whole  # K, from 1
     uid: str
@@ -95,15 +100,15 @@ class Start:
 
     @property
     def has_trained(self) -> bool:
-        """Whether it trained a step, or is a program that finished without telling of steps."""
+        """Whether the start trained a step, or its program finished without reporting steps."""
         return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
 
     def after(self, summary: Summary) -> Start:
-        """Return the row when the start has got as far as `summary` says."""
+        """Return the row with the progress in a summary of this start."""
         code = None if summary.verdict is None else summary.verdict.code
         first = None if summary.of is None else summary.of.first_step
         has_stepped = first is not None and summary.step is not None and summary.step >= first
-        # Otherwise it is restoring what it trained before.
+        # Otherwise the start is still restoring a checkpoint of its own.
         is_known = has_stepped or self.first_step is None
         return dataclasses.replace(
             self,
@@ -116,7 +121,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a reader of the run folder wants to know first."""
+    """The state of a run, as in summary.json."""
 
     verdict: Verdict | None  # None while the run goes on
     step: Whole | None  # complete on every rank that reports
@@ -133,11 +138,11 @@ class Summary:
 
     @property
     def status(self) -> str:
-        """One of running, done, stopped, failed."""
+        """Status of the run: running, done, stopped or failed."""
         return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys of the file, in its order."""
+        """Return the content of the file, with its keys in order."""
         seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
         of = None if self.of is None else checked.to_json(self.of)
         if of is not None and self.verdict is not None:
@@ -160,9 +165,9 @@ class Summary:
 
     @classmethod
     def row_from_json(cls, fields: Any) -> Summary:
-        """Return what a table of runs shows: the first and the last start, the last restart, and no long texts.
+        """Return a summary for a table of runs, with the first and the last start and the last restart only.
 
-        Metrics, notes and stacks are not checked either.
+        Metrics, notes, stacks and other long fields are neither included nor checked.
 
         Raises:
             Malformed: A field is wrong.
@@ -180,7 +185,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
-        """Return what `to_json` gave. Raises Malformed where a field is wrong."""
+        """Return the summary that `to_json` wrote, or raise Malformed if a field is wrong."""
         goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
         return checked.read(cls, {**fields, "seconds": goodput.seconds})
 
@@ -191,6 +196,6 @@ class _Goodput:
 
 
 def ratio(seconds: Mapping[str, float]) -> float | None:
-    """Return the goodput ratio: the share of all seconds in steps that count; None before the first step."""
+    """Return the share of all seconds that went into useful steps, or None before the first step."""
     total, steps = sum(seconds.values()), seconds.get("step", 0.0)
     return steps / total if total > 0 and steps > 0 else None

@@ -1,7 +1,7 @@
-"""The verdict on an attempt or a run: how it ended, as typed facts and as the sentence for people. Pure.
+"""The verdict on an attempt or a run: its end as typed facts, and as a sentence for people. Pure.
 
-`launcher/agent/gang/root_cause` decides it. KINDS has a row for each kind of end. CATALOG has all words of a verdict:
-no decision may depend on them, and a test replaces them.
+`launcher/agent/gang/root_cause` decides the verdict. KINDS has a row for each kind of end. CATALOG has all words of a
+verdict. No decision may depend on these words, which a test ensures by replacing them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from jaxlaunch import contract
 from jaxlaunch.records import checked
 from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Sparse, Whole, at_most
 
-MAX_NUMBERS = 20  # of a Numbers that are listed
+# A Numbers record lists at most this many numbers.
+MAX_NUMBERS = 20
 _T = TypeVar("_T")
 
 
 class FailureKind(str, enum.Enum):
-    """The kind of an end."""
+    """Kind of the end of an attempt or a run."""
 
     OTHER = "other"  # only `detail` says what, or a newer version of jaxlaunch knows this kind
     DONE = "done"
@@ -59,7 +60,7 @@ class FailureKind(str, enum.Enum):
 
 
 class StopReason(str, enum.Enum):
-    """Why an attempt was stopped."""
+    """Reason for which an attempt was stopped."""
 
     OUTSIDE = "outside"  # a signal: a preemption, a drained node, `launcher stop`
     USER = "user"  # of a run on this machine, which says no more
@@ -69,7 +70,7 @@ class StopReason(str, enum.Enum):
 
 
 class StopOutcome(str, enum.Enum):
-    """What a stop left."""
+    """Outcome of a stop."""
 
     SAVED = "saved"
     NOT_SAVED = "not_saved"
@@ -84,7 +85,10 @@ class StopOutcome(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(Sparse):
-    """Hosts or ranks: the first MAX_NUMBERS, since all agents receive a verdict, and a gang may have 80,000 ranks."""
+    """A list of hosts or ranks, cut to MAX_NUMBERS.
+
+    All agents receive a verdict, and a gang may have 80,000 ranks.
+    """
 
     first: tuple[Whole, ...] = ()
     count: Whole = 0
@@ -97,7 +101,7 @@ class Numbers(Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class ExceptionFacts(Sparse):
-    """An exception of a program, in the program's own words."""
+    """An exception of a program."""
 
     type: str = ""
     message: str = ""  # its first line; of the trainer's own errors all of it, in one line
@@ -130,7 +134,7 @@ class RendezvousFacts(Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class HangFacts(Sparse):
-    """A timeout that passed, and what was seen of the ranks then. Without `phase`: peers of the rank gave up first."""
+    """A timeout that passed, and the state of the ranks then. Without `phase`, peers of the rank gave up first."""
 
     phase: str = ""
     limit_s: Seconds = 0.0
@@ -154,7 +158,7 @@ class DiskExcess(Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class StopFacts(Sparse):
-    """Why an attempt was stopped, and what is left of it."""
+    """Reason and outcome of a stop."""
 
     reason: StopReason
     outcome: StopOutcome | None = None
@@ -170,14 +174,14 @@ class StopFacts(Sparse):
 
     @property
     def code(self) -> int:
-        """Return the exit code of what is stopped for this reason."""
+        """Exit code of a stop for this reason."""
         codes = {StopReason.DEADLINE: contract.DEADLINE, StopReason.DISK_EXCEEDED: contract.STORAGE}
         return codes.get(self.reason, contract.PREEMPTED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure(Sparse):
-    """How an attempt or a run ended, as facts. A field is set where it applies."""
+    """Facts on the end of an attempt or a run. Only fields that apply are set."""
 
     kind: FailureKind
     rank: Whole | None = None
@@ -198,14 +202,14 @@ class Failure(Sparse):
 
     @property
     def code(self) -> int | None:
-        """Return the exit code that the kind of the failure has; None where that of the process counts."""
+        """Exit code of this kind of failure, or None if the exit code of the process counts."""
         if self.signal is not None and self.kind in (FailureKind.SIGNAL, FailureKind.OOM_KILLED):
             return 128 + self.signal
         return KINDS[self.kind].code if self.stop is None else self.stop.code
 
     @property
     def is_storage_full(self) -> bool:
-        """Whether storage failed for want of space, or a pod took too much."""
+        """Whether storage was full, or a pod exceeded its limit of storage."""
         return (
             (self.exception is not None and self.exception.is_storage_full)
             or (self.stop is not None and self.stop.reason is StopReason.DISK_EXCEEDED)
@@ -214,40 +218,40 @@ class Failure(Sparse):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the next attempt may not see it: all but a program's own exception or exit code."""
+        """Whether the next attempt may succeed, as after all failures but exceptions and exit codes of the program."""
         if self.kind is FailureKind.EXCEPTION and self.exception is not None:
             return self.exception.may_pass
         return KINDS[self.kind].may_pass
 
     @property
     def errno(self) -> int | None:
-        """Return the number of the operating system's error, of this failure or of what caused it."""
+        """Error number of the operating system, of this failure or of its cause."""
         own = None if self.exception is None else self.exception.errno
         return own if own is not None or self.cause is None else self.cause.errno
 
     @property
     def lost_host_numbers(self) -> set[int]:
-        """Return the hosts that were lost, by this failure or by what caused it."""
+        """Hosts that were lost in this failure or in its cause."""
         own = {lost.host for lost in self.lost_hosts}
         return own if self.cause is None else own | self.cause.lost_host_numbers
 
     def with_lost_hosts(self, change: Callable[[LostHost], LostHost]) -> Failure:
-        """Return the failure with `change` made to each lost host, also in what caused it."""
+        """Return the failure with `change` applied to each lost host, also in its cause."""
         cause = None if self.cause is None else self.cause.with_lost_hosts(change)
         return dataclasses.replace(self, lost_hosts=tuple(map(change, self.lost_hosts)), cause=cause)
 
     def with_stop(self, **changes: Any) -> Failure:
-        """Return the failure with these changes to the facts of its stop."""
+        """Return the failure with changes to the facts of its stop."""
         return self if self.stop is None else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
 
     def without_refusals(self) -> Failure:
-        """Return the failure without the lines on refused hosts, also in what caused it."""
+        """Return the failure without the lines on refused hosts, also in its cause."""
         cause = None if self.cause is None else self.cause.without_refusals()
         wait = None if self.rendezvous is None else dataclasses.replace(self.rendezvous, refused=())
         return dataclasses.replace(self, rendezvous=wait, cause=cause)
 
     def with_texts(self, change: Callable[[str], str]) -> Failure:
-        """Return the failure with `change` made to each of its texts, also in what caused it."""
+        """Return the failure with `change` applied to each text, also in its cause."""
         return _with_texts(self, change)
 
 
@@ -268,9 +272,9 @@ def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How it ended, as in summary.json, attempts.jsonl, log lines and messages between agents.
+    """The end of an attempt or a run, as in summary.json, attempts.jsonl, log lines and messages between agents.
 
-    `message` is `failure` as a sentence for people: no decision reads it.
+    `message` is `failure` as a sentence for people, on which no decision depends.
     """
 
     cause: Cause
@@ -289,18 +293,18 @@ class Verdict:
 
     @property
     def is_full_disk(self) -> bool:
-        """Whether storage failed for want of space, or a pod took too much: the next attempt finds it as full."""
+        """Whether the verdict is that storage is full, which the next attempt would find too."""
         return self.code == contract.STORAGE and self.failure.is_storage_full
 
     @property
     def facts(self) -> Failure:
-        """Return the failure, or one with the message as its detail for a verdict without facts."""
+        """The failure, or for a verdict without facts a failure with the message as its detail."""
         if self.failure.kind is FailureKind.OTHER:
             return Failure(FailureKind.OTHER, detail=self.message)
         return self.failure
 
     def with_failure(self, failure: Failure) -> Verdict:
-        """Return the verdict with other facts, and the sentence for them."""
+        """Return the verdict with another failure and its sentence."""
         return dataclasses.replace(self, failure=failure, message=render(failure))
 
     def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
@@ -308,7 +312,7 @@ class Verdict:
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
         if chars:
-            # There may be 50 refusals, which the message has too: their sum is what would leave no space for it.
+            # There may be 50 refusals, which are also in the message. Together they would leave no space for it.
             failure = self.failure.without_refusals().with_texts(lambda text: text[:limit])
         return dataclasses.replace(self, message=self.message[:chars], failure=failure)
 
@@ -328,9 +332,9 @@ def verdict_for_code(
     step: int | None = None,
     traceback: str | None = None,
 ) -> Verdict:
-    """Return the verdict for an exit code, whose row in contract.OUTCOMES has its cause.
+    """Return the verdict for an exit code, with the cause in contract.OUTCOMES.
 
-    `reason` is a sentence where no decision needs more than the code.
+    `reason` may be a sentence if no decision needs more than the code.
     """
     if isinstance(reason, str):
         message, failure = reason, Failure(FailureKind.OTHER)
@@ -505,7 +509,7 @@ def render_stop_reason(stop: StopFacts) -> str:
 
 
 def _signal(number: int | None) -> dict[str, str]:
-    """Return the name of a signal and the hint behind it, as values of a template."""
+    """Return the name of a signal and a hint on it, as values of a template."""
     try:
         name = signal.Signals(number or 0).name
     except ValueError:
@@ -594,12 +598,12 @@ def _stopped(failure: Failure) -> str:
 
 
 class KindRow(NamedTuple):
-    """What is known of a kind of end.
+    """Properties of a kind of end.
 
     Attributes:
-        sentence: Its text in CATALOG, or what renders it.
-        code: The exit code that follows. None: that of the process, or of `stop.reason`.
-        may_pass: Whether the next attempt may not see it. The facts of an exception say so themselves.
+        sentence: Name of its text in CATALOG, or a function that renders it.
+        code: Exit code, or None if the process or `stop.reason` determines it.
+        may_pass: Whether the next attempt may succeed. For an exception, its facts determine this.
     """
 
     sentence: str | Callable[[Failure], str]

@@ -1,4 +1,4 @@
-"""Decides from the records in attempts.jsonl whether to restart after an attempt, in place or at all. Pure."""
+"""Decides from the records in attempts.jsonl what follows an attempt: a restart in place, or its end. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from jaxlaunch.contract import Action, AgentJob
 from jaxlaunch.records.summary import Record, Restarted
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 
-MAX_GENERATIONS_WITHOUT_PROGRESS = 3  # in a row; then the verdict is NO_PROGRESS
+# After this many generations in a row without progress, the verdict is NO_PROGRESS.
+MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 # A program that ran for longer than this has made progress even if it reported none.
 SILENT_PROGRESS_S = 600.0
-MAX_ROWS = 50  # restarts in a summary, the newest: attempts.jsonl has all
-_WAITS = ("rendezvous", "down")  # of contract.CLOCK: no process runs
-_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)  # of a traceback; the last is where it was raised
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, pids, times: not what an exception says
+# A summary has the newest restarts, and attempts.jsonl has all.
+MAX_ROWS = 50
+# The causes of contract.CLOCK during which no process runs.
+_WAITS = ("rendezvous", "down")
+# A line of a traceback. The last one is where the exception was raised.
+_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)
+# Addresses, pids and times differ between equal exceptions.
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Next:
-    """What follows an attempt: another in place, or the end with this verdict."""
+    """Decision after an attempt: another one in place, or the end with a verdict."""
 
     again: bool
     verdict: Verdict
 
 
 def advanced(records: Sequence[Record]) -> list[bool]:
-    """Return for each attempt whether it committed a step beyond those of all attempts before it."""
+    """Return for each attempt whether it committed a step beyond those of all earlier attempts."""
     best, result = -1, []
     for record in records:
         step = -1 if record.last_committed is None else record.last_committed
@@ -42,21 +47,21 @@ def advanced(records: Sequence[Record]) -> list[bool]:
 
 
 def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bool) -> Next:
-    """Decide what follows the last of `records`, all of one uid.
+    """Decide what follows the last of `records`, which are all of one run.
 
-    The first error since the last progress is reported, unless the last one alone tells why no other attempt helps.
+    The first error since the last progress is reported, unless the last error is the reason for giving up.
     """
     verdict = records[-1].verdict
     if not contract.outcome(verdict.code).in_place:
         return Next(False, verdict)
     failures = [_failure(record) for record in records[-2:]]
     if len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]:
-        # Both failed at once and alike, before any progress: a third would fail too.
+        # Both attempts failed early and in the same way, so a third one would fail too.
         output = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
         facts = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
         return Next(False, verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback))
     if verdict.is_full_disk:
-        # Whatever came before it: this is what to mend.
+        # The full disk is what the user has to fix, whatever the earlier errors were.
         return Next(False, verdict)
     if everyone_lives and restarts_before(records) < in_place_limit:
         return Next(True, verdict)
@@ -71,7 +76,8 @@ def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bo
 def saved(records: Sequence[Record], generation: int = 0) -> int | None:
     """Return the newest step that these attempts saved, 0 if they trained and saved none, None if none trained.
 
-    Where new pods have no record of those before them, it is 0: what keeps a run from training leads to no new pods.
+    If new pods have no record of earlier ones, the result is 0: an error before training does not lead to new pods, so
+    the earlier ones have trained.
     """
     if generation and not records:
         return 0
@@ -81,7 +87,7 @@ def saved(records: Sequence[Record], generation: int = 0) -> int | None:
 
 
 def _failure(record: Record) -> tuple[Failure, str] | None:
-    """Return what failed and where, whichever the rank; None after progress, or where it may pass by itself."""
+    """Return the failure and its place without the rank, or None after progress or if the next attempt may succeed."""
     verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
     has_progress = record.last_committed is not None or verdict.step is not None
     is_silent_progress = record.ended - record.started > SILENT_PROGRESS_S
@@ -105,13 +111,13 @@ def restarts_before(records: Sequence[Record]) -> int:
 def restarts_used(records: Sequence[Record], generation: int) -> int:
     """Count the restarts in place of `generation` since the last newly committed step.
 
-    The one after the last record is included. Those after a preemption are not charged.
+    The restart after the last record is included. Restarts after a preemption are not counted.
     """
     return sum(record.generation == generation and not _is_uncharged(record) for record in _since_progress(records))
 
 
 def is_done(records: Sequence[Record]) -> bool:
-    """Return whether the run has finished: an agent that takes another's place then has nothing to do."""
+    """Return whether the run has finished, so that an agent that replaces another one has nothing to do."""
     return bool(records) and records[-1].verdict.code == contract.DONE
 
 
@@ -126,7 +132,7 @@ def first_error(records: Sequence[Record]) -> Verdict:
 
 
 def generations_without_progress(records: Sequence[Record]) -> int:
-    """Count the last generations in a row that committed no new step; those that were stopped do not count."""
+    """Count the last generations in a row that committed no new step, except those that were stopped."""
     with_progress = {record.generation for record, ahead in zip(records, advanced(records), strict=True) if ahead}
     last = {record.generation: record for record in records}
     fruitless = itertools.takewhile(lambda number: number not in with_progress, sorted(last, reverse=True))
@@ -136,8 +142,8 @@ def generations_without_progress(records: Sequence[Record]) -> int:
 def given_up(records: Sequence[Record], generation: int, preempted_limit: int | None) -> Verdict | None:
     """Return the verdict on pods of `generation` that have not started yet, or None if they may start.
 
-    The attempts before them may have used up what may pass without progress: pods that were lost or preempted could not
-    say so.
+    Earlier attempts may have reached the limits without progress, which pods that were lost or preempted could not
+    report.
     """
     if not records:
         return None
@@ -151,7 +157,7 @@ def given_up(records: Sequence[Record], generation: int, preempted_limit: int | 
 
 
 def used_up(records: Sequence[Record], generation: int, in_place_limit: int) -> Verdict | None:
-    """Return the verdict on a gang whose host 0 was lost, where its restarts in place were used up before that."""
+    """Return the verdict on a gang that lost host 0 after it had used up its restarts in place, else None."""
     if not records or records[-1].generation != generation or not contract.outcome(records[-1].verdict.code).in_place:
         return None
     move = next_move(records, in_place_limit, everyone_lives=True)
@@ -159,9 +165,9 @@ def used_up(records: Sequence[Record], generation: int, in_place_limit: int) -> 
 
 
 def given_up_unseen(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
-    """Return the same of a trainer that keeps no checkpoints, and so no record of earlier pods.
+    """Return the verdict on new pods of a job without checkpoints, which has no record of earlier pods.
 
-    The restarts that brought it to `generation` beyond `crash_limit` were free.
+    Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed preemptions.
     """
     free = generation - crash_limit
     if preempted_limit is None or free < preempted_limit:
@@ -180,9 +186,9 @@ def preemptions_without_progress(records: Sequence[Record]) -> int:
 
 
 def _may_have_progress(record: Record) -> bool:
-    """Return whether an attempt that reports no step ran for so long that its program has done something."""
+    """Return whether an attempt without reported steps ran for so long that its program has made progress."""
     is_silent = record.verdict.step is None and record.last_committed is None
-    # Before its processes start, an attempt only waits: every other cause has seconds only after that.
+    # Causes other than waiting have seconds only after the processes have started.
     has_only_waited = bool(record.seconds) and not any(
         spent for cause, spent in record.seconds.items() if cause not in _WAITS
     )
@@ -212,16 +218,19 @@ def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
 
 
 def _since_progress(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the attempts from the last one that committed something new on, itself included."""
+    """Return the attempts since the last one that committed a new step, including that one."""
     last = max((index for index, is_ahead in enumerate(advanced(records)) if is_ahead), default=0)
     return records[last:]
 
 
 def carried(records: Sequence[Record], now: float, started: float | None = None) -> dict[str, float]:
-    """Return the seconds by cause that were spent until `now`, on attempts with a record and around them.
+    """Return the seconds by cause from the start of the run until `now`, with the time between attempts as "down".
 
-    What lies between attempts is down. Times are in Unix time. Without `started`, when the run did, it started with the
-    first of these attempts, whose own seconds may not be known.
+    Args:
+        records: Attempts that ended, oldest first.
+        now: Unix time.
+        started: Unix time of the start of the run. None: the run started with the first of these attempts, whose own
+            seconds may not be known.
     """
     total = dict.fromkeys(contract.CLOCK, 0.0)
     for record in records:
@@ -235,7 +244,7 @@ def carried(records: Sequence[Record], now: float, started: float | None = None)
 
 
 def restarts(records: Sequence[Record], number: int, present: Mapping[str, float]) -> list[Restarted]:
-    """Return a row for each of the last attempts that is on record, and for the `present` one, where it is not."""
+    """Return a row for each of the last recorded attempts, and for the present attempt if it is not recorded."""
     after: dict[int, str | None] = {record.attempt + 1: record.cause for record in records}
     seconds = {record.attempt: record.restart for record in records[-MAX_ROWS:]}
     if not records or records[-1].attempt != number:
@@ -244,9 +253,9 @@ def restarts(records: Sequence[Record], number: int, present: Mapping[str, float
 
 
 def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
-    """Return for the metrics of every agent: ends by cause, restarts left by limit, and the newest verdict's code.
+    """Return the counters for the metrics of every agent: ends by cause, restarts left, and the newest exit code.
 
-    The end of the run counts among the ends, unlike among the restarts: alerts are about it too.
+    Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """
     last_codes = {record.generation: record.verdict.code for record in records if record.generation != generation}
     charged = sum(contract.outcome(code).in_place for code in last_codes.values())

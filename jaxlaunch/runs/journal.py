@@ -1,6 +1,6 @@
-"""The metrics in a run's folder: JSON lines, and TensorBoard events. Standard library only.
+"""Metrics in a run folder, as JSON lines and as TensorBoard events. This module needs only the standard library.
 
-Each step is in a file once, whatever happened in between: a run that resumes at step r drops the lines after it.
+A file has each step once: a run that resumes at step r drops the lines after r.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import Any
 from jaxlaunch import atomic_file, regular_files
 
 STEP = "step"
-MAX_LINE = 1024 * 1024  # characters: of a longer one no piece is a line of ours
+# In characters. We write no longer lines, and no piece of one is a valid line.
+MAX_LINE = 1024 * 1024
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with None for every float that is not finite: JSON has no such numbers."""
+    """Return the values with None for floats that are not finite, since JSON has no such numbers."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }
 
 
 class Journal:
-    """A file of JSON lines, one object a line, each with its `step`. Raises OSError like any file."""
+    """A file with one JSON object per line, each with its `step`. Methods raise OSError as those of files do."""
 
     def __init__(self, path: str, start: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -37,12 +38,13 @@ class Journal:
         if os.path.exists(path):
             atomic_file.write(Path(path), "".join(kept.values()).encode())
         self._last = max(kept, default=-1)
-        self._row: dict[str, Any] | None = None  # the last line, where this journal wrote it, and where it begins
+        # The last line and its offset, if this object wrote it.
+        self._row: dict[str, Any] | None = None
         self._at = 0
         self._file = open(path, "a", opener=regular_files.opener)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends one line and flushes it to the system. A step that is in the file already is not written again."""
+        """Append a line and flush it, unless the file already has this step or a later one."""
         if step > self._last:
             self._last, self._at = step, self._file.tell()
             self._row = {STEP: step, **finite(values)}
@@ -50,19 +52,19 @@ class Journal:
             self._file.flush()
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends one line; where the last one is of this step, its numbers join it."""
+        """Append a line, or merge its values into the last line if that has the same step."""
         if step == self._last and self._row is not None:
             self._file.truncate(self._at)
             self._last, values = -1, {**self._row, **values}
         self.write(step, values)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """The lines of `path` with their steps, without those that a kill or a bad disk left unreadable."""
+    """Yield the lines of a file with their steps. Lines that a kill or a bad disk left unreadable are skipped."""
     if not os.path.exists(path):
         return
     with open(path, errors="replace", opener=regular_files.opener) as file:
@@ -76,9 +78,9 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 class TensorBoard:
-    """Scalars as TensorBoard events: one record a call, written to the system when it returns.
+    """Writes scalars as TensorBoard events, one unbuffered record per call.
 
-    An event is a message of event.proto: its time (1), step (2), version (3), summary (5), session (7).
+    An event is a message of event.proto with the fields time (1), step (2), version (3), summary (5) and session (7).
     """
 
     def __init__(self, folder: str, start: int) -> None:
@@ -86,11 +88,11 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(os.path.join(folder, name), "ab", buffering=0)
         self._record(_now() + _bytes(3, b"brain.Event:2"))
-        # A session that starts (SessionLog.START) hides what an earlier attempt wrote from here on.
+        # The start of a session (SessionLog.START) hides later steps of earlier attempts.
         self._record(_now() + _number(2, start + 1) + _bytes(7, _number(1, 1)))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One event with every value that is a number."""
+        """Write one event with all values that are numbers."""
         known = {name: value for name, value in values.items() if isinstance(value, int | float)}
         summary = b"".join(
             _bytes(1, _bytes(1, name.encode()) + struct.pack("<Bf", 2 << 3 | 5, _single(value)))
@@ -99,7 +101,7 @@ class TensorBoard:
         self._record(_now() + _number(2, step) + _bytes(5, summary))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def _record(self, event: bytes) -> None:
@@ -132,14 +134,15 @@ def _now() -> bytes:
 
 
 def _single(value: float) -> float:
-    """A number that 32 bits can hold; beyond them it is infinite."""
+    """Return the value as `struct` can pack it into 32 bits, which means infinity beyond their range."""
     return float(value) if abs(value) <= 3.4028235e38 or value != value else math.copysign(math.inf, value)
 
 
 def _table() -> Iterator[int]:
     for byte in range(256):
         for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # CRC-32C, Castagnoli; RFC 3720, appendix B.4
+            # CRC-32C (Castagnoli), RFC 3720, appendix B.4.
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
         yield byte
 
 

@@ -1,7 +1,7 @@
-"""The run folder: the names of its files, which folders are runs, and the lock that lets one run at a time write.
+"""Layout of the run folder: the names of its files, the search for runs, and the lock that allows one writer at a time.
 
-The program that reads the folder in a pod (launcher/jobs/status/read_run.py) imports nothing of ours and repeats those
-names that it needs. Its tests write folders by this package.
+The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this package and repeats the
+names that it needs. Its tests write folders with this package.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def start_folder(run: Path, number: int) -> Path:
 
 
 def log_path(start: Path, rank: int) -> Path:
-    """Return the log of a rank in the folder of a start; older lines are in the same name with .1 at its end."""
+    """Return the log of a rank in the folder of a start. Older lines are in a file with ".1" appended to the name."""
     return start / LOGS / f"rank-{rank}.log"
 
 
-# --- which folders are runs -------------------------------------------------------------------------------------------
+# --- search for runs --------------------------------------------------------------------------------------------------
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run's. One that this user may not look into may be: who reads it says that."""
+    """Return whether a folder is a run. The answer is True without permission, so that reading it reports the error."""
     try:
         return stat.S_ISREG(os.stat(f"{folder}/{LOCK}").st_mode)
     except PermissionError:
@@ -84,13 +84,13 @@ def find_runs(folder: Path) -> Iterator[Path]:
     for inner in _list(folder):
         if is_run(inner):
             yield inner
-        # A link in a sweep may lead back to where it is, and is no run.
+        # Only one level is searched, since a link in a sweep may lead back to the sweep.
         elif is_sweep(inner):
             yield from filter(is_run, _list(inner))
 
 
 def find_own_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run folders below a folder that a server may show, by name: no link leads it elsewhere."""
+    """Yield by name the run folders that a server may show, without links that lead elsewhere."""
     for inner in _list(folder):
         has_files = os.path.lexists(inner / SUMMARY) or os.path.lexists(inner / LOCK)
         if has_files and not inner.is_symlink():
@@ -105,7 +105,7 @@ def _list(folder: Path) -> list[Path]:
 
 
 def owner_name(folder: Path) -> str | None:
-    """Return the name of the user whose folder it is, or None if that is not known."""
+    """Return the name of the owner of a folder, or None if it is not known."""
     try:
         return user_name(folder.stat().st_uid)
     except OSError:
@@ -122,16 +122,21 @@ def user_name(uid: int) -> str:
 
 # --- the lock ---------------------------------------------------------------------------------------------------------
 
-MAX_HOLDER_BYTES = 256  # of the lock's file that are read: who holds it, and whether that is stopping
-DYING_S = 2.0  # agents that were killed with their launcher are gone after less
-LOOK_S = 0.2  # for which nobody's name may be in the file of a taken lock: a look at it takes it for an instant
+# This many bytes of the lock file are read: its holder, and whether that is stopping.
+MAX_HOLDER_BYTES = 256
+# Agents that were killed with their launcher have ended after this time.
+DYING_S = 2.0
+# A locked file may be empty for this long, since `find_holder` takes the lock for an instant.
+LOOK_S = 0.2
 _STOPPING = "stopping"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a machine's, between two starts of it
-_START_TICKS = 19  # in /proc/PID/stat after the name: when the process was started, in ticks since boot
+# The id changes with every boot of the machine.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# The index of the start time, in ticks since boot, among the fields of /proc/PID/stat after the name.
+_START_TICKS = 19
 
 
 class LockError(Exception):
-    """The lock of a run folder cannot be taken: `message` says why, and `hint` what to do."""
+    """The lock of a run folder cannot be taken, for the reason in `message`. `hint` is what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -139,46 +144,50 @@ class LockError(Exception):
 
 
 class Lock:
-    """The lock of a run folder, while it is held."""
+    """A held lock of a run folder."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
-        self.descriptor = descriptor  # who inherits it holds the lock too, until the last of them has ended
+        # Processes that inherit the descriptor hold the lock too, until the last one has ended.
+        self.descriptor = descriptor
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted since."""
+        """Whether the folder was deleted in the meantime."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def note_stopping(self) -> None:
-        """Tell who looks that the run has been asked to stop. Safe in a handler of signals."""
+        """Record in the lock file that the run is stopping. Safe in a signal handler."""
         os.write(self.descriptor, f"{_STOPPING}\n".encode())
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds the lock of a run folder.
+    """Holder of the lock of a run folder.
 
-    `pid`: of the launcher, where it lives on this machine; a number that another process has by now is none.
+    Attributes:
+        pid: Process id of the launcher, or None if it does not live on this machine.
+        is_stopping: Whether the launcher was asked to stop, or was killed and its agents are ending.
+        is_here: False if the launcher is on another machine, or in a container whose processes are not visible.
     """
 
     pid: int | None
-    is_stopping: bool  # it was asked to, or was killed, and its agents are ending
-    is_here: bool = True  # False: on another machine, or in a container whose processes cannot be seen from here
+    is_stopping: bool
+    is_here: bool = True
 
 
 def find_readable_holder(folder: Path) -> Holder | None:
-    """Return who runs in a folder. Raises OSError where this user may not read it."""
+    """Return the holder of the lock of a folder, or raise OSError if the folder cannot be read."""
     if not os.access(folder, os.R_OK):
-        # The error says why.
+        # This raises the error with its reason.
         os.listdir(folder)
     return find_holder(folder)
 
 
 def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
-    """Return who runs in a folder now; None where nobody does, whatever its files say. Raises OSError."""
+    """Return the holder of the lock of a folder, or None, whatever the other files say."""
     try:
-        # A descriptor and no file object: `launcher list` looks at ten thousand of them.
+        # A descriptor is faster than a file object, and `launcher list` opens ten thousand locks.
         descriptor = regular_files.opener(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
@@ -189,7 +198,7 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
     finally:
         os.close(descriptor)
     pid, _, born = who.partition(" ")
-    # It is about to write who it is.
+    # The holder has not written its pid yet.
     if not pid.isdecimal():
         return Holder(None, is_stopping=False)
     if _lives(who):
@@ -200,7 +209,7 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[Lock]:
-    """Hold the lock of a run folder. Raises LockError when another run holds it: both would write the same files."""
+    """Hold the lock of a run folder, or raise LockError if another run holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     try:
@@ -249,7 +258,7 @@ def _take(file: TextIO | int, how: int) -> bool:
 
 
 def _lives(who: str) -> bool:
-    """Return whether a process lives, by its pid and when it was born, where that is known."""
+    """Return whether a process lives that has this pid and, if known, this start time."""
     pid, _, born = who.partition(" ")
     if not pid.isdecimal():
         return False
@@ -258,12 +267,13 @@ def _lives(who: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # another user's
+        # The process belongs to another user.
+        pass
     return not born or born == _born(int(pid))
 
 
 def _born(pid: int) -> str:
-    """Return when a process was started: its ticks since boot, and which boot that was; empty where nobody says."""
+    """Return the start time of a process as ticks since boot and the id of the boot, or "" without /proc."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_START_TICKS]
         return f"{ticks} {_BOOT.read_text().strip()}"

@@ -1,12 +1,12 @@
 """The files of the run folder, which outlive a pod: attempts, summaries, and a folder for each start of the run.
 
-Each start keeps its record in starts/K, which no later start changes. summary.json of the run folder is that of the
-newest start, with a row for every start. job.yaml next to it is the job of the newest start that trained: the one that
-the checkpoints are of. `launcher run` writes the job as it was resolved, and the leader of a JobSet's first pods as
-they got it, in JSON.
+Each start keeps its record in starts/K, which no later start changes. summary.json of the run folder is the summary of
+the newest start, with a row for every start. job.yaml next to it is the job of the newest start that trained, to which
+the checkpoints belong. `launcher run` writes the resolved job. In a JobSet, the leader of the first pods writes the job
+in JSON as the pods received it.
 
-An attempt that was started and has no end on record is unfinished: its agents were killed before they could write one.
-It counts as lost, and as fruitless unless it committed a step. What is known of it is its last summary.
+An attempt that has a start but no end on record is unfinished: its agents were killed before they could write the end.
+The next start closes it from its last summary, as lost, and as one without progress unless it committed a step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from jaxlaunch.records.summary import Of, Record, Start, Summary
 from jaxlaunch.records.verdict import Failure, FailureKind, LostHost, Verdict, verdict_for
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, JOB, STARTS, SUMMARY, log_path, start_file, start_folder
 
-# What is read of one file, in bytes and in values: who shares the storage can write as much as it holds.
-MAX_READ = 8 * 1024 * 1024  # of attempts.jsonl
-MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000  # the stacks of thousands of ranks; the ranks of as many hosts
-TAIL_BYTES = 64 * 1024  # of all ranks' logs together
-FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024  # of the log that matters most; of any other
+# Reads are limited in bytes and in values, since anyone who shares the storage may write files of any size.
+# The limit for attempts.jsonl, in bytes.
+MAX_READ = 8 * 1024 * 1024
+# The limits for JSON files, in bytes and in values. The stacks of thousands of ranks fit.
+MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000
+# The limit for the logs of all ranks together.
+TAIL_BYTES = 64 * 1024
+# The minimum for the most important log, and for any other.
+FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024
 
 
 class RunFolder:
-    """The run folder; without one nothing is written, and earlier attempts are unknown.
+    """The run folder. Without a folder nothing is written, and earlier attempts are unknown.
 
-    An error of the folder is logged once and never ends a run.
+    An error of the file system is logged once and never ends a run.
     """
 
     def __init__(self, folder: Path | None, say: Callable[[str], None] = lambda text: None) -> None:
@@ -46,13 +50,14 @@ class RunFolder:
 
     @property
     def gap(self) -> str | None:
-        """Why earlier attempts are unknown; None when they are known."""
+        """Reason for which earlier attempts are unknown, or None if they are known."""
         return "the job has no run folder on storage that outlives its pods" if self._folder is None else self._fault
 
     def records(self, uid: str) -> list[Record]:
-        """Return every attempt of `uid` that ended, oldest first: in the last MAX_READ bytes, thousands of attempts.
+        """Return the finished attempts of run `uid`, oldest first.
 
-        Lines that are no records, truncated ones among them, and those of another uid are left out.
+        Only the last MAX_READ bytes are read, which hold thousands of attempts. Invalid and truncated lines and those
+        of other runs are skipped.
         """
         if self._folder is None:
             return []
@@ -70,13 +75,13 @@ class RunFolder:
         return [record for record in records if record.uid == uid]
 
     def append(self, record: Record) -> None:
-        """Add an attempt to attempts.jsonl, on storage before this returns."""
+        """Append an attempt to attempts.jsonl, and sync the file."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with open(self._folder / ATTEMPTS, "a+b", opener=regular_files.opener) as file:
-                # A writer that was killed may have left half of a line.
+                # A writer that was killed may have left an incomplete line.
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
                 file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + _line(record))
@@ -86,7 +91,7 @@ class RunFolder:
             self._failed(error)
 
     def amend(self, record: Record) -> None:
-        """Replace the last attempt of attempts.jsonl, of which more has become known."""
+        """Replace the last attempt in attempts.jsonl, after more about it has become known."""
         if self._folder is None:
             return
         try:
@@ -96,11 +101,11 @@ class RunFolder:
         self.replace(ATTEMPTS, b"".join(lines[:-1]) + _line(record))
 
     def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Replace a file by `value` as JSON, atomically: a reader finds the old content or the new."""
+        """Replace a file atomically by a value as JSON."""
         self.replace(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file, atomically."""
+        """Replace a file atomically."""
         if self._folder is None:
             return
         path = self._folder / name
@@ -111,20 +116,20 @@ class RunFolder:
             self._failed(error)
 
     def copy(self, name: str, to: str) -> None:
-        """Replace file `to` by a copy of `name`, atomically, where there is one."""
+        """Replace file `to` atomically by a copy of file `name`, if that exists."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self.replace(to, regular_files.read(self._folder / name, MAX_JSON))
 
     def starts(self) -> list[int]:
-        """Return the starts whose record is in the folder."""
+        """Return the numbers of the starts whose record is in the folder."""
         if self._folder is None:
             return []
         names = (path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
-        """Return the summary in a file, of run `uid` or of any; None where there is none, or another run's."""
+        """Return the summary in a file, or None if there is none or it belongs to another run than `uid`."""
         try:
             summary = Summary.from_json(self.read(name))
         except ValueError:
@@ -132,14 +137,14 @@ class RunFolder:
         return summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
 
     def row(self) -> Summary | None:
-        """Return the summary of the run as a table shows it (`Summary.row_from_json`); None where there is none."""
+        """Return the summary of the run for a table (`Summary.row_from_json`), or None."""
         try:
             return Summary.row_from_json(self.read(SUMMARY))
         except ValueError:
             return None
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return what `write` put into a file; nothing where there is none, or one of more than MAX_JSON bytes."""
+        """Return the JSON object in a file, which is empty if there is no valid file of at most MAX_JSON bytes."""
         if self._folder is None:
             return {}
         try:
@@ -149,9 +154,9 @@ class RunFolder:
         return value if isinstance(value, dict) else {}
 
     def tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
-        """Return the last lines of the ranks' logs, the first rank's most; what exceeds TAIL_BYTES is left out.
+        """Return the last lines of the logs of `ranks`, most of them for the first rank, up to TAIL_BYTES.
 
-        A rank's log holds all attempts of a start: before the first line of this one it ends with the attempt before.
+        The log of a rank has all attempts of a start, so it ends with the previous attempt until the new one prints.
         """
         if self._folder is None:
             return []
@@ -168,7 +173,7 @@ class RunFolder:
             except OSError:
                 continue
             lines = data[-size:].decode(errors="replace").splitlines()
-            # Whole lines only.
+            # The first line may be incomplete.
             if lines := lines[1:] if len(data) > size else lines:
                 tails.append((rank, lines))
                 left -= size
@@ -185,7 +190,7 @@ def _line(record: Record) -> bytes:
 
 
 def _read_json(path: Path | str, below: Path) -> Any:
-    """Return the value in a file of a folder. Raises OSError, and ValueError where there is none or it is too large."""
+    """Return the value in a JSON file, or raise OSError, or ValueError if it is invalid or too large."""
     data = regular_files.read(path, MAX_JSON + 1, below=below)
     if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):
         raise ValueError(f"{path} is too large")
@@ -194,7 +199,7 @@ def _read_json(path: Path | str, below: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Where the agent of a host answers."""
+    """Address of the agent of a host."""
 
     host: Whole
     address: str
@@ -202,39 +207,41 @@ class Listed:
 
 
 def read_agents(folder: Path) -> list[Listed]:
-    """Return where each host's agent answers, host 0's first; empty where agents.json does not say.
+    """Return the addresses of the agents in agents.json, host 0 first.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         agents: list[Listed] = checked.reader(Sequence[Listed])(_read_json(folder / AGENTS, folder))
     except ValueError:
-        # It is half written.
+        # The file is incomplete.
         return []
     return agents
 
 
 # --- starts -----------------------------------------------------------------------------------------------------------
 
-SECRET = {"env", "args", "eval_args"}  # keys of a job whose values may be tokens: they stay in its own file
+# The values of these keys of a job may be tokens, so they are only in the file of the job.
+SECRET = {"env", "args", "eval_args"}
 
 
 class Starts:
-    """The rows of a run, the last of which is that of start `uid`, and its files."""
+    """The rows of all starts of a run, and the files of the newest start."""
 
     def __init__(self, folder: RunFolder, uid: str) -> None:
-        """Begin a start where `uid` is new here; the record of the one before is in its folder then."""
+        """Begin a start if `uid` is new, after saving the record of the previous start in its folder."""
         summary = folder.summary()
         self._folder, self._has_job, self._is_new = folder, False, False
-        self.known: int | None = None  # the newest step on storage, by the summary of this start
+        # The newest step on storage according to the summary of this start.
+        self.known: int | None = None
         self._rows = rows(summary) or [_row(number, self._summary(number)) for number in folder.starts()]
         if self._rows and self._rows[-1].uid == uid:
             self.known = None if summary is None else summary.saved
             return
         if summary is not None and self._rows:
-            # A kill may have prevented that the start before put its record into its folder. One that was killed before
-            # its agents began has none.
+            # The previous start may have been killed before it saved its record in its folder. If it was killed before
+            # its agents began, it has no record.
             record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
             if (summary.of is not None or not summary.starts) and self._summary(number) != record:
                 folder.write(start_file(number, SUMMARY), record.to_json())
@@ -244,7 +251,7 @@ class Starts:
 
     @property
     def number(self) -> int:
-        """K of this start."""
+        """Number K of this start."""
         return self._rows[-1].start
 
     @property
@@ -254,23 +261,23 @@ class Starts:
 
     @property
     def saved(self) -> int:
-        """The newest step that earlier starts saved; 0 where they saved none."""
+        """The newest step that earlier starts saved, or 0."""
         summaries = [self._summary(row.start) for row in self.earlier]
         return max((summary.saved or 0 for summary in summaries if summary is not None), default=0)
 
     @property
     def has_written(self) -> bool:
-        """Whether an earlier start trained, with its checkpoints where this one has them."""
+        """Whether an earlier start trained and has its checkpoints in the same place as this one."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier)
 
     @property
     def compared(self) -> Start | None:
-        """The newest start before this one that trained, else the newest; its job is what this one's differs from."""
+        """The newest earlier start that trained, else the newest. The job of this start is compared with its job."""
         return next(reversed([row for row in self.earlier if row.has_trained] or self.earlier), None)
 
     def keep_job(self, job: Mapping[str, Any]) -> None:
-        """Keep the job of a start whose first pods these are, and in its row what changed."""
+        """Write the job of a new start to its folder, and the changes in the job to its row."""
         if not self._is_new:
             return
         self._folder.write(self.path(JOB), without_secrets(job))
@@ -278,12 +285,12 @@ class Starts:
         self._set_changed(dict(changed_keys("", before, without_secrets(job))) if before else {})
 
     def begin(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
-        """Put the row of this start on storage, before its agents begin; `saved` is the newest step there."""
+        """Write the row of this start before its agents begin. `saved` is the newest step on storage."""
         self._set_changed(changed)
         self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
 
     def write(self, summary: Summary) -> None:
-        """Replace summary.json of the run, and at its end that of the start."""
+        """Replace summary.json of the run and, at the end, that of the start."""
         self._rows[-1] = self._rows[-1].after(summary)
         if self._rows[-1].has_trained and not self._has_job:
             self._folder.copy(self.path(JOB), JOB)
@@ -293,21 +300,24 @@ class Starts:
         self._folder.write(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
     def path(self, name: str) -> str:
-        """Return a file of this start, below the run folder."""
+        """Return the path of a file of this start, relative to the run folder."""
         return start_file(self.number, name)
 
     def _summary(self, number: int) -> Summary | None:
         return self._folder.summary(name=start_file(number, SUMMARY))
 
     def _set_changed(self, changed: Mapping[str, Sequence[Any]]) -> None:
-        """Note what changed; where no start has trained yet, the job of this one is the run's."""
+        """Record the changes in the job, which becomes the job of the run if no earlier start has trained."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
         if not any(row.has_trained for row in self.earlier):
             self._folder.copy(self.path(JOB), JOB)
 
 
 def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each dotted key of two jobs whose values differ, with both, unless they may be secret; lists are values."""
+    """Yield each dotted key whose values differ between two jobs, with both values, or "…" if they may be secret.
+
+    Lists are compared as a whole.
+    """
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
             yield from changed_keys(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
@@ -316,7 +326,7 @@ def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any
 
 
 def without_secrets(job: Any) -> Any:
-    """Return the job with "…" for values that may be tokens: more people read what pods write than the job's file."""
+    """Return the job with "…" for values that may be tokens, since more people can read the files of pods."""
     if not isinstance(job, Mapping):
         return job
     return {
@@ -326,12 +336,12 @@ def without_secrets(job: Any) -> Any:
 
 
 def rows(summary: Summary | None) -> list[Start]:
-    """Return the starts of a run by its summary; none where there is none."""
+    """Return the rows of all starts in a summary."""
     return [] if summary is None else list(summary.starts) or [_row(1, summary)]
 
 
 def _row(number: int, summary: Summary | None) -> Start:
-    """Return the row of a start, by its own summary."""
+    """Return the row of a start from its own summary."""
     if summary is None:
         return Start(number, "", 0.0)
     of, last = summary.of, summary.step or summary.saved or None
@@ -351,7 +361,7 @@ def _row(number: int, summary: Summary | None) -> Start:
 
 
 def find_unfinished(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
-    """Return the last summary of the attempt of run `uid` that has no end among its `records`; None where each has."""
+    """Return the last summary and the progress of the attempt of run `uid` without an end in `records`, or None."""
     summary = folder.summary(uid)
     if summary is None or summary.of is None or summary.verdict is not None:
         return None
@@ -361,10 +371,14 @@ def find_unfinished(folder: RunFolder, uid: str, records: Sequence[Record]) -> t
 
 
 def close_unfinished(of: Of, verdict: Verdict) -> Record:
-    """Return the record of an unfinished attempt: what was decided on it before its agents died, else `verdict`.
+    """Return the record that closes an unfinished attempt.
 
-    Its steps since the last commit are lost work. It ended some time after its last summary; the seconds from there to
-    the next start count as down.
+    The time since the last commit is moved from "step" to "lost_work", because those steps are computed again. The time
+    between the last summary and the next start counts as "down", which the next start adds.
+
+    Args:
+        of: Progress of the attempt in its last summary.
+        verdict: Verdict to use if the agents were killed before they reached one.
     """
     end = of.judged or verdict
     lost = min(of.unsafe_s, of.seconds.get("step", 0.0))
@@ -386,7 +400,7 @@ def close_unfinished(of: Of, verdict: Verdict) -> Record:
 
 
 def settle_records(folder: RunFolder, uid: str) -> list[Record]:
-    """Return all attempts of run `uid`, oldest first. One without an end gets it, on storage too: its host was lost."""
+    """Return all attempts of run `uid`, oldest first, after closing an unfinished one as lost."""
     records = folder.records(uid)
     unfinished = find_unfinished(folder, uid, records)
     if unfinished is None:

@@ -1,6 +1,9 @@
-"""Makes a bare `jax.distributed.initialize()` join our gang, without importing JAX before the program does.
+"""Makes `jax.distributed.initialize()` without arguments join the gang.
 
-Private names of JAX that this needs, in 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
+A finder on `sys.meta_path` waits until the program imports JAX itself. It then registers a cluster environment, and
+wraps `initialize` to fill in arguments that the program has left out.
+
+This needs private names of JAX 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
 jax._src.distributed.initialize, jax._src.xla_bridge._jax.make_gloo_tcp_collectives.
 """
 
@@ -12,21 +15,23 @@ import json
 import os
 import sys
 
-LISTENS_S = 30.0  # for process 0 to open its port; its imports may take longer than those of the others
+# Process 0 gets this long to open its port, since its imports may take longer than those of the others.
+LISTENS_S = 30.0
 
-TYPE_CHECKING = False  # typing's, which every Python below the agent would import for this
+# Importing `typing` for this constant would slow down every Python below the agent.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
 class JaxFinder:
-    """Finds `jax` on the usual path, and calls `after` with the module once it is imported."""
+    """Finds `jax` on the usual path, and calls a function with the module once it is imported."""
 
     def __init__(self, after: Any) -> None:
         self._after = after
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The usual spec of `jax`, with a loader that calls `after`; None for any other module."""
+        """Return the usual spec of `jax` with a loader that calls the function, or None for any other module."""
         if name != "jax":
             return None
         sys.meta_path.remove(self)
@@ -43,13 +48,15 @@ class JaxFinder:
 
 
 def install(contract: Any, reporter: Any) -> None:
-    """Hooks the first import of JAX. `reporter` may be None: then nothing is reported."""
+    """Hook the first import of JAX. With `reporter=None` nothing is reported."""
 
     def after(jax: Any) -> None:
         if not isinstance(getattr(jax, "__version__", None), str):
-            return  # a `jax.py` of the program's own
+            # The program has a `jax.py` of its own.
+            return
         try:
-            if _platform(contract) != "tpu":  # there JAX reads Google's own variables
+            # On TPU, JAX reads the variables of Google Cloud.
+            if _platform(contract) != "tpu":
                 _register_cluster(contract)
             _fill_arguments(jax, contract)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -61,7 +68,8 @@ def install(contract: Any, reporter: Any) -> None:
         if reporter is not None:
             reporter.hello(jax.__version__)
             atexit.unregister(reporter.leave)
-            atexit.register(reporter.leave)  # after JAX's handlers, so before them at exit
+            # Registered after JAX's handlers, it runs before them at exit.
+            atexit.register(reporter.leave)
 
     sys.meta_path.insert(0, JaxFinder(after))
 
@@ -71,9 +79,12 @@ def _platform(contract: Any) -> str:
 
 
 def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
-    """Has Gloo connect CPU devices of this machine on loopback, and not at the address of the host's name.
+    """Make Gloo connect the CPU devices of this machine on loopback instead of the address of the host name.
 
-    A laptop's or a container's name often has none. Raises RuntimeError where other machines take part and it has none.
+    The host name of a laptop or a container often has no address.
+
+    Raises:
+        RuntimeError: Other machines take part, and the host name has no address.
     """
     if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo" or _platform(contract) != "cpu":
         return
@@ -83,18 +94,19 @@ def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
 
     from jax._src import xla_bridge
 
-    library: Any = getattr(xla_bridge, "_jax", None)  # without it Gloo takes the name, as JAX does
+    # Without this private name, Gloo uses the address of the host name, as JAX does by default.
+    library: Any = getattr(xla_bridge, "_jax", None)
     made, host = getattr(library, "make_gloo_tcp_collectives", None), contract.loopback(coordinator)
     if made is not None and host is not None:
         library.make_gloo_tcp_collectives = functools.partial(made, hostname=host)
 
 
 def _register_cluster(contract: Any) -> None:
-    """Puts our ClusterEnv before JAX's own: its detection would query Kubernetes, and count the pods of one Job."""
+    """Register our ClusterEnv before those of JAX, which would query Kubernetes and count the pods of one Job."""
     from jax._src.clusters import ClusterEnv
 
     class Gang(ClusterEnv):
-        """The gang, from the variables that the agent sets."""
+        """Cluster environment that reads the variables of the agent."""
 
         name = "jaxlaunch"
 
@@ -116,7 +128,8 @@ def _register_cluster(contract: Any) -> None:
 
         @classmethod
         def get_local_process_id(cls) -> int | None:
-            return None  # JAX reads JAX_LOCAL_DEVICE_IDS itself; without it every local device is ours
+            # JAX reads JAX_LOCAL_DEVICE_IDS itself, and otherwise uses every local device.
+            return None
 
     types = ClusterEnv._cluster_types
     types.remove(Gang)
@@ -124,10 +137,10 @@ def _register_cluster(contract: Any) -> None:
 
 
 def until_it_listens(coordinator: str, limit_s: float) -> None:
-    """Waits until process 0 listens at `coordinator` (host:port), for `limit_s` seconds at most.
+    """Wait until process 0 listens at `coordinator` (host:port), for `limit_s` seconds at most.
 
-    The client of JAX that comes earlier tries again only after a second, and after longer and longer ones. If nothing
-    listens in time, JAX says so.
+    JAX's own client would retry only after a second, and then with growing delays. If nothing listens in time, JAX
+    reports the error.
     """
     import socket
     import time
@@ -141,15 +154,16 @@ def until_it_listens(coordinator: str, limit_s: float) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
         except OSError:
             time.sleep(min(pause_s, left_s))
-            pause_s = min(1.5 * pause_s, 0.25)  # thousands of hosts may ask
+            # The pause grows because thousands of hosts may connect.
+            pause_s = min(1.5 * pause_s, 0.25)
 
 
 def _fill_arguments(jax: Any, contract: Any) -> None:
-    """Wraps `initialize`: it waits for process 0, and timeouts that the caller left out are the gang's, not JAX's
-    minutes.
+    """Wrap `initialize` so that it waits for process 0 and uses the timeouts of the gang by default.
 
-    A coordinator at an address of the caller's own listens as JAX has it: JAX would take the port of ours. A call after
-    the first does nothing, unless its address is another: JAX would refuse it as one that comes after a computation.
+    With a coordinator address of the caller, the coordinator listens on its port on every interface: JAX would take the
+    bind address of the gang's coordinator. A second call does nothing unless it has another address; JAX would refuse
+    it because it comes after a computation.
     """
     import functools
     import inspect
@@ -168,7 +182,8 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given, joined = signature.bind(*args, **kwargs).arguments, private.global_state
         address, fill = given.get("coordinator_address"), {**ours}
-        if joined.client is not None:  # the trainer has joined, or a cell that is run again: there is nothing to do
+        # The trainer has joined already, or a notebook cell runs again.
+        if joined.client is not None:
             if address in (None, joined.coordinator_address):
                 return None
             raise RuntimeError(

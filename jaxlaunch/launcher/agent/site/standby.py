@@ -1,9 +1,7 @@
-"""A standby process: imports what the trainer needs and reads its job, then waits for the next attempt.
+"""A standby process, which imports the trainer, reads its job and then waits for the next attempt.
 
-Run by jaxlaunch/isolated.py.
-
-Arguments: the descriptor on which it receives its environment, and the module it then runs. No JAX backend may start
-here: it would hold the devices.
+jaxlaunch/isolated.py runs this file. Its arguments are the descriptor on which it receives its environment, and the
+module that it then runs. No JAX backend may start here, because it would hold the devices.
 """
 
 import gc
@@ -18,24 +16,28 @@ NICE = 10
 
 
 def warm(module: str) -> None:
-    """Imports `module`'s main file at low priority, and calls its `get_ready` with the variables that are known, if it
-    has one. On Linux a nice value belongs to a thread and cannot be lowered."""
+    """Import the main file of a module at low priority, and call its `get_ready` if it has one.
+
+    This runs in its own thread: on Linux, a nice value belongs to a thread and cannot be lowered again.
+    """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     main_file = importlib.import_module(f"{module}.__main__")
     getattr(main_file, "get_ready", lambda environ: None)(os.environ)
 
 
 def main() -> None:
-    """Waits for the environment of an attempt, then runs the module in it."""
+    """Wait for the environment of an attempt, then run the module in it."""
     fd, module = int(sys.argv[1]), sys.argv[2]
-    gc.disable()  # as the site hook does where a trainer's environment is known from the start
+    # The site hook does the same in a process that is a rank from the start.
+    gc.disable()
     importer = threading.Thread(target=warm, args=(module,), name="warm")
     importer.start()
     importer.join()
     with open(fd) as control:
         line = control.readline()
     if not line:
-        os._exit(0)  # the agent closed its end: no restart comes
+        # The agent has closed its end: there will be no restart.
+        os._exit(0)
     os.environ.update(json.loads(line))
     sys.argv = [module]
     sys.modules.pop(f"{module}.__main__")
