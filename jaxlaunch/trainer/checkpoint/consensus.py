@@ -1,6 +1,6 @@
 """Agreement of a gang's processes on a checkpoint: every process gets the same values and the same errors.
 
-Collectives: every process calls them in the same order, from its main thread.
+The functions are collectives: every process calls them in the same order, from its main thread.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from jax.experimental import multihost_utils
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
-BLOCK = 4096  # bytes of a message; most fit into one, and more are sent as a second, padded to a multiple of this
-HEAD = 8  # bytes of the first message, which say how many bytes the value has
-SHOWN = 700  # characters of a fingerprint in a sentence
+# Most messages fit into one block. The bytes beyond it are sent as a second message, padded to a multiple of it.
+BLOCK = 4096
+# The first bytes of the first message hold the size of the value.
+HEAD = 8
+# Characters of a fingerprint in an error message.
+SHOWN = 700
 
 T = TypeVar("T")
 
 
 def gather(value: T) -> list[T]:
-    """Return the JSON `value` of every process, by process index, on every process."""
+    """Gather the JSON `value` of every process, by process index, on every process."""
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -45,14 +48,14 @@ def gather(value: T) -> list[T]:
 
 
 def _all_gather(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array [n] of every process, by process index: [processes, n]."""
+    """Gather the array [n] of every process, by process index: [processes, n]."""
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, array.size)
 
 
 def on_primary(act: Callable[[], T]) -> T:
-    """Return what `act` returns (JSON) on process 0, or raise its CheckpointError or StorageError, on every process.
+    """Return the JSON result of `act` on process 0, or raise its CheckpointError or StorageError, on every process.
 
-    What a disk or a client of an object store raises becomes a StorageError: the other processes wait for an answer.
+    An exception of a disk or an object store becomes a StorageError, because the other processes wait for an answer.
     """
     answer: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -73,9 +76,9 @@ def on_primary(act: Callable[[], T]) -> T:
 
 
 def check_alike(sets: Mapping[str, str]) -> None:
-    """Raise DataError, on every process, if one would read other data than process 0: `sets` are the fingerprints.
+    """Raise DataError on every process if one would read other data than process 0, by the fingerprints `sets`.
 
-    A folder that hosts do not share may hold other files on each, or rows that another version of a package made.
+    A folder that is not shared may hold other files on each host, or rows that another version of a package made.
     """
     text = json.dumps(sets, sort_keys=True)
     gathered = gather([socket.gethostname(), hashlib.sha256(text.encode()).hexdigest(), text[:SHOWN]])

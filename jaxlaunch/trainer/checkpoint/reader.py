@@ -1,4 +1,4 @@
-"""Reads a committed step without owning the folder, one array at a time, and what it was trained as."""
+"""Reading of a committed step and of its training record, one array at a time, without owning the folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from jaxlaunch.trainer.checkpoint.manifest import Damaged, is_remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError, StorageError, first_line
 from jaxlaunch.trainer.spec import Lora, Model
 
-BEST = "best"  # the name of the step that evaluated best
+# The name of the step that evaluated best.
+BEST = "best"
 
 
 def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
-    """Return step `step` of the folder, the `best`, or its newest undamaged step; note each damaged newer one.
+    """Return step `step` of the folder, the `best`, or its newest undamaged step. Note each damaged newer one.
 
-    Raises CheckpointError when there is none that is whole, StorageError when storage fails.
+    Raises CheckpointError when there is no undamaged one, StorageError when storage fails.
     """
     folder = epath.Path(path) if is_remote(epath.Path(path)) else epath.Path(path).expanduser().absolute()
     with _reading(path):
@@ -47,12 +48,12 @@ def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[s
 
 
 def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
-    """Return the step that evaluated best, as the newest step that can be read records."""
+    """Return the step that evaluated best, according to the newest readable step."""
     for step in reversed(steps):
         try:
             meta = arrays.meta(folder / str(step))
         except Exception:
-            # Orbax has no type of its own for what it cannot read; `find` verifies the step that is recorded.
+            # Orbax has no exception type for unreadable data. `find` verifies the recorded step.
             continue
         recorded = [int(best) for best, _ in (meta.get(BEST) or {}).get("steps", [])]
         if present := [best for best in recorded if best in steps]:
@@ -65,7 +66,7 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
 
 
 def _find_damage(folder: epath.Path, step: int) -> str:
-    """Return how a step is damaged, as a sentence; "" where every file is as it was written."""
+    """Describe the damage of a step; "" if every file is unchanged."""
     try:
         with _reading(f"step {step} of {folder.parent}"):
             written = manifest.read(folder)
@@ -78,7 +79,7 @@ def _find_damage(folder: epath.Path, step: int) -> str:
 
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turn what a disk or a store raises into a StorageError."""
+    """Turn an exception of a disk or a store into a StorageError."""
     try:
         yield
     except Exception as error:
@@ -88,7 +89,7 @@ def _reading(what: str) -> Iterator[None]:
 
 
 class StoredStep:
-    """One step on storage. Holds the array that was read last until another is read."""
+    """One step on storage. It caches the array that was read last."""
 
     def __init__(self, folder: epath.Path, step: int) -> None:
         self.step = step
@@ -97,25 +98,26 @@ class StoredStep:
         self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
     def part(self, name: str) -> Mapping[str, StoredArray]:
-        """Return the arrays of a part of the state, `params` or `ema`, read when sliced; empty without that part."""
+        """Return the arrays of a part of the state, such as `params` or `ema`. They are read when sliced."""
         shapes = self._shapes.get(name) or {}
         return {key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype)) for key, at in shapes.items()}
 
     def read(self, place: tuple[str, str]) -> np.ndarray[Any, Any]:
         """Return an array by its part and name. Raises StorageError."""
         if self._last is None or self._last[0] != place:
-            self._last = None  # freed before the next one is read
+            # Free the array before the next one is read.
+            self._last = None
             try:
                 self._last = place, arrays.load_array(self._folder, *place)
             except Exception as error:
-                # tensorstore's failures come as ValueError, RuntimeError and bare Exception.
+                # tensorstore raises ValueError, RuntimeError and bare Exception.
                 raise StorageError(f"reading {place[1]} of {self._folder} failed: {error}") from error
         return self._last[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array on storage: slicing it reads it, as a numpy array of `dtype`. Raises StorageError."""
+    """An array on storage. Slicing reads it as a numpy array of `dtype`, or raises StorageError."""
 
     step: StoredStep
     place: tuple[str, str]
@@ -126,18 +128,18 @@ class StoredArray:
         return self.step.read(self.place)[where]
 
 
-# --- what a step was trained as ---------------------------------------------------------------------------------------
+# --- the training record of a step ------------------------------------------------------------------------------------
 
 
 def model(step: StoredStep) -> Any:
-    """Return the model that a step records. Raises CheckpointError where it records none."""
+    """Return the model that a step records. Raises CheckpointError if it records no model."""
     if "model" not in step.meta:
         raise CheckpointError(f"step {step.step} does not record its model; steps that this version saves do")
     return pydantic.TypeAdapter(Model).validate_python(step.meta["model"])
 
 
 def lora(step: StoredStep) -> Lora | None:
-    """Return the adapters that a step holds in place of a whole model; None of a whole one."""
+    """Return the adapters that a step holds in place of a model; None if it holds the model."""
     recorded = step.meta.get("lora")
     return None if recorded is None else Lora.model_validate(recorded)
 
@@ -149,19 +151,22 @@ def parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | Averag
         return averaged(params, step.part("opt"))
     if not (average := step.part("ema")):
         raise SpecError(f"step {step.step} holds no moving average: the training had no train.optimizer.ema")
-    # It lacks what was frozen, and holds the model's statistics besides.
+    # The average lacks frozen parameters and also holds the model's statistics.
     return {**params, **{name: array for name, array in average.items() if name in params}}
 
 
 def rest(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
-    """Return the model's other arrays, such as batch statistics; with `ema` the average of those that have one."""
+    """Return the model's other arrays, such as batch statistics; with `ema` their averages if there are any."""
     other = step.part("rest")
     return {**other, **{name: array for name, array in step.part("ema").items() if ema and name in other}}
 
 
 @dataclasses.dataclass
 class Averaged:
-    """An array x of the stored arrays y, z and b1. Slicing it reads them; the last x is `held`. Raises StorageError."""
+    """The average x of schedule-free, computed from the stored arrays y, z and b1 when it is sliced.
+
+    The last x is cached in `held`. Slicing raises StorageError.
+    """
 
     y: StoredArray
     z: StoredArray
@@ -179,7 +184,7 @@ class Averaged:
     def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
         place = self.y.place
         if place not in self.held:
-            # A parameter is read slice by slice, one layer after the other.
+            # A parameter is read slice by slice, one layer after the other, so one average is enough.
             self.held.clear()
             b1 = np.float32(self.b1[()])
             whole = self.y[...].astype(np.float32)
@@ -190,7 +195,7 @@ class Averaged:
 
 
 def averaged(params: Mapping[str, StoredArray], opt: Mapping[str, StoredArray]) -> Mapping[str, StoredArray | Averaged]:
-    """Return `params` with those replaced that the optimizer's state averages; as they are without schedule-free."""
+    """Replace the parameters that a schedule-free optimizer averages by their averages."""
     free = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
     held: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
     parts = {name: prefix for prefix in free for name in params if f"{prefix}z.{name}" in opt}

@@ -1,4 +1,4 @@
-"""Storage that fails: its exceptions as StorageError with what the system said, retries, and waiting for a file."""
+"""Handling of storage failures: StorageError with the message of the system, retries, and waiting for a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from jaxlaunch.trainer.buckets.faults import again
 from jaxlaunch.trainer.checkpoint import manifest
 from jaxlaunch.trainer.errors import SpecError, StorageError, TrainerError, first_line
 
-TIMEOUT_S = 1200  # Orbax's default for the background part of a save
+# Orbax's default for the background part of a save.
+TIMEOUT_S = 1200
 SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
 WRONG_PATH = (*faults.REFUSED, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
@@ -28,8 +29,8 @@ T = TypeVar("T")
 def storage_errors(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
     """Turn an exception of `kind`, or of a disk or a store, raised while `doing` into a StorageError that names it.
 
-    Any kind by default: tensorstore's failures come as ValueError, RuntimeError and bare Exception. A message of the
-    system about a disk is a failure of storage in any of them.
+    The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An exception of any
+    type that contains a message of the system about a disk is a failure of storage.
     """
     try:
         yield
@@ -44,8 +45,7 @@ def storage_errors(doing: str, kind: type[Exception] = Exception) -> Iterator[No
 def storage_error(doing: str, error: Exception) -> StorageError:
     """Return the StorageError for an exception that was raised while `doing`.
 
-    A message of the system says all that there is to know; libraries put names of files before it and places in their
-    code behind it.
+    If it contains a message of the system, only that is used: libraries add names of files and places in their code.
     """
     message = system_message(error)
     if not message:
@@ -55,7 +55,7 @@ def storage_error(doing: str, error: Exception) -> StorageError:
 
 
 def system_message(error: BaseException | None) -> str:
-    """Return `No space left on device` and the like, of an error or its causes; tensorstore puts it after all paths."""
+    """Return the message of the system, such as `No space left on device`, in an error or its causes; else ""."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
@@ -66,7 +66,7 @@ def system_message(error: BaseException | None) -> str:
 
 
 def retry(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -> T:
-    """Return what `act` returns, tried again while it raises what storage does. Raises StorageError."""
+    """Call `act`, and again while it raises an exception of storage. Raises StorageError in the end."""
 
     def attempt() -> T:
         with storage_errors(doing, kind):
@@ -76,7 +76,7 @@ def retry(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -
 
 
 def wait_for(read: Callable[[], T | None], what: str) -> T:
-    """Return what `read` returns, once it is not None. Raises StorageError after TIMEOUT_S."""
+    """Poll `read` until it returns a value. Raises StorageError after TIMEOUT_S."""
     deadline, pause_s = time.monotonic() + TIMEOUT_S, 0.01
     while (value := read()) is None:
         if time.monotonic() > deadline:
@@ -87,10 +87,10 @@ def wait_for(read: Callable[[], T | None], what: str) -> T:
 
 
 def check_writable(path: str) -> None:
-    """Have every process write a file in `path` and remove it, before hours of training depend on it.
+    """Write and remove a file in `path`, on every process, before hours of training depend on it.
 
-    Raises SpecError for a wrong path (no permission, read-only, not a folder), StorageError when storage fails: also
-    when it refuses a run that has trained, or a folder in which one has saved.
+    Raises SpecError for a wrong path (no permission, read-only, not a folder). Raises StorageError when storage fails,
+    and when it refuses a run that has trained or a folder with saved steps.
     """
     is_remote = remote.is_remote(path)
     if is_remote:
@@ -103,8 +103,8 @@ def check_writable(path: str) -> None:
             file.write_text("")
             file.unlink()
         except Exception as error:
-            # The clients of object stores have errors of their own.
-            # Nobody can write there, unless somebody changes the folder or the job.
+            # The clients of object stores have their own exceptions. A refusal is permanent until somebody changes the
+            # folder or the job.
             if is_remote:
                 is_refused = faults.is_refusal(error)
             elif isinstance(error, OSError):
@@ -122,5 +122,6 @@ def check_writable(path: str) -> None:
 def _has_steps(path: str) -> bool:
     try:
         return bool(manifest.committed(epath.Path(path)))
-    except Exception:  # of the client of an object store
+    # The clients of object stores have their own exceptions.
+    except Exception:
         return False

@@ -1,7 +1,7 @@
 """The training loop, for the built-in training and for a program's own step.
 
 The order within a step is fixed: evaluate, save, get the batch, dispatch the step, read metrics. The metrics of a step
-are read after the next step was dispatched, so that the host never holds up the device. Before a save or an evaluation
+are read after the next step was dispatched, so that the device never waits for the host. Before a save or an evaluation
 they are read first, so that a state that is not finite is never committed.
 """
 
@@ -34,10 +34,13 @@ from jaxlaunch.trainer.profiling.profiler import Profiler
 from jaxlaunch.trainer.start.distributed import Stop, meet
 from jaxlaunch.trainer.tracking import feeding
 
-S = TypeVar("S")  # the state of a training
+# The state of a training.
+S = TypeVar("S")
 
-COLLECT_EVERY = 1000  # steps between garbage collections, if no evaluation or save brings one
-READY_S = 0.02  # a longer wait for a batch is reported as the phase `data`
+# Evaluations and saves collect garbage, too. This is the interval without them.
+COLLECT_EVERY = 1000  # steps
+# A longer wait for a batch is reported as the phase `data`.
+READY_S = 0.02
 
 
 class Loop(Generic[S]):
@@ -61,16 +64,22 @@ class Loop(Generic[S]):
         )
         self.best = None if self.settings.best is None else BestSteps(self.settings.best)
         self.patience = None if self.settings.stop_early is None else Patience(self.settings.stop_early)
-        self.done = 0  # steps that were dispatched; the metrics of the last may still be unread
-        self.is_stepping = False  # whether this attempt has dispatched a step
-        self.saved = -1  # the last step that was handed to the store
-        self.evaluated = -1  # the last step that was evaluated
-        self._committed: int | None = None  # the last step that was reported as committed
-        self._pending: tuple[range, dict[str, jax.Array]] | None = None  # steps whose metrics are not read yet
-        self._logged = 0  # the last step whose time is in the metrics
+        # The last step that was dispatched. Its metrics may still be unread.
+        self.done = 0
+        # Whether this attempt has dispatched a step.
+        self.is_stepping = False
+        # The last step that was handed to the store.
+        self.saved = -1
+        self.evaluated = -1
+        # The last step that was reported as committed.
+        self._committed: int | None = None
+        # The steps whose metrics are not read yet.
+        self._pending: tuple[range, dict[str, jax.Array]] | None = None
+        # The last step whose time is in the metrics.
+        self._logged = 0
 
     def run(self) -> S:
-        """Return the state after the last step. Raises Stopped or another TrainerError when the run ends early."""
+        """Run to the last step and return its state. Raises Stopped or another TrainerError when the run ends early."""
         start, state = self._restore()
         # Ranks agree to stop by the count of their polls, so each must poll equally often: before and after everything
         # that can take long, such as restoring and compiling.
@@ -87,20 +96,21 @@ class Loop(Generic[S]):
         return self._finish(state)
 
     def _train(self, start: int, state: S, flops_per_step: float | None) -> S:
-        """Return the state after the last step, or after the one at which patience ends."""
+        """Train to the last step, or to the one at which patience ends, and return the state."""
         settings, timer = self.settings, self.metrics.timer
         # Evaluations and saves come between dispatches, so steps that are dispatched together end where one is due.
         pauses = settings.eval_every, settings.save_every
         spans = cut_spans(start, settings.steps, settings.steps_per_dispatch, pauses)
         batches = self.training.iterate(spans)
-        # A collection in one rank's step delays every rank, so it runs beside evaluations and saves. What is alive now
-        # stays until the end and need not be scanned again; garbage that is frozen would stay, too.
+        # A collection in one rank's step delays every rank, so it runs during evaluations and saves. The objects that
+        # are alive now stay until the end, so they are frozen and not scanned again. The collection before the freeze
+        # removes garbage, which would otherwise be frozen, too.
         gc.collect()
         gc.freeze()
         gc.disable()
         self._logged = start
         self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
-        # The last span is empty: it is the end.
+        # The last span is empty. It stands for the end of the run.
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
             self.done = done = span.start
             # The evaluation comes before the save: it may make this step one of the best.
@@ -119,8 +129,8 @@ class Loop(Generic[S]):
             # This returns once the steps are dispatched. The state is donated: only the new one is valid from here on.
             state, metrics = self.training.train(state, batch, span)
             self.is_stepping = True
-            # While the device runs these steps the host waits for those before: it is one dispatch ahead, never more,
-            # and the device never waits for what the host does with metrics.
+            # While the device runs these steps, the host waits for the previous ones. It is at most one dispatch ahead,
+            # and the device never waits while the host handles metrics.
             with timer.part("device"):
                 self._read_metrics()
             self._pending = (span, metrics)
@@ -128,12 +138,13 @@ class Loop(Generic[S]):
         return state
 
     def _restore(self) -> tuple[int, S]:
-        """Return the step and state of the newest usable checkpoint; 0 and a new state without one."""
+        """Return the step and state of the newest usable checkpoint, or 0 and a new state."""
         training, settings = self.training, self.settings
         self.report.phase("restore", 0)
-        self.store.claim()  # refuses a folder that another run trains in
+        # This refuses a folder in which another run trains.
+        self.store.claim()
         if self._saved_before:
-            # Restoring a state keeps the storage busy, and hardly the processor.
+            # Restoring a state keeps storage busy and leaves the processor free to compile.
             training.compile_ahead()
         restored = self.store.restore(training.to_tree(training.abstract), training.difference)
         start, tree, meta = (0, {}, {}) if restored is None else restored
@@ -142,11 +153,12 @@ class Loop(Generic[S]):
                 f"step {self._saved_before}, which this run saved, is gone from {training.folder}; training starts "
                 f"again from step {start}"
             )
-        # Foreign files in the place of a checkpoint are reported now, and not at a save after hours.
+        # Foreign files in the place of a checkpoint are reported now, not at a save hours later.
         first = 0 if restored is None else start + 1
         self.store.check_free(lambda step: step >= first and settings.is_due(settings.save_every, step))
         if restored is None:
-            self.report.phase("compile", 0)  # what makes a new state is compiled, too
+            # The program that creates a new state is compiled, too.
+            self.report.phase("compile", 0)
             return 0, training.init()
         self.report.found(start)
         if self.best is not None:
@@ -170,7 +182,7 @@ class Loop(Generic[S]):
     # --- within a step ------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Return whether patience ends the run, on every rank alike."""
+        """Return whether patience ends the run. Every rank gets the same answer."""
         return self.patience is not None and self.patience.is_over
 
     def _should_save(self, done: int) -> bool:
@@ -178,11 +190,11 @@ class Loop(Generic[S]):
         return self.settings.is_due(self.settings.save_every, done) or is_best or self._is_over()
 
     def _evaluate(self, done: int, state: S) -> None:
-        """Record the means over the held-out set, and what the model makes of the prompts."""
+        """Record the means over the held-out set and the samples for the prompts."""
         self._read_metrics()
         self.report.phase("eval", done)
         with self.profiler.pause(), self.metrics.timer.part("eval"):
-            # An evaluation may last longer than a stop may take, so a stop is heeded between its batches as well.
+            # An evaluation may last longer than the grace period, so the loop polls for a stop between batches, too.
             means = self.training.evaluate(state, partial(self._stop_if_asked, done, state))
             gc.collect()
         self.evaluated = done
@@ -190,7 +202,7 @@ class Loop(Generic[S]):
             self.metrics.evaluated(done, means)
             for watch, rule in ((self.best, self.settings.best), (self.patience, self.settings.stop_early)):
                 if watch is not None and rule is not None:
-                    # All ranks take the value of process 0, so that no rank decides otherwise.
+                    # All ranks take the value of process 0, so that they decide alike.
                     watch.see(done, on_primary(partial(value_of, rule, means)))
             if self.best is not None and self.best.steps[:1] == [done]:
                 self.metrics.found_best(done)
@@ -200,7 +212,7 @@ class Loop(Generic[S]):
             self.metrics.sampled(done, samples)
 
     def _save(self, done: int, state: S) -> None:
-        """Start a save of the state, which the store writes while the loop goes on."""
+        """Start to save the state. The store writes it while the loop continues."""
         self._read_metrics()
         self.report.phase("save", done)
         meta = self.training.meta() | {"evaluated": self.evaluated}
@@ -215,7 +227,7 @@ class Loop(Generic[S]):
         self.saved = done
 
     def _next_batch(self, batches: Prefetcher[Any] | None, done: int) -> Any:
-        """Return the next batch. A wait is a phase of its own, so that a verdict can name the rank that waits."""
+        """Return the next batch. A long wait is reported as a phase, so that a verdict can name the rank that waits."""
         if batches is None:
             return None
         batch = batches.get(READY_S)
@@ -235,7 +247,7 @@ class Loop(Generic[S]):
         try:
             values = jax.device_get({name: metrics[name] for name in FLAGS if name in metrics})
         except Exception:
-            # What a callback raised is of these steps, not of those that were dispatched since.
+            # A callback's exception belongs to these steps, not to those dispatched since.
             self.report.phase("step", span.start)
             raise
         flags = {name: np.atleast_1d(value) for name, value in values.items()}
@@ -249,7 +261,7 @@ class Loop(Generic[S]):
                 wrong = self.training.wrong_batch(step) if jax.process_index() == 0 else None
                 self.metrics.skipped(step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], wrong)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
-                # The time since the last line is shared evenly by the steps since.
+                # The time since the last line is divided evenly among the steps since.
                 share = (step - self._logged) / (span.stop - self._logged)
                 self.metrics.interval(step, _metrics_of_step(metrics, index), share)
                 self._logged = step
@@ -268,7 +280,7 @@ class Loop(Generic[S]):
     # --- the ends -----------------------------------------------------------------------------------------------------
 
     def _stop_if_asked(self, done: int, state: S) -> None:
-        """Save the state if it is new and raise Stopped, if the run is to stop. Every rank is at the same step."""
+        """Save the state and raise Stopped if the run is asked to stop. Every rank is at the same step."""
         if not self.stop.poll():
             return
         self._read_metrics()
@@ -276,7 +288,7 @@ class Loop(Generic[S]):
         self._forget_if_lost(done)
         saved = max(self.saved, 0)
         is_new, note = done > saved, f"nothing new to save after step {saved}"
-        # Where foreign files are in the way of this step, the run can continue from an older one: no reason to fail.
+        # Foreign files may occupy the place of this step. The run can continue from an older one, so this is no error.
         if is_new and (names := self.store.taken(done)):
             is_new = False
             note = f"nothing new saved after step {saved}: {names} in {self.training.folder} is another's"
@@ -289,7 +301,7 @@ class Loop(Generic[S]):
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self, state: S) -> S:
-        """Return the state after the last step, once everything that this run writes is written."""
+        """Write everything that is left to write, and return the state after the last step."""
         if self.patience is not None and self.patience.is_over:
             reason = self.patience.sentence()
             self.training.note(f"stopped early at step {self.done} of {self.settings.steps}: {reason}")
@@ -302,7 +314,7 @@ class Loop(Generic[S]):
         return state
 
     def _forget_if_lost(self, done: int) -> bool:
-        """Return whether the step `done` was saved and deleted by somebody since, so that it is to be saved again."""
+        """Return whether somebody deleted the saved step `done`, in which case it must be saved again."""
         if done != self.saved or not self.store.lost(done):
             return False
         self.training.note(
@@ -320,27 +332,27 @@ class Loop(Generic[S]):
         self.metrics.close()
 
     def _end_tracking(self, *, stops: bool) -> None:
-        """Wait for the tracker after the run has reported its end, which nothing here can change.
+        """Wait for the tracker. The run has reported its end, which a failure here does not change.
 
-        All ranks wait with rank 0, since JAX aborts those that come to its shutdown long before it.
+        All ranks wait with rank 0, because JAX aborts ranks that reach its shutdown long before rank 0 does.
         """
         if feeding.is_asked():
             self.metrics.end_tracking(stops=stops)
             meet("tracker", feeding.longest_s())
 
     def end_saves(self, *, releases: bool = False) -> None:
-        """End the saves of a run that ends with an error, which is what it reports, whatever the store raises here.
+        """End the saves of a run that ends with an error. Exceptions of the store are suppressed: the error matters.
 
-        A run that has trained keeps the folder for its next attempt while the process ends. One whose process lives on
-        `releases` it: else a thread would renew the claim of a run that is over.
+        A run that has trained keeps its claim on the folder for its next attempt. If the process lives on, `releases`
+        must be set: otherwise a thread would renew the claim of a run that is over.
         """
         if self.is_stepping:
-            # A save that began before the error is valid, and the last of this attempt.
+            # A save that began before the error is valid. It is the last one of this attempt.
             with contextlib.suppress(Exception), self.report.within("save", self.done):
                 self.store.wait()
                 self._report_commits()
         if releases or not self.is_stepping:
-            # A run that is refused leaves the folder as it was.
+            # A run that is refused leaves the folder unchanged.
             with contextlib.suppress(Exception):
                 self.store.close()
 

@@ -1,6 +1,6 @@
-"""`jaxlaunch.run`: joins the other processes, drives a program's own step, and reports how that ended.
+"""`jaxlaunch.run`: join the other processes, drive a program's own step, and report how the run ended.
 
-Below an agent a run that ends early ends the process with its code, as the built-in trainer does; alone it raises.
+Under an agent a run that ends early exits the process with its code, like the built-in trainer. Otherwise it raises.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error
 
-TOO_LATE = "jax.distributed.initialize() must be called before"  # JAX's error where a program used JAX before
+# JAX's error if a program used JAX earlier.
+TOO_LATE = "jax.distributed.initialize() must be called before"
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
-    """Return the state after the last step; see jaxlaunch.run. Below an agent an error ends the process."""
-    # A rank of a gang, and not a process that a rank's program has started.
+    """Return the state after the last step; see jaxlaunch.run. Under an agent an error exits the process."""
+    # This process is a rank of a gang, not a process that a rank's program started.
     is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
     stop = Stop()
     report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
@@ -61,7 +62,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
             stop.arm()
             place = Place.from_environ()
         else:
-            # Without an agent a run keeps its files in `runs/NAME`, after the script.
+            # Without an agent a run keeps its files in `runs/NAME`, with the name of the script.
             script = getattr(sys.modules.get("__main__"), "__file__", None)
             name = "notebook" if script is None else Path(script).stem
             place = Place(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
@@ -70,7 +71,8 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
         final = training.state.to_tree(loop.run())
         report.close()
         return final
-    except BaseException as error:  # every end below an agent has a code
+    # Under an agent every end has an exit code.
+    except BaseException as error:
         if loop is not None and not isinstance(error, Stopped):
             loop.end_saves(releases=not is_rank)
         if is_rank:
@@ -85,7 +87,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
 
 
 def _join(report: Progress) -> None:
-    """Join the processes of the gang, unless the program has. Raises SpecError for other devices than the job's."""
+    """Join the processes of the gang unless the program has. Raises SpecError for devices other than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()
@@ -104,7 +106,7 @@ def _join(report: Progress) -> None:
 
 
 def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
-    """Report what ended a run, with the line that raised it, and leave with its code."""
+    """Report the error that ended a run, with the line that raised it, and exit with its code."""
     code, location = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
         message, line = user_code.told(error)
@@ -147,7 +149,7 @@ class Options:
 
     @property
     def axes(self) -> spec.Mesh:
-        """The mesh that is asked for, by default all devices as dp."""
+        """The requested mesh, by default all devices as dp."""
         return spec.Mesh(dp=-1) if self.mesh is None else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
 
     def _check_count(self, name: str, least: int) -> None:
@@ -210,7 +212,7 @@ class UserTraining(Training[Named]):
         return self.state.from_stored(tree["state"])
 
     def meta(self) -> dict[str, Any]:
-        """Return what decides which examples a step sees; nothing is known of a program's function of the step."""
+        """Return the facts that decide which examples a step sees. They are unknown for a function of the step."""
         unknown = {"batch": None, "seed": None, "shuffle": None, "data": None}
         return {"loop": unknown | ({} if self.batches is None else self.batches.identity)}
 
@@ -218,7 +220,7 @@ class UserTraining(Training[Named]):
         return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
-        """Raise SpecError where more steps are done than asked for, DataError or CheckpointError for other batches."""
+        """Raise SpecError if more steps are done than requested, DataError or CheckpointError for other batches."""
         if step > self.options.steps:
             raise SpecError(
                 f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in {self.folder}; raise "
@@ -233,7 +235,7 @@ class UserTraining(Training[Named]):
                 )
 
     def compile(self, start: int) -> None:
-        # A program may call `run` only for the state of a run that is complete.
+        # A program may call `run` only to get the state of a completed run.
         if start < self.options.steps:
             self.step.compile()
 
@@ -244,7 +246,7 @@ class UserTraining(Training[Named]):
         return self.step(state, batch)
 
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
-        """Name the losses that were not. The step has replaced the state, so only what was saved before is good."""
+        """Return an error that names the losses. The step has replaced the state, so only earlier saves are good."""
         losses = {name: value for name, value in metrics.items() if name.endswith(LOSS) and not np.isfinite(value)}
         listed = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         wrong = self.wrong_batch(step)

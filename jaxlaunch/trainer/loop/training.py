@@ -1,6 +1,6 @@
-"""What the loop drives: where a run keeps its files, how long it trains, and the interface of a training.
+"""The interface between the loop and a training: the run's files, the settings, and the methods of a training.
 
-The two trainings are the built-in one (trainer/train) and that of a program's own step (loop/run).
+There are two trainings: the built-in one (trainer/train) and that of a program's own step (loop/run).
 """
 
 from __future__ import annotations
@@ -21,20 +21,31 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.spec import Best, Profile, StopEarly, TrainSpec
 
-S = TypeVar("S")  # the state of a training
+# The state of a training.
+S = TypeVar("S")
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A run's folder, its socket for metrics, and the file by which an agent requests profiles."""
+    """The parts of a run's environment that the trainer uses.
+
+    Attributes:
+        run_dir: The run folder.
+        run_url: The bucket to which `run_dir` is copied.
+        uid: The identity of the run.
+        socket: The socket that serves metrics.
+        profile: The file through which an agent requests profiles.
+        take_over: Whether the run may take a checkpoint folder from another run.
+        saved: The newest step that earlier attempts saved.
+    """
 
     run_dir: str | None = None
-    run_url: str | None = None  # of the bucket that `run_dir` is copied to
+    run_url: str | None = None
     uid: str = "local"
     socket: str | None = None
     profile: str | None = None
     take_over: bool = False
-    saved: int = 0  # the newest step that earlier attempts saved
+    saved: int = 0
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Place:
@@ -65,34 +76,42 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How long the loop trains, and how many steps lie between two evaluations, saves and lines of metrics."""
+    """The length of a run and the intervals of its evaluations, saves and lines of metrics, in steps.
 
-    steps: int  # of the whole run
+    Attributes:
+        steps: Steps of the whole run.
+        log_every: Steps between lines of metrics.
+        eval_every: Steps between evaluations; None evaluates only at the end.
+        save_every: Steps between saves; None saves only at the end.
+        keep: Number of newest checkpoints to keep.
+    """
+
+    steps: int
     log_every: int
-    eval_every: int | None  # None: only at the end
+    eval_every: int | None
     save_every: int | None
-    keep: int  # newest checkpoints
+    keep: int
     steps_per_dispatch: int = 1
     best: Best | None = None
     stop_early: StopEarly | None = None
     profile: Profile = dataclasses.field(default_factory=Profile)
 
     def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether what happens `every` so many steps, and at the end, happens after `step`."""
+        """Return whether an action with the interval `every`, which also runs at the end, is due after `step`."""
         return step == self.steps or (every is not None and step > 0 and step % every == 0)
 
 
 class Training(abc.ABC, Generic[S]):
-    """A state, the step that changes it, the batches, the evaluation, and what a checkpoint holds of it.
+    """A state, the step that changes it, the batches, the evaluation, and the conversion to checkpoints.
 
-    It is built, and everything wrong with it is reported, before the first compile. The loop calls every method on all
+    Building one reports every error in it before the first compile. The loop calls every method on all
     processes, in the same order.
 
     Attributes:
         folder: The path or URL of the checkpoints.
         evaluates: Whether there is anything to evaluate or to sample.
-        repeats_last_evaluation: Whether a run that was complete evaluates its last step again, so that the record of
-            the new start has the result.
+        repeats_last_evaluation: Whether a completed run that is started again evaluates its last step, so that the
+            record of the new start has the result.
     """
 
     settings: Settings
@@ -115,7 +134,7 @@ class Training(abc.ABC, Generic[S]):
     @property
     @abc.abstractmethod
     def abstract(self) -> S:
-        """The state with the shape, dtype and sharding of each array in its place."""
+        """The state with the shape, dtype and sharding of each array in place of the array."""
 
     @abc.abstractmethod
     def init(self) -> S:
@@ -123,43 +142,43 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def to_tree(self, state: S) -> dict[str, Any]:
-        """Return the state, or an abstract one, as a checkpoint holds it."""
+        """Convert a state, abstract or not, to the tree that a checkpoint holds."""
 
     @abc.abstractmethod
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> S:
-        """Return the state of a checkpoint of `step` with the record `meta`."""
+        """Convert the tree and `meta` of the checkpoint of `step` to a state."""
 
     @abc.abstractmethod
     def meta(self) -> dict[str, Any]:
-        """Return what is recorded with the state, by which a resumed run is checked."""
+        """Return the record that is saved with the state and against which a resumed run is checked."""
 
     @abc.abstractmethod
     def difference(self, meta: Mapping[str, Any]) -> str:
-        """Return why the arrays of a checkpoint with this meta may differ from this state's; "" if it does not tell."""
+        """Explain why the arrays of a checkpoint with this meta may differ from this state's; "" if unknown."""
 
     @abc.abstractmethod
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Return what differs from the training that saved `step`, its last one if `is_finished`; None: nothing.
+        """Describe the differences from the training that saved `step`, its last step if `is_finished`; None if equal.
 
-        Raises SpecError, DataError or CheckpointError where training on from there would not be the same run.
+        Raises SpecError, DataError or CheckpointError where continuing would not be the same run.
         """
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
-    def compile_ahead(self) -> None:  # noqa: B027  # optional
-        """Start to compile in a thread, before the state is restored; return at once."""
+    def compile_ahead(self) -> None:  # noqa: B027
+        """Start to compile in a thread while the state is restored. Optional."""
 
     @abc.abstractmethod
     def compile(self, start: int) -> float | None:
-        """Compile what the steps after `start` need; return the FLOPs of a step where they are known."""
+        """Compile the programs for the steps after `start`. Return the FLOPs of a step if they are known."""
 
     @abc.abstractmethod
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Any] | None:
-        """Return the batch of each span of steps, made ahead of its use; None for steps without data."""
+        """Return an iterator over the prefetched batches of the spans; None for steps without data."""
 
     @abc.abstractmethod
     def train(self, state: S, batch: Any, span: range) -> tuple[S, dict[str, jax.Array]]:
-        """Dispatch the steps of `span`, donating the state; return the new one and the metrics of the steps.
+        """Dispatch the steps of `span`, donating the state. Return the new state and the metrics of the steps.
 
         The metrics include `finite`, and may include `weight` and `skipped`. For several steps each array has one value
         per step.
@@ -167,15 +186,15 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
-        """Return the error of a step that was not finite; `saved` is the last step that was handed to the store."""
+        """Return the error for a step that was not finite. `saved` is the last step that was handed to the store."""
 
     @abc.abstractmethod
     def programs(self) -> list[str]:
         """Return the HLO texts of the compiled steps, for a profile."""
 
     def wrong_batch(self, step: int) -> str | None:
-        """Return what in the batch of `step` (from 1), made again, is not finite; None: nothing, or unknown."""
-        # The data may be unreadable by now: the error to report is the step's.
+        """Recreate the batch of `step` (from 1) and describe a number in it that is not finite; None if unknown."""
+        # The data may be unreadable by now. The error to report is that of the step.
         with contextlib.suppress(Exception):
             return self._wrong_batch(step - 1)
         return None
@@ -187,15 +206,15 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
-        """Return the means over the held-out set; call `between` where a stop may be heeded, on all ranks alike."""
+        """Return the means over the held-out set. Call `between` where the run may stop, equally often on all ranks."""
 
     def sample(self, state: S) -> Sequence[Mapping[str, Any]]:
-        """Return how the model continues the prompts of the job; empty where it has none."""
+        """Return the model's continuations of the job's prompts, if there are any."""
         return ()
 
 
 class Spans(Sequence[range]):
-    """Spans of consecutive steps, given by their edges: span i holds the steps from edge i to edge i + 1."""
+    """A sequence of spans of consecutive steps. Span i holds the steps from edge i to edge i + 1."""
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges
@@ -215,11 +234,11 @@ class Spans(Sequence[range]):
 
 
 def cut_spans(start: int, total: int, size: int = 1, every: Iterable[int | None] = ()) -> Spans:
-    """Return the steps from `start` to `total`, `size` or 1 at a time; a span begins at each multiple of an `every`.
+    """Cut the steps from `start` to `total` into spans of `size` or 1 steps that begin at each multiple of an `every`.
 
     A tiny model's step is shorter than the time that the host needs to dispatch one, so several are dispatched
-    together. Evaluations and saves come between dispatches: what is left before one is dispatched step by step, so that
-    any run has two shapes, hence two programs.
+    together. Evaluations and saves come between dispatches. The remaining steps before one are dispatched one by one,
+    so that a run needs only two programs.
     """
     if size == 1:
         return Spans(range(start, total + 1))

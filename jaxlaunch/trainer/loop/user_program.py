@@ -1,11 +1,11 @@
-"""What a program gives to `jaxlaunch.run`, checked: its state, its step, and its data.
+"""The checked arguments of `jaxlaunch.run`: the state, the step and the data of a program.
 
 The state is any pytree of arrays: dicts, optax states, flax.nnx modules, random keys. Between steps it is a flat dict,
-name -> array, and within one the pytree that the program made first: what modules and optimizers hold besides arrays
-(functions, sizes) is taken from that one, however often it is made again.
+name -> array, and within a step the pytree that the program created first. Everything in it that is not an array
+(functions, sizes) is taken from that first pytree.
 
-The batches are a function of the step, so that a resumed run sees what it would have seen. Each process makes the
-global batch and sends its own rows to its devices; of a dataset with `batch=` it reads only its own rows.
+The batches are a function of the step, so that a resumed run sees the same batches. Each process makes the
+global batch and sends its own rows to its devices. From a dataset with `batch=` it reads only its own rows.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from jaxlaunch.trainer.sources.torch import MapStyle
 from jaxlaunch.trainer.step.executable import Executable, once
 
 Tree = Any
-Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
+# Name -> array, or ShapeDtypeStruct.
+Named = dict[str, Any]
 
-AHEAD = 2  # batches made before they are needed
-LOSS = "loss"  # the end of the names of metrics that must be finite
-# Records hold these besides a program's metrics; a program may give the others that a training has.
+# Batches that are created before they are needed.
+AHEAD = 2
+# The suffix of the names of metrics that must be finite.
+LOSS = "loss"
+# Records use these names. A program may report the other metrics of a training itself.
 RESERVED = contract.RESERVED_METRICS - {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
 
 STATE_HINT = "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
@@ -50,9 +53,9 @@ DATA_HINT = (
 
 
 class State:
-    """A program's state, or the function that makes it. Building one allocates nothing.
+    """A program's state, or the function that creates it. Building one allocates nothing.
 
-    Raises SpecError for what is not a pytree of arrays, and for sharding rules that do not fit.
+    Raises SpecError for a state that is not a pytree of arrays, and for sharding rules that do not fit.
 
     Attributes:
         abstract: The shape, dtype and sharding of each array by name.
@@ -62,7 +65,7 @@ class State:
         self, state: Any, mesh: jax.sharding.Mesh, rules: Mapping[str, Sequence[str | None]] | None = None
     ) -> None:
         self._state, self._mesh = state, mesh
-        # A model is callable too, and is a state itself: a function is its own only leaf.
+        # A model is callable, too, but it is a state itself. A function is its own only leaf.
         leaves = jax.tree.leaves(state)
         self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
         self.name = user_code.named(state) if self._is_function else "jaxlaunch.run(state=…)"
@@ -76,7 +79,7 @@ class State:
         self.abstract: Named = {name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()}
 
     def init(self) -> Named:
-        """Return the arrays before the first step: made on the devices by the function, or copied there."""
+        """Return the arrays before the first step, created on the devices by the function or copied there."""
         stored: Named = {}
         make: Callable[[Named], Named] = lambda stored: _strongly_typed(name_leaves(self._state()))  # noqa: E731
         if not self._is_function:
@@ -88,11 +91,11 @@ class State:
         return state
 
     def to_tree(self, named: Named) -> Tree:
-        """Return the arrays as the program's pytree."""
+        """Convert the arrays to the program's pytree."""
         return jax.tree.unflatten(self._structure, [named[name] for name in self.abstract])
 
     def to_stored(self, named: Named) -> Named:
-        """Return the arrays, or abstract ones, as a checkpoint holds them: random keys as their numbers."""
+        """Convert arrays, abstract or not, to those of a checkpoint, which holds random keys as numbers."""
         return {name: _key_data(leaf) for name, leaf in named.items()}
 
     def from_stored(self, stored: Mapping[str, Any]) -> Named:
@@ -103,7 +106,7 @@ class State:
         }
 
     def from_tree(self, function: str, tree: Tree) -> Named:
-        """Return the arrays that `function` returned. Raises SpecError when they are not those of this state."""
+        """Return the arrays of a tree that `function` returned. Raises SpecError if they do not match this state."""
         named = name_leaves(tree)
         if (difference := find_difference(self.abstract, named)) is not None:
             raise SpecError(
@@ -118,11 +121,11 @@ class State:
             yield
 
     def _trace(self) -> Tree:
-        """Return what the function makes, its arrays abstract."""
+        """Return the function's pytree with abstract arrays."""
         trees: list[Tree] = []
 
         def arrays() -> list[Any]:
-            # Whatever else there is must not leave the trace.
+            # Only arrays may leave the trace.
             trees.append(self._state())
             return [leaf for leaf in jax.tree.leaves(trees[0]) if _is_array(leaf)]
 
@@ -131,7 +134,7 @@ class State:
         return trees[0]
 
     def _check_leaves(self, tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and dtype of each leaf. Raises SpecError for what is no array, or has a name twice."""
+        """Return the shape and dtype of each leaf. Raises SpecError for a leaf that is no array, or a repeated name."""
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]
         if not flat:
             raise SpecError(f"{self.name} gives {describe_type(tree)} without an array; {STATE_HINT}")
@@ -150,7 +153,7 @@ class State:
 class LoopStep:
     """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, checked by tracing it once.
 
-    Raises SpecError for what is no such function, naming its file and line; whatever tracing it raises.
+    Raises SpecError for any other function, naming its file and line, and everything that tracing raises.
     """
 
     def __init__(self, step: Any, state: State, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
@@ -168,7 +171,7 @@ class LoopStep:
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)
 
     def compile(self) -> None:
-        """Compile the step ahead of time, its state donated."""
+        """Compile the step ahead of time, donating its state."""
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         shardings = (self._state.shardings, jax.tree.map(lambda _: everywhere, self._outputs))
         with self._state.context():
@@ -177,7 +180,7 @@ class LoopStep:
             )
 
     def __call__(self, state: Named, batch: Tree | None) -> tuple[Named, dict[str, Any]]:
-        """Return the new state, the old one being donated, and the metrics, with `finite` for all losses."""
+        """Take a step, donating the state. Return the new state and the metrics, with `finite` for all losses."""
         assert self._compiled is not None, "compile comes before a step"
         new, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
         return new, metrics
@@ -199,7 +202,7 @@ class LoopStep:
 
 
 def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
-    """Return `metrics`, which `function` returned. Raises SpecError where it is no dict of real scalars."""
+    """Return the metrics that `function` returned. Raises SpecError unless they are a dict of real scalars."""
     if not isinstance(metrics, Mapping):
         raise SpecError(f"{function}: its metrics are {describe_type(metrics)}, not a dict of scalars; {STEP_HINT}")
     for name, value in metrics.items():
@@ -218,14 +221,14 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
 
 
 class Batches:
-    """The batches of a program's data on the mesh. The first is made at once, and checked.
+    """The batches of a program's data on the mesh. The first one is created immediately and checked.
 
-    Raises SpecError for what is no data and for batches that do not divide; DataError for batches that differ.
+    Raises SpecError for invalid data and for batches that do not divide, DataError for batches that differ.
 
     Attributes:
         size: Rows of a batch.
         abstract: The shape, dtype and sharding of each array of a batch.
-        identity: What must not change when a run resumes.
+        identity: The facts that must not change when a run resumes.
     """
 
     def __init__(
@@ -233,7 +236,8 @@ class Batches:
     ) -> None:
         self._mesh = mesh
         self._pipeline: Pipeline | None = None
-        self._first: Tree = None  # the batch of step 0, of data that is no dataset
+        # The batch of step 0, unless the data is a dataset.
+        self._first: Tree = None
         self.identity: dict[str, Any] = {}
         if batch is None:
             self._make, self.name, self._is_repeatable = _batch_function(data)
@@ -271,7 +275,7 @@ class Batches:
         )
 
     def check_repeats(self) -> None:
-        """Raise DataError if the first batch, made again, differs: a resumed run would see other data."""
+        """Raise DataError if the first batch differs when it is created again: a resumed run would see other data."""
         if self._pipeline is not None or not self._is_repeatable:
             return
         again = name_leaves(self._global_batch(0))
@@ -283,7 +287,7 @@ class Batches:
                 )
 
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree]:
-        """Return the batches of these steps on the devices, made ahead; each span is of one step."""
+        """Return the prefetched batches of these spans, of one step each, on the devices."""
         if self._pipeline is not None:
             return self._pipeline.iterate(spans, lambda batch: self._put(_without_weight(batch)))
         read = pipeline.iterate_batches(
@@ -292,7 +296,7 @@ class Batches:
         return Prefetcher(read, ahead=AHEAD)
 
     def not_finite(self, step: int) -> str | None:
-        """Return what is not a finite number in the batch of a step, as a sentence; None where all are."""
+        """Describe the first number in the batch of a step that is not finite; None if all are."""
         if self._pipeline is not None:
             return self._pipeline.not_finite(step)
         for name, leaf in name_leaves(self._first if step == 0 else self._global_batch(step)).items():
@@ -302,7 +306,7 @@ class Batches:
         return None
 
     def _put(self, local: Tree) -> Tree:
-        """Return this process's rows as global arrays, split over the batch axes; scalars go to every device."""
+        """Put this process's rows in global arrays, split over the batch axes. Scalars go to every device."""
         rows, everywhere = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
 
         def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
@@ -319,7 +323,7 @@ class Batches:
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
 
     def _global_batch(self, step: int) -> Tree:
-        """Return the batch of a step as numpy arrays. Raises what the program does, DataError where it differs."""
+        """Return the batch of a step as numpy arrays. Raises DataError if its structure differs from step 0's."""
         made = self._make(step)
         if inspect.isgenerator(made) or isinstance(made, Iterator):
             raise SpecError(f"{self.name}: the batch of step {step} is {describe_type(made)}; return its arrays")
@@ -342,20 +346,20 @@ class Batches:
 
 @runtime_checkable
 class _Indexed(Protocol):
-    """A program's object whose items have numbers."""
+    """A program's object with numbered items."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @runtime_checkable
 class _Batched(Protocol):
-    """A program's object that makes the batch of a step."""
+    """A program's object that creates the batch of a step."""
 
     def batch(self, step: int, /) -> Any: ...
 
 
 class _Items(MapStyle):
-    """A dataset that the program has made."""
+    """A dataset that the program created."""
 
     def __init__(self, dataset: Any) -> None:
         self.name, self._args, self._dataset = type(dataset).__name__, {}, dataset
@@ -363,7 +367,7 @@ class _Items(MapStyle):
 
 
 def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
-    """Return what makes the batch of a step, its name, and whether it must repeat itself. Raises SpecError."""
+    """Return the function from step to batch, its name, and whether it must be repeatable. Raises SpecError."""
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
             f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of a step when the "
@@ -388,7 +392,8 @@ def _check_signature(function: Callable[..., Any], call: str, count: int, hint: 
     except TypeError as error:
         raise SpecError(f"{user_code.named(function)} is called {call}, and that fails: {error}{hint}") from None
     except ValueError:
-        return  # functions of C may have no signature
+        # Functions written in C may have no signature.
+        return
 
 
 # --- the leaves of a pytree -------------------------------------------------------------------------------------------
@@ -416,7 +421,7 @@ def _leaf_name(path: Iterable[Any]) -> str:
 
 
 def find_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Return in words the first leaf that only one has, or whose shape or dtype differs; None: there is none."""
+    """Describe the first leaf that only one has, or whose shape or dtype differs; None if they are alike."""
     for name in dict.fromkeys([*before, *after]):
         if name not in after:
             return f"no {name} ({_describe_leaf(before[name])})"
@@ -465,12 +470,12 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _strongly_typed(named: Named) -> Named:
-    """Return the arrays, none of a weak type: a step is compiled for one type only."""
+    """Convert weak types to strong ones: a step is compiled for one type only."""
     return {name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf)) for name, leaf in named.items()}
 
 
 def _key_data(leaf: Any) -> Any:
-    """Return an array, or the numbers of a random key; abstract ones too."""
+    """Return an array unchanged and a random key as its numbers. Either may be abstract."""
     if not _is_key(leaf):
         return leaf
     if not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -481,16 +486,17 @@ def _key_data(leaf: Any) -> Any:
 
 
 def _put(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return a program's array on the mesh, each device taking its part of it."""
+    """Put a program's array on the mesh, each device with its part."""
     data = _key_data(leaf)
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
-        return data  # global already
+        # It is a global array already.
+        return data
     whole = np.asarray(data, like.dtype)
     return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
 
 
 def _narrow(leaf: Any) -> np.ndarray[Any, Any]:
-    """Return an array as a device keeps it: in 32 bits, unless JAX is configured otherwise."""
+    """Convert an array to the dtype on a device: of 32 bits, unless JAX is configured otherwise."""
     whole = np.asarray(leaf)
     return whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype), copy=False)
 

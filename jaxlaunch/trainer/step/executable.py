@@ -1,4 +1,4 @@
-"""Programs compiled ahead of time, with the options of XLA that suit their platform."""
+"""Programs compiled ahead of time, with the XLA options that suit their platform."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 PyTree = Any
 Options = dict[str, Any]
 
-# What libtpu's own choices cost is in benchmarks/RESULTS.md ("Compiled, before and after").
+# benchmarks/RESULTS.md ("Compiled, before and after") has the cost of libtpu's defaults.
 _TPU: Options = {
-    # Above this size of an operand, in MiB, a weight that a product gathers is sent around a ring, and each part
-    # multiplied as it comes. For every decoder that was compared the compiler estimates more cycles then, by products
-    # of small parts and a sum that each part reads and writes: the size is one that no operand has.
+    # If an operand is larger than this, in MiB, the weight that a product gathers is sent around a ring, and each part
+    # is multiplied as it arrives. The compiler estimates more cycles for that with every decoder that was compared:
+    # the products are small, and each part reads and writes the sum. No operand reaches this size.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
 }
 # Weights are gathered and gradients summed while products run: MaxText's names for them are CF_FOR_ALL_GATHER and
@@ -31,18 +31,19 @@ _ASYNC_COLLECTIVES: Options = {
     "xla_tpu_overlap_compute_collective_tc": "true",
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
-    # Several sums that were combined into one wait for each other, and nothing hides them: only small ones are.
+    # Sums that are combined into one wait for each other, and nothing hides them. Only small ones are combined.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 _UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
-_SPARSE_CORES = "TPU7x"  # runs collectives there by default, which excludes that the products' cores run them
+# It runs collectives on its sparse cores by default, so the cores that multiply cannot run them.
+_SPARSE_CORES = "TPU7x"
 
 
 class Executable:
     """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings). It never traces again.
 
     Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
-    Of XLA's `options` those that the compiler does not know are left out.
+    XLA `options` that the compiler does not know are left out.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Executable:
             raise
 
     def check(self, *args: PyTree) -> None:
-        """Raise TypeError when `args` are not what this was compiled for."""
+        """Raise TypeError when `args` do not have the compiled shapes, dtypes and shardings."""
         then, now = _describe_leaves(self.abstract), _describe_leaves(args)
         changed = [
             f"  {name}: compiled for {then.get(name, 'nothing')}, got {now.get(name, 'nothing')}"
@@ -75,15 +76,15 @@ class Executable:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
 
     def text(self) -> str:
-        """Return the compiled program as HLO text, each operation with the scope that it comes from."""
+        """Return the compiled program as HLO text, with the scope of each operation."""
         return self._compiled.as_text() or ""
 
     def memory(self) -> Any:
-        """Return XLA's account of a device's memory: bytes of arguments, outputs, temporaries, and the peak."""
+        """Return XLA's memory analysis of a device: bytes of arguments, outputs, temporaries, and the peak."""
         return self._compiled.memory_analysis()
 
     def costs(self) -> dict[str, float]:
-        """Return XLA's FLOPs and bytes accessed of a device, by its names. The body of a loop counts once."""
+        """Return XLA's FLOPs and bytes accessed of a device, under XLA's names. The body of a loop counts once."""
         return self._compiled.cost_analysis() or {}
 
 
@@ -102,7 +103,7 @@ def _describe_leaves(tree: PyTree) -> dict[str, str]:
 
 
 def often(mesh: jax.sharding.Mesh) -> Options | None:
-    """Return the options of a program that runs often. What a job's LIBTPU_INIT_ARGS sets has precedence."""
+    """Return the options of a program that runs at every step. A job's LIBTPU_INIT_ARGS have precedence."""
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
@@ -114,9 +115,8 @@ def often(mesh: jax.sharding.Mesh) -> Options | None:
 def once(mesh: jax.sharding.Mesh) -> Options | None:
     """Return the options of a program that runs once.
 
-    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and gains nothing; the
-    bits are the same (jaxlib 0.10). Where the user has turned off most optimizations (JAX_DISABLE_MOST_OPTIMIZATIONS)
-    that holds here too.
+    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and gains nothing. The
+    results are the same bits (jaxlib 0.10). JAX_DISABLE_MOST_OPTIMIZATIONS applies here, too.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     is_quick = jax.config.read("jax_disable_most_optimizations")
@@ -124,10 +124,10 @@ def once(mesh: jax.sharding.Mesh) -> Options | None:
 
 
 def compile_with(lowered: jax.stages.Lowered, options: Options | None) -> jax.stages.Compiled:
-    """Compile with those of `options` that this compiler knows, naming each other one on stderr.
+    """Compile with the options that this compiler knows, and name each unknown one on stderr.
 
-    They only make a program faster, and another version of libtpu may have renamed or dropped one. libtpu 0.0.42.1 also
-    fails by itself ("INTERNAL: RET_CHECK") with those that hide collectives, for experts over fsdp 2 × ep 2 of a v5p.
+    The options only make a program faster, and another version of libtpu may have renamed or dropped one. libtpu
+    0.0.42.1 fails ("INTERNAL: RET_CHECK") with those that hide collectives, for experts over fsdp 2 × ep 2 of a v5p.
     """
     options = dict(options or {})
     while True:

@@ -1,7 +1,7 @@
-"""What changed between a checkpoint and the run that resumes from it, in a sentence. Pure.
+"""The differences between a checkpoint's training and the run that resumes from it. Pure functions.
 
-A run may resume under other keys than those its checkpoint was trained with; preflight.check_resumed checks those that
-must not change. Nothing that may hold a secret is recorded: no arguments of a dataset, no paths.
+A run may resume with keys other than those of its checkpoint; preflight.check_resumed checks those that must not
+change. Nothing that may hold a secret is recorded: no arguments of a dataset, no paths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
-# Keys that change no number of a training, and those that say the same as others.
+# Keys that change no number of a training, and keys that repeat others.
 NOT_RECORDED = "batch seed steps checkpoint compile_cache log_every profile steps_per_dispatch stop_early".split()
 NOT_RECORDED_OF: Any = {
     "data": set("shuffle prefetch threads workers trace path eval_path data_dir args eval_args parts".split()),
@@ -26,21 +26,21 @@ NOT_RECORDED_OF: Any = {
     "eval": {"every", "samples"},
     "lora": {"init_from"},
 }
-# How a step is computed, and what is watched: with others the training would have been the same.
+# Keys of how a step is computed and what is observed. Other values give the same training.
 SAME_TRAINING = "mesh remat accumulate attention eval on_nonfinite loss.chunks data.deterministic".split()
 
 
 def record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None) -> dict[str, Any]:
-    """Return what a checkpoint records of its training; `attention` is the implementation in use."""
+    """Return the record of a training for its checkpoints; `attention` is the implementation in use."""
     keys = spec.model_dump(mode="json", exclude=dict.fromkeys(NOT_RECORDED, True) | NOT_RECORDED_OF)
     held_out = None if eval_set is None else eval_set.fingerprint()
     return {"train": keys | {"attention": attention}, "total_steps": total_steps, "eval_data": held_out}
 
 
 def completed(then: Any, now: Any, block: Any) -> Any:
-    """Return what a checkpoint records of a block, with the default of each key of `now` that its version had not.
+    """Fill the record of a block with the default of each key of `now` that its version did not have.
 
-    `now` is what this run records of `block`. A block of another kind or source stays as it is.
+    `now` is this run's record of `block`. A block of another kind or source stays unchanged.
     """
     is_block = isinstance(then, Mapping) and isinstance(now, Mapping) and isinstance(block, pydantic.BaseModel)
     if not is_block or any(then.get(key, now.get(key)) != now.get(key) for key in ("kind", "source")):
@@ -54,7 +54,7 @@ def completed(then: Any, now: Any, block: Any) -> Any:
 
 
 def retrained(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the keys of two records whose values would have trained something else, with both values."""
+    """Return the keys whose values would have given another training, with both values."""
     if "train" not in then:
         return []
     prefixes = tuple(f"train.{key}." for key in SAME_TRAINING)
@@ -63,9 +63,9 @@ def retrained(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str | None:
-    """Return what differs between two records, with both values, including the learning rate after `step` steps.
+    """Describe the differences between two records with both values, and the learning rate after `step` steps.
 
-    None where nothing does, or where the checkpoint is of a version that recorded nothing.
+    Returns None if they are equal, or if the version that saved the checkpoint recorded nothing.
     """
     if "train" not in then:
         return None
@@ -75,7 +75,8 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
             name += "".join(f", args.{argument}" for argument in changed_arguments(then.get(key), now[key]))
             differences.append(f"{name} {_render(then.get(key))} → {_render(now[key])}")
     if not differences:
-        return None  # nor does the rate, which costs a compilation of several programs to know
+        # The learning rate is equal, too. Computing it would compile several programs.
+        return None
     old, new = _learning_rate(then, step), _learning_rate(now, step)
     if old is not None and new is not None and not math.isclose(old, new, rel_tol=1e-6):
         differences.append(f"the learning rate at step {step} {old:.3g} → {new:.3g}")
@@ -83,7 +84,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str |
 
 
 def _find_differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each dotted key whose values differ, with both; lists are values."""
+    """Yield each dotted key whose values differ, with both values. Lists are values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
             yield from _find_differences(f"{path}.{key}", then.get(key), now.get(key))
@@ -96,7 +97,7 @@ def _render(value: Any) -> str:
 
 
 def _learning_rate(recorded: Mapping[str, Any], step: int) -> float | None:
-    """Return the learning rate of a recorded training after `step` steps; None where this version cannot tell."""
+    """Return the learning rate of a recorded training after `step` steps; None if this version cannot tell."""
     try:
         optimizer = Optimizer.model_validate(recorded["train"]["optimizer"])
         return float(schedules.build_schedule(optimizer, recorded["total_steps"])(step))

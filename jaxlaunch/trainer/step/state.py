@@ -35,31 +35,38 @@ from jaxlaunch.trainer.step.executable import once
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
 
 Batch = Mapping[str, Any]
-Named = dict[str, Any]  # name -> array, or ShapeDtypeStruct
+# Name -> array, or ShapeDtypeStruct.
+Named = dict[str, Any]
 
 
 class TrainState(NamedTuple):
-    """What a run carries from step to step, in flat dicts by parameter name. Donated to every train step.
+    """The state between steps, in flat dicts by parameter name. It is donated to every train step.
 
-    `opt` and `ema` hold only parameters that are trained. With adapters the frozen ones in `params` are the model.
+    Attributes:
+        step: Completed optimizer steps, an int32 scalar.
+        params: The parameters. With adapters the frozen ones are the model.
+        opt: The state of optax for the trained parameters.
+        ema: A float32 moving average of the trained parameters and of the statistics in `rest`, or None.
+        rest: The other arrays of the model, such as BatchNorm's statistics.
+        scale: The loss scale under float16.
     """
 
-    step: Any  # int32 scalar: optimizer steps that are complete
+    step: Any
     params: Named
-    opt: Any  # optax's state
-    ema: Named | None  # float32 moving average, also of the statistics in `rest`
-    rest: Named  # other arrays of the model: BatchNorm's statistics
-    scale: LossScale | None = None  # under float16
+    opt: Any
+    ema: Named | None
+    rest: Named
+    scale: LossScale | None = None
 
     def evaluated_params(self) -> Named:
-        """Return the parameters that evaluation uses: an average of them where there is one."""
+        """Return the parameters that evaluation uses: their average if there is one."""
         if self.ema is not None:
             return {name: self.ema.get(name, param) for name, param in self.params.items()}
         averaged = transforms.averaged(self.opt, self.params)
         return self.params if averaged is None else averaged
 
     def evaluated_rest(self) -> Named:
-        """Return the other arrays that evaluation uses: their average where there is one, in their own dtypes."""
+        """Return the other arrays that evaluation uses: their average if there is one, in their own dtypes."""
         ema = self.ema or {}
         return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in self.rest.items()}
 
@@ -69,7 +76,7 @@ class Placement:
 
     Attributes:
         mesh: The devices.
-        everywhere: The sharding of what every device holds whole.
+        everywhere: The sharding of replicated arrays.
         rows: The sharding of a batch [B, ...].
     """
 
@@ -79,7 +86,7 @@ class Placement:
         self.rows = meshes.batch_sharding(mesh)
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]], size: int) -> dict[str, Array]:
-        """Return the rows of this process as global arrays of `size` rows."""
+        """Put the rows of this process in global arrays of `size` rows."""
         return {
             name: jax.make_array_from_process_local_data(self.rows, rows, (size, *rows.shape[1:]))
             for name, rows in batch.items()
@@ -115,11 +122,11 @@ class Placement:
         )
 
     def replicate(self, tree: Any) -> Any:
-        """Constrain the arrays of a tree to be whole on every device."""
+        """Constrain the arrays of a tree to be replicated on every device."""
         return jax.lax.with_sharding_constraint(tree, self.everywhere)
 
     def split_steps(self, rows: Array) -> Array:
-        """Turn [B, K, ...] into [K, B, ...]; no row leaves its device."""
+        """Turn [B, K, ...] into [K, B, ...] without moving rows between devices."""
         return self._hold_parts(rows.swapaxes(0, 1))
 
     def split_micro_batches(self, rows: Array, count: int) -> Array:
@@ -140,9 +147,9 @@ class ModelArrays:
     """The structure of a model.
 
     Attributes:
-        params: Its parameters by name, abstract or not as those of the model.
-        rest: Its other arrays, except for random streams: BatchNorm's statistics, counters.
-        axes: The named axes of all of them, by our metadata `axes` or by flax's own `nnx.with_partitioning`.
+        params: The parameters by name, abstract if those of the model are.
+        rest: The other arrays except random streams: BatchNorm's statistics, counters.
+        axes: The named axes of all arrays, from our metadata `axes` or from flax's `nnx.with_partitioning`.
     """
 
     def __init__(self, model: nnx.Module) -> None:
@@ -161,7 +168,7 @@ class ModelArrays:
         return _name_arrays(params), _name_arrays(rest)
 
     def merge(self, params: Named, rest: Named, rng: Array) -> Any:
-        """Return the model of these arrays. Its random streams start from `rng`: a repeated step draws the same."""
+        """Return the model with these arrays. Its random streams start from `rng`: a repeated step draws the same."""
         leaves, tree = jax.tree.flatten(self._rngs)
         keys = jax.random.split(rng, max(len(leaves), 1))
         streams = [
@@ -190,35 +197,35 @@ def _name_arrays(state: Any) -> Named:
 
 
 def _array_name(path: Iterable[str]) -> str:
-    """Return the dotted name of an array; a parameter that adapters wrapped keeps its name."""
+    """Return the dotted name of an array. A parameter that adapters wrap keeps its name."""
     *front, last = path
     return ".".join(front if last == OWN else [*front, last])
 
 
 def statistics(rest: Named) -> Named:
-    """Return those of a model's other arrays that can be averaged: statistics, not counts and keys."""
+    """Select the arrays that can be averaged: statistics, but not counts and keys."""
     return {name: leaf for name, leaf in rest.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
-    """Return an array in `dtype` if it is of floats, else as it is."""
+    """Cast an array of floats to `dtype`; return any other unchanged."""
     return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 class StateBuilder:
     """Builds the state of a task's training on a mesh. Building one allocates nothing.
 
-    Parameters of the *base* are read or drawn again at each start, and no checkpoint holds them: the model below its
-    adapters, or the reference of a preference loss.
+    The parameters of the *base* are read or drawn again at each start, and no checkpoint holds them. The base is the
+    model below its adapters, or the reference of a preference loss.
 
     Attributes:
-        is_ours: Whether no code of the user's is traced, except for an optimizer's.
+        is_ours: Whether no user code is traced except for an optimizer.
         arrays: The arrays of the model by name.
         axes: Their named axes.
-        frozen: Names of the parameters that are not trained, those of the base included.
-        optimizer: Of the parameters that are trained.
+        frozen: Names of the parameters that are not trained, including those of the base.
+        optimizer: The optimizer of the trained parameters.
         abstract: The state's shapes, dtypes and shardings.
-        base: What a checkpoint records of the base, once it was read from a folder.
+        base: The record of the base for checkpoints, once it was read from a folder.
     """
 
     def __init__(self, task: Task, spec: TrainSpec, placement: Placement, total_steps: int) -> None:
@@ -243,9 +250,9 @@ class StateBuilder:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """Set the mesh and the matmul precision that everything is traced under; flax places nothing by itself.
+        """Set the mesh and the matmul precision for tracing, and keep flax from placing arrays.
 
-        What is ours from end to end never broadcasts by rank, which would hide a wrong shape; what users bring may.
+        Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code may.
         """
         matmul = self.precision.matmul
         ranks = jax.numpy_rank_promotion("raise") if self.is_ours else contextlib.nullcontext()
@@ -254,13 +261,14 @@ class StateBuilder:
                 yield
 
     def keys(self) -> Array:
-        """Return two random keys: one of the initial weights, one of the steps."""
+        """Return two random keys: one for the initial weights, one for the steps."""
         high, low = divmod(self._spec.seed, 2**32)
-        key = jax.random.key(low)  # JAX keeps the low 32 bits of a seed, as it is configured by default
+        # In its default configuration JAX keeps only the low 32 bits of a seed.
+        key = jax.random.key(low)
         return jax.random.split(jax.random.fold_in(key, high) if high else key)
 
     def notes(self) -> list[str]:
-        """Return what a run's log and summary say of its optimizer, adapters and reference."""
+        """Return the notes on optimizer, adapters and reference for a run's log and summary."""
         state = self.abstract
         notes = list(optimizers.notes(self._spec.optimizer, self.saved(state.params), self.axes))
         if self.adapters is not None:
@@ -273,15 +281,15 @@ class StateBuilder:
     # --- which parameters -----------------------------------------------------------------------------------------
 
     def trained(self, params: Named) -> Named:
-        """Return those of `params` that are not frozen."""
+        """Select the parameters that are not frozen."""
         return {name: leaf for name, leaf in params.items() if name not in self.frozen}
 
     def split_frozen(self, params: Named) -> tuple[Named, Named]:
-        """Return `params` as those that are trained and those that are frozen."""
+        """Split `params` into trained and frozen ones."""
         return self.trained(params), {name: leaf for name, leaf in params.items() if name in self.frozen}
 
     def saved(self, params: Named) -> Named:
-        """Return those of `params` that a checkpoint holds: all but the base."""
+        """Select the parameters that a checkpoint holds: all except the base."""
         return {name: leaf for name, leaf in params.items() if name not in self._base_names}
 
     def _is_of_base(self, name: str) -> bool:
@@ -312,12 +320,12 @@ class StateBuilder:
         if self.adapters is not None:
             self.adapters.attach(model, self.keys()[0])
         if self._has_reference:
-            # The same key gives the same weights.
+            # The reference gets the same weights from the same key.
             attach_reference(model, self._task.model(self._spec, nnx.Rngs(self.keys()[0])))
         return model
 
     def _fresh(self, read: Named) -> TrainState:
-        """Return the state before the first step, with the parameters `read`, and random ones in place of others."""
+        """Return the state before the first step, with the parameters in `read` and random values for all others."""
         made, rest = self.arrays.split(self._model())
         params = {name: self._stored(name, read.get(name, param)) for name, param in made.items()}
         rest = {name: read.get(name, leaf) for name, leaf in rest.items()}
@@ -327,14 +335,14 @@ class StateBuilder:
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, rest, scale)
 
     def _stored(self, name: str, param: Any) -> Array:
-        """Return a parameter in the dtype that the state stores it in."""
+        """Cast a parameter to the dtype in which the state stores it."""
         is_of_base = name in self._base_names
         if self.adapters is not None and is_of_base:
             return self.adapters.cast_frozen(name, param)
         return cast_floats(param, self.precision.compute if is_of_base else self.precision.params)
 
     def _read_base(self) -> Named:
-        """Return the base as the state stores it: read from its folder, or drawn from the seed."""
+        """Return the base as the state stores it, read from its folder or drawn from the seed."""
         model, like = self._spec.model, {name: self.abstract.params[name] for name in sorted(self._base_names)}
         if not like:
             return {}
@@ -353,7 +361,7 @@ class StateBuilder:
     # --- the state in a checkpoint --------------------------------------------------------------------------------
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
-        """Return the state as dicts of leaves by name, for a checkpoint: without empty parts and without the base."""
+        """Convert the state to dicts of leaves by name for a checkpoint, without empty parts and without the base."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
         scale = None if state.scale is None else state.scale._asdict()
@@ -361,7 +369,7 @@ class StateBuilder:
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> TrainState:
-        """Return the state of a tree that `to_tree` made. The base is read, or drawn, again."""
+        """Convert a tree from `to_tree` to a state. The base is read or drawn again."""
         names = self.to_tree(self.abstract).get("opt", {})
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
@@ -369,19 +377,19 @@ class StateBuilder:
         return TrainState(tree["step"], self.with_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
 
     def with_base(self, saved: Named) -> Named:
-        """Return the parameters of which a checkpoint holds `saved`."""
+        """Complete the parameters that a checkpoint holds with those of the base."""
         return self._read_base() | dict(saved)
 
     @contextlib.contextmanager
     def checks_base(self, recorded: Mapping[str, Any] | None, owner: str) -> Iterator[None]:
-        """Check that the base which completes a checkpoint inside this context is the one that it was trained with.
+        """Check that the base read inside this context is the one with which the checkpoint was trained.
 
         Args:
-            recorded: What the checkpoint records of its base.
+            recorded: The checkpoint's record of its base.
             owner: Name of the checkpoint in messages.
 
         Raises:
-            CheckpointError: The base is of another folder, or that folder holds other weights by now.
+            CheckpointError: The base is from another folder, or that folder holds other weights now.
         """
         holds, model = base.COMPARED if self._has_reference else base.ADAPTERS, self._spec.model
         if self._base_names and isinstance(model, Published):

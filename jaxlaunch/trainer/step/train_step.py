@@ -1,6 +1,6 @@
 """The compiled programs of a training: init, train, evaluate and samples of a task on a mesh.
 
-Every mean is a sum with a weight until the end: micro-batches and devices add up to one global mean.
+Every mean is kept as a sum and a weight until the end, so that micro-batches and devices add up to one global mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from jaxlaunch.trainer.step.executable import Executable, often
 from jaxlaunch.trainer.step.state import Batch, Named, Placement, StateBuilder, TrainState, cast_floats, statistics
 from jaxlaunch.trainer.task import Loss, Task, checked_loss
 
-Sums = dict[str, tuple[Array, Array]]  # of the loss and the metrics: sum and weight
+# Sum and weight of the loss and the metrics.
+Sums = dict[str, tuple[Array, Array]]
 Metrics = dict[str, Array]
 
 
@@ -45,7 +46,7 @@ class Step:
 
     Attributes:
         mesh: The devices of the step.
-        builder: What makes the state, names it for a checkpoint, and holds its optimizer.
+        builder: The builder of the state, which also converts it for checkpoints and holds its optimizer.
         abstract: The state's shapes, dtypes and shardings.
         loss: The loss as it is traced.
         notes: Remarks for the run's log and summary.
@@ -61,13 +62,14 @@ class Step:
         self.loss = StepLoss(task, self._spec, self._placement, self.builder)
         self._update = Update(self._spec, self._placement, self.builder, self.loss, total_steps)
         self.notes = [*([note] if note else []), *self.builder.notes()]
-        self._train: dict[int, Executable] = {}  # by the steps of one dispatch
+        # The train programs by their steps per dispatch.
+        self._train: dict[int, Executable] = {}
         self._evaluate: Executable | None = None
         self._samples: Executable | None = None
 
     @property
     def attention(self) -> str:
-        """The implementation of attention in use: what `auto` is here, or `xla` in place of one that is unavailable."""
+        """The implementation of attention in use, with `auto` resolved and `xla` in place of an unavailable one."""
         return "xla" if self._spec.attention == "auto" else self._spec.attention
 
     def init(self) -> TrainState:
@@ -75,16 +77,16 @@ class Step:
         return self.builder.init()
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
-        """Return this process's rows of a batch as global arrays, split over the batch axes."""
+        """Put this process's rows of a batch in global arrays, split over the batch axes."""
         return self._placement.put(batch, self._spec.batch)
 
     # --- before the first step ------------------------------------------------------------------------------------
 
     def check(self, batch: Batch) -> None:
-        """Trace the loss, in training and in evaluation, on global batches like this one; nothing is compiled.
+        """Trace the loss, in training and in evaluation, on global batches like this one, without compiling.
 
         Raises:
-            SpecError: A task or a model does not keep to its interface; the message names the line in the user's files.
+            SpecError: A task or a model violates its interface. The message names the line in the user's files.
         """
         if self.builder.is_ours:
             return
@@ -127,17 +129,17 @@ class Step:
             )
 
     def evaluator(self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None) -> Executable:
-        """Return `evaluate` of parameters and other arrays in place of a state, compiled for batches like this one.
+        """Compile `evaluate` of parameters and other arrays in place of a state, for batches like this one.
 
-        It returns with the sums what `also` makes of model and batch, and the rows' weights, whole on every process; of
-        the forward pass, which both begin with, XLA keeps one.
+        It returns the sums, the result of `also` for model and batch, and the rows' weights, replicated on every
+        process. XLA computes the common forward pass once.
         """
         arguments = self.abstract.params, self.abstract.rest, self._placement.abstract_batch(batch)
         with self.builder.context():
             return Executable("eval", partial(self.loss.sums_and, also=also), arguments, options=often(self.mesh))
 
     def compile_samples(self) -> Any:
-        """Compile the task's `samples`, of the model as it evaluates; return its arrays, abstract."""
+        """Compile the task's `samples` of the model in evaluation. Return its abstract arrays."""
 
         def samples(state: TrainState) -> Any:
             model = self.loss.model(state.evaluated_params(), state.evaluated_rest())
@@ -148,7 +150,7 @@ class Step:
             return jax.eval_shape(samples, self.abstract)
 
     def evaluated_metrics(self, batch: Batch) -> list[str]:
-        """Return the names of the metrics that `evaluate` gives for batches like this one; only traced."""
+        """Return the names of the metrics of `evaluate` for batches like this one, by tracing it."""
         with self.builder.context():
             return list(jax.eval_shape(self._sums, self.abstract, self._placement.abstract_batch(batch)))
 
@@ -160,13 +162,13 @@ class Step:
     def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, Metrics]:
         """Take one optimizer step; or several, on a batch [B, steps, ...] and with metrics [steps].
 
-        `state` is donated; the metrics are means on the device, float32 scalars by the names of contract.Key and the
-        task's own, to be read later.
+        `state` is donated. The metrics are means on the device, float32 scalars by the names of contract.Key and of the
+        task, to be read later.
 
         A step whose loss or gradients are not finite has `finite` False and returns the state unchanged. Under a loss
-        scale it is `skipped` instead, as long as the scale can be halved: it counts, and changes nothing else. Nor does
-        a step of `weight` 0, of a batch without a target: its means are NaN. Raises TypeError when the batch has other
-        shapes or dtypes than the step was compiled for.
+        scale it is `skipped` instead, as long as the scale can be halved: it counts, and changes nothing else. A step
+        of `weight` 0, whose batch has no target, also changes nothing else, and its means are NaN. Raises TypeError
+        when the batch has other shapes or dtypes than the step was compiled for.
         """
         new, metrics = self._train[steps](state, batch)
         return new, metrics
@@ -174,14 +176,14 @@ class Step:
     def evaluate(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
         """Return sums and weights, float32 scalars, of the loss and the task's metrics, and the sum of row weights.
 
-        With them comes what `also` of `compile_eval` makes, with the rows' weights; None without it. They are computed
-        with the average of the parameters where there is one: the moving one, or schedule-free's.
+        The second element is the result of `also` of `compile_eval` with the rows' weights, or None without it. Both
+        are computed with the average of the parameters if there is one: the moving one, or schedule-free's.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
         return self._evaluate(state, batch)
 
     def samples(self, state: TrainState) -> Any:
-        """Return what the task's `samples` makes now, whole on every process."""
+        """Return the result of the task's `samples`, replicated on every process."""
         assert self._samples is not None, "compile_samples comes before samples"
         return self._samples(state)
 
@@ -193,7 +195,7 @@ class Step:
 
     @property
     def trained_arrays(self) -> int | None:
-        """How many of the first arguments of `forward` are trained; None where nothing is frozen."""
+        """The number of leading arguments of `forward` that are trained; None if nothing is frozen."""
         return len(self.builder.trained(self.abstract.params)) if self.builder.frozen else None
 
     def forward(self, batch: Batch) -> Jaxpr:
@@ -207,17 +209,17 @@ class Step:
             return jax.make_jaxpr(step.loss.training)(*step._loss_arguments(batch)).jaxpr
 
     def residual_bytes(self, batch: Batch) -> int:
-        """Return the bytes that the backward pass of a micro-batch keeps of its forward pass, on all devices."""
+        """Return the bytes that the forward pass of a micro-batch keeps for its backward pass, on all devices."""
         with self.builder.context():
             return memory.residual_bytes(self.loss.training, *self._loss_arguments(batch))
 
     def programs(self) -> list[str]:
-        """Return the HLO texts of the compiled train steps, that of most steps per dispatch first."""
+        """Return the HLO texts of the compiled train steps, the one with most steps per dispatch first."""
         return [self._train[steps].text() for steps in sorted(self._train, reverse=True)]
 
     @property
     def compiled(self) -> dict[str, Executable]:
-        """The compiled steps: `train`, of one step a dispatch, and `eval`."""
+        """The compiled steps: `train`, of one step per dispatch, and `eval`."""
         executables = {"train": self._train.get(1), "eval": self._evaluate}
         return {name: executable for name, executable in executables.items() if executable is not None}
 
@@ -241,7 +243,7 @@ def _check_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
 
 
 class StepLoss:
-    """The loss of a task on arrays in place of a model."""
+    """The loss of a task as a function of arrays in place of a model."""
 
     def __init__(self, task: Task, spec: TrainSpec, placement: Placement, builder: StateBuilder) -> None:
         self._task, self._spec, self._placement, self._builder = task, spec, placement, builder
@@ -255,7 +257,7 @@ class StepLoss:
         rng: Array,
         scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, Named]]:
-        """Return the total loss of a batch, which is differentiated by `trained`; with it the loss as sums, and `rest`.
+        """Return the total loss of a batch, to be differentiated by `trained`, and with it the loss as sums and `rest`.
 
         Args:
             trained: Parameters that are trained.
@@ -304,8 +306,8 @@ class StepLoss:
         sums, weight_B = loss(batch), batch["weight"]
         examples = weight_B.sum()
         if not isinstance(sums, Loss):
-            # A mean over rows cannot leave out the rows that fill the batch up; one row at a time can. Experts are
-            # split over devices by rows, so they cannot take one row.
+            # A mean over rows includes the rows that only fill up the batch, so the loss is computed row by row.
+            # Experts are split over devices by rows, so they cannot take one row.
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
                     f"{self._spec.task}: the loss is a bare mean, which a model with experts is not evaluated by; "
@@ -318,25 +320,25 @@ class StepLoss:
     def sums_and(
         self, params: Named, rest: Named, batch: dict[str, Array], also: Callable[..., Any] | None
     ) -> tuple[Any, Any]:
-        """Return the sums, and what `also` makes of model and batch with the rows' weights, whole on every device."""
+        """Return the sums, and the result of `also` with the rows' weights, replicated on every device."""
         sums = self.sums(params, rest, batch)
         if also is None:
             return sums, None
         return sums, self._placement.replicate((also(self.model(params, rest), batch), batch["weight"]))
 
     def model(self, params: Named, rest: Named) -> Any:
-        """Return the model of these arrays as it evaluates, in the compute dtype. Call it in the builder's context."""
+        """Return the model in evaluation mode, in the compute dtype. Call it in the builder's context."""
         model = self._builder.arrays.merge(self._cast(params), rest, self._builder.keys()[1])
         model.eval()
         return model
 
     def _task_loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Any:
-        """Return the task's loss in float32. Raises SpecError where it is none."""
+        """Return the task's loss in float32. Raises SpecError if it is not a loss."""
         loss = checked_loss(self._spec.task, self._task.loss(model, batch, rng))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), loss)
 
     def _cast(self, params: Named) -> Named:
-        """Return the parameters in the dtype that layers compute in, except those that adapters cast later."""
+        """Cast the parameters to the compute dtype, except those that adapters cast later."""
         adapters = self._builder.adapters
         late: frozenset[str] = frozenset() if adapters is None else adapters.cast_late
 
@@ -351,10 +353,10 @@ class StepLoss:
 
 @contextlib.contextmanager
 def _user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> Iterator[None]:
-    """Turn what the loss of `task` raises while it is traced into a SpecError: what, where, and for which batch.
+    """Turn an exception of the loss of `task` while it is traced into a SpecError with its place and the batch.
 
-    So is a call that the loss, or `model`, the user's class of it, does not take. Any other exception that came through
-    no file of the user's is our bug and stays as it is.
+    This includes calls that the loss or `model`, the user's class, does not accept. Any other exception that passed
+    through no file of the user is our bug and is raised unchanged.
     """
     try:
         with user_code.placed(type(task).loss):
@@ -375,7 +377,7 @@ def _user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> 
 
 
 def _find_callee(error: TypeError, task: Any, model: Any) -> str:
-    """Return where the user defines what does not take the call that `error` is about; "" if it is about neither."""
+    """Return where the user defines the callee that `error` is about; "" if it is neither loss nor model."""
     message = str(error)
     if f"{type(task).__name__}.loss()" in message:
         return user_code.place(type(task).loss)
@@ -384,7 +386,7 @@ def _find_callee(error: TypeError, task: Any, model: Any) -> str:
 
 
 def _check_rest(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise SpecError where a step leaves a model with other arrays, besides its parameters, than it had."""
+    """Raise SpecError if a step changes the names, shapes or dtypes of a model's other arrays."""
     for key in sorted({*before, *after}):
         then, now = (_describe_array(arrays[key]) if key in arrays else "not there" for arrays in (before, after))
         if then != now:
@@ -399,7 +401,7 @@ def _describe_array(array: Any) -> str:
 
 
 class Update:
-    """Gradients over micro-batches, the optimizer's update, the average, and the metrics of a step, as traced."""
+    """The traced train step: gradients over micro-batches, the optimizer's update, the average, and the metrics."""
 
     def __init__(
         self, spec: TrainSpec, placement: Placement, builder: StateBuilder, loss: StepLoss, total_steps: int
@@ -408,11 +410,11 @@ class Update:
         self._rate = schedules.build_schedule(spec.optimizer, total_steps)
 
     def function(self, steps: int) -> Callable[..., tuple[TrainState, Metrics]]:
-        """Return the function of a dispatch of this many steps."""
+        """Return the function to compile for a dispatch of this many steps."""
         return self._update if steps == 1 else self._updates
 
     def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, Metrics]:
-        """Take one step after the other: a loop over the second axis of the batch."""
+        """Take several steps in a loop over the second axis of the batch."""
         return scan(self._update, state, jax.tree.map(self._placement.split_steps, batch))
 
     def _update(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, Metrics]:
@@ -438,7 +440,7 @@ class Update:
             counts = jnp.ones((), bool)
             flags |= {Key.FINITE: finite | ~loss_scale.is_exhausted(state.scale), Key.SKIPPED: ~finite}
             flags |= {Key.LOSS_SCALE: state.scale.value}
-        # A step that changes nothing else still counts, in the run and in the schedule, a function of the step.
+        # A step that changes nothing else still counts in the run and in the schedule, which depends on the step.
         opt = optimizers.with_schedule_counts(kept.opt, new.opt, counts)
         kept = kept._replace(step=jnp.where(counts, new.step, state.step), opt=opt)
         return kept, {
@@ -450,13 +452,13 @@ class Update:
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
-        """Return the loss, the gradient of its global mean by what is trained, and `rest` after all micro-batches."""
+        """Return the loss, the gradient of its global mean, and `rest` after all micro-batches."""
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry
             gradient = jax.grad(self._step_loss.training, has_aux=True)
             grads, (loss, rest) = gradient(trained, frozen, rest, *part, state.scale)
-            # Under fsdp gradients are scattered as they are summed.
+            # Under fsdp this makes the sum of the gradients a reduce-scatter.
             grads = jax.lax.with_sharding_constraint(grads, shardings)
             if (scale := state.scale) is not None:
                 grads = jax.tree.map(lambda grad: grad / loss_scale.factor(scale, loss.weight), grads)
@@ -475,16 +477,16 @@ class Update:
 
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
-    """Return whether a batch has rows of `tokens`, of which a language model reads all but the last."""
+    """Return whether a batch has rows of `tokens` for a language model, which reads all but the last."""
     is_language_model = isinstance(spec.model, Decoder | GPT2) or spec.task == LM
     return is_language_model and "tokens" in batch and len(batch["tokens"].shape) > 1
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any) -> tuple[Any, Any]:
-    """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop if there is one part only.
+    """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop if there is only one part.
 
-    Inside a loop XLA's compiler for CPUs does not bring the convolutions of gradients into the form of its fast kernels
-    (jaxlib 0.10): those of a small ResNet took 20 times as long.
+    Inside a loop XLA's CPU compiler does not use its fast kernels for the gradients of convolutions (jaxlib 0.10):
+    those of a small ResNet took 20 times as long.
     """
     if len(jax.tree.leaves(parts)[0]) > 1:
         return jax.lax.scan(body, carry, parts)
@@ -499,31 +501,31 @@ def _divisor(weight: Array) -> Array:
 
 
 class Pictures:
-    """The pictures and texts that a task shows of its model after an evaluation: its `samples`, and `shown` of them."""
+    """The pictures and texts that a task shows after an evaluation: `shown` of its `samples`."""
 
     def __init__(self, name: str, step: Step, task: Task) -> None:
         self._name, self._step, self._task = name, step, task
 
     @classmethod
     def of(cls, spec: TrainSpec, task: Task, step: Step) -> Pictures | None:
-        """Return those of a task; None where it has no method `samples`."""
+        """Return the samples of a task; None if it has no method `samples`."""
         has_samples = task.samples is not None and task.samples != MethodType(Task.samples, task)
         return cls(str(spec.task), step, task) if has_samples else None
 
     def compile(self) -> None:
-        """Compile them, and check what they would be. Raises SpecError where they cannot be shown."""
+        """Compile the samples and check their shapes. Raises SpecError if they cannot be shown."""
         abstract = self._step.compile_samples()
         self._show(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract))
 
     def report(self, state: TrainState) -> None:
-        """Report those of a state from process 0. Every process takes part."""
+        """Report the samples of a state from process 0. Every process takes part."""
         samples = jax.device_get(self._step.samples(state))
         if jax.process_index() == 0:
             images, texts = self._show(samples)
             reporting.report(image=images, text=texts)
 
     def _show(self, samples: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the pictures and the texts of a report. Raises SpecError where it would not take them."""
+        """Return the pictures and the texts of a report. Raises SpecError if a report does not accept them."""
         items = self._task.shown(samples)
         if not isinstance(items, Mapping):
             method = "samples" if self._task.shown == MethodType(Task.shown, self._task) else "shown"
