@@ -107,9 +107,7 @@ def _has_bytes(path: str) -> bool:
             schema = files.arrow_batches(pyarrow.memory_map(here))[0]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
-    from jaxlaunch.trainer.sources.images import containers
-
-    return any(containers.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
+    return any(build.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
 
 
 SHOWN_FILES = 10  # broken or duplicate files that are named

@@ -163,7 +163,6 @@ class Examples:
             raise self._fault(int(index_B[row]), what)
 
     def _fill(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
-        """Put the examples into these slots; their items are read here, or by another process, all at once."""
         items: Sequence[Item | None] = [None] * len(indexes)
         if self._source.workers:
             request = Request(*self._source.opener, self._draws, indexes, positions)

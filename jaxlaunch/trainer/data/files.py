@@ -70,7 +70,6 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _describe_folder(pattern: str) -> str:
-    """Say what the part of the path that does exist holds."""
     if remote.is_remote(pattern) and not pattern.startswith(STDLIB):
         scheme, _, place = pattern.partition("://")
         bucket, *folders = WILD.split(place)[0].split("/")

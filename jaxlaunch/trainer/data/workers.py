@@ -185,7 +185,6 @@ class _Worker:
 
 
 def _read_item(worker: _Worker, request: Request) -> Item:
-    """Read the one item of a request. Raises DataError where it kills process after process."""
     for attempt in range(1, TRIES + 1):
         try:
             return worker.ask(request)[0]

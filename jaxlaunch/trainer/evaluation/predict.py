@@ -36,7 +36,7 @@ from jaxlaunch.trainer.evaluation import trained
 from jaxlaunch.trainer.evaluation.trained import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.sources.images import containers, index, listing, picture
+from jaxlaunch.trainer.sources.images import build, index, listing, picture
 from jaxlaunch.trainer.sources.images.index import join_path, printable
 from jaxlaunch.trainer.sources.images.picture import Broken, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
@@ -229,7 +229,7 @@ def _items(path: str) -> Iterator[Item]:
 
 def _tar_items(path: str) -> Iterator[Item]:
     size_bytes = data_files.file_size(path)
-    with containers.open_tar(path) as tar:
+    with build.open_tar(path) as tar:
         for member in tar:
             name = os.path.basename(member.name)
             if member.isreg() and not name.startswith(".") and name.lower().endswith(picture.ENDINGS):
@@ -249,10 +249,10 @@ def _table_items(path: str) -> Iterator[Item]:
         batches: Iterator[Any]
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local)
-            batches = file.iter_batches(COLUMN_ROWS, columns=[containers.image_column(None, path, file.schema_arrow)])
+            batches = file.iter_batches(COLUMN_ROWS, columns=[build.image_column(None, path, file.schema_arrow)])
         else:
             schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
-            name = containers.image_column(None, path, schema)
+            name = build.image_column(None, path, schema)
             batches = (batch.select([name]) for batch in batches)
         row = 0
         for batch in batches:

@@ -159,7 +159,6 @@ def _count(key: str, value: Any) -> int:
 
 
 def _parse_own_names(family: Family, config: Config) -> dict[str, Any]:
-    """Return the keys that are ours by another name."""
     values = {theirs: _value(family, config, theirs) for theirs in family.keys}
     needed = [key for key, ours in family.keys.items() if ours in SIZES and key not in family.absent]
     missing = [key for key in needed if values[key] is None]
@@ -252,7 +251,6 @@ def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict
 
 
 def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, Any]:
-    """Parse the block of that name, with the keys next to it where it leaves out theirs."""
     block, local, local_name = _block(name, config.get(name)), {}, f"{name}.sliding_attention"
     if name == "rope_parameters" and "rope_local_base_freq" in family.keys and "full_attention" in block:
         _check_keys(name, block, {"full_attention", "sliding_attention"})
@@ -271,14 +269,12 @@ def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, An
 
 
 def _block(key: str, value: Any) -> dict[str, Any]:
-    """Return a block of keys; empty where there is none."""
     if not isinstance(value or {}, dict):
         raise SpecError(f"{key} is {json.dumps(value)}, not a block of keys")
     return dict(value or {})
 
 
 def _check_keys(name: str, block: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise SpecError where a block has a key that says something and is not known."""
     if wrong := [key for key, value in block.items() if key not in known and value is not None]:
         raise SpecError(f"{name}.{wrong[0]} is {json.dumps(block[wrong[0]])}, a key that is not known here")
 

@@ -141,7 +141,6 @@ def _opener(data: Data) -> Opener:
 
 
 def _open_examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
-    """Open images as they lie, or as records have them."""
     return _examples_opener(data)(split)
 
 
@@ -162,7 +161,6 @@ def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Dat
 
 
 def _augment(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
-    """Return the source with its images in the size, and changed in the way, that the job asks for."""
     if source is None or (data.augment is None and data.size is None):
         return source
     from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
@@ -171,7 +169,6 @@ def _augment(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) 
 
 
 def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
-    """Return what opens one stream of bytes, rows of documents that are prepared once, or pairs of texts."""
     from jaxlaunch.trainer.sources import text
     from jaxlaunch.trainer.text import preferences, tokenizer
 
@@ -210,7 +207,6 @@ def _mixture_opener(data: Mixture) -> Opener:
 
 
 def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
-    """Return the tokens of an example, and of the vocabulary. Raises SpecError for a model without a length."""
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
         raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")

@@ -204,7 +204,6 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
 
 
 def _encode_images(examples: Iterator[tuple[Any, Any]], images: set[str]) -> Iterator[tuple[Any, Any]]:
-    """Yield the same examples, arrays under a key of `images` as PNG files."""
     for key, example in examples:
         encoded = dict(example)
         for name in images & set(example):

@@ -57,7 +57,6 @@ def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
 
 
 def _find_dataset(path: str, built: Any) -> Any:
-    """Return `built`, or the dataset that it loads. Raises SpecError for a loader with ways of its own."""
     if all(hasattr(built, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
         sampler = type(built.sampler).__name__
         if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler"):

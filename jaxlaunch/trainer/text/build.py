@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
-from jaxlaunch.trainer.text import documents, parts, shards
+from jaxlaunch.trainer.text import documents, shards
 from jaxlaunch.trainer.text.recipe import INDEX, Recipe
 from jaxlaunch.trainer.text.shards import Corpus
 
@@ -106,9 +106,9 @@ def _make(recipe: Recipe, folder: Path, processes: int) -> None:
     size = max(sum(part.size for unit in units for part in unit), 1)
     buckets = -(-size // BUCKET_BYTES)
     small = dataclasses.replace(recipe, paths=())  # there may be many paths, and no worker needs them
-    missing = [unit for unit in range(len(units)) if not parts.is_complete(making, unit)]
+    missing = [unit for unit in range(len(units)) if not shards.is_complete(making, unit)]
     tasks = [(small, making, unit, units[unit], buckets) for unit in missing]
-    _run("tokenized", "parts", parts.write_part, tasks, processes, len(units))
+    _run("tokenized", "parts", shards.write_part, tasks, processes, len(units))
     count = min(buckets, MOST_SHARDS, -(-size // SHARD_BYTES))
     corpus, report = _count_documents(recipe, making, len(units), count, buckets)
     missing = [shard for shard in range(corpus.shards) if not shards.record_path(making, shard).exists()]
@@ -131,12 +131,11 @@ def _make(recipe: Recipe, folder: Path, processes: int) -> None:
 def _count_documents(
     recipe: Recipe, making: Path, units: int, count: int, buckets: int
 ) -> tuple[Corpus, dict[str, Any]]:
-    """Return what the first pass found, and the report on it. Raises DataError where there is nothing to train on."""
     first_U: list[int] = []
     report = dict.fromkeys(("documents", "tokens", "bytes", "replaced", "empty"), 0)
     lengths = np.zeros(64, np.int64)
     for unit in range(units):
-        about, index_D = parts.read_part(making, unit)
+        about, index_D = shards.read_part(making, unit)
         first_U.append(report["documents"])
         lengths += np.bincount(np.log2(np.maximum(index_D.length_D, 1)).astype(int), minlength=64)
         sums = int(index_D.length_D.sum()), int(index_D.bytes_D.sum())

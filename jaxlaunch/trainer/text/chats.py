@@ -81,7 +81,6 @@ class Chats:
     def _turn_spans(
         self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, given: int
     ) -> Spans:
-        """Return the characters of the assistant's turns after the first `given` in the `text` of all messages."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < given:

@@ -225,7 +225,6 @@ def read_rows(
 
 @contextlib.contextmanager
 def _report_faults(part: Part) -> Iterator[None]:
-    """Raise DataError for what is wrong in a part, with the file's name and the row."""
     try:
         yield
     except TrainerError:
@@ -409,7 +408,6 @@ def _read_table(part: Part, field: str, also: Sequence[str]) -> Rows:
 
 
 def _choose_columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:
-    """Return the columns to read. Raises DataError where `field` is not there, there twice, or of numbers."""
     import pyarrow
 
     if field not in schema.names:

@@ -164,7 +164,6 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 
 @functools.lru_cache(maxsize=2)  # training and evaluation read the same files
 def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
-    """Read the pairs of files whose digest this is, for rows of `length` targets."""
     if (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)) is not None:
         raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")
     make = partial(parse_pair, partial(chats.load, name))

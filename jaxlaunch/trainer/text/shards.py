@@ -1,13 +1,20 @@
-"""Rows of one shard, packed from its documents of every part: the second of two passes.
+"""Tokenizes a corpus and packs it into shards, in two passes: parts of tokens first, then rows.
+
+A part is the tokens of one unit of the files, on the disk until the shards are made of them. Which bucket a document
+goes to, and where in it, is a hash of the seed and of its number: the order of a shuffle that no memory ever holds. A
+part is written lot by lot, each sorted by bucket, with a table of where every bucket begins: of a bucket only what is
+its own is read. A part appears by a rename of its second file, so a part that is there is whole.
 
 A shard is made bucket by bucket, so that memory is that of one bucket, however large the corpus is. It is two files of
 array_record, of training and of what is held out, and a record of both, written last. A row is `tokens` (its segments
 one after the other), `lengths` of them, and `bytes` of text that its targets stand for; of chats also `targets`, 1 for
 the tokens that are one. A row of chats without a target is left out.
 
-Documents are put into rows of a fixed length, each a segment of its own. L length: a row has up to L + 1 tokens, of
-which all but the first of each segment are targets. Every token of a document but its first is a target exactly once,
-whatever the packing: where a document is cut, the next row begins with the last token of the one before.
+Documents are put into rows of a fixed length, each a segment of its own. A row has up to L + 1 tokens, of which all but
+the first of each segment are targets. Every token of a document but its first is a target exactly once, whatever the
+packing: where a document is cut, the next row begins with the last token of the one before.
+
+D documents of a part, in the order of its file of tokens; B buckets; T tokens; C chunks; L length.
 """
 
 from __future__ import annotations
@@ -15,21 +22,209 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import records
-from jaxlaunch.trainer.data.order import Share
-from jaxlaunch.trainer.text import parts
-from jaxlaunch.trainer.text.parts import Ints
+from jaxlaunch.trainer.data.order import Share, hash_uint64
+from jaxlaunch.trainer.text import chats, documents
+from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
-from jaxlaunch.trainer.text.tokenizer import load
+from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer, load
 
+Ints = npt.NDArray[np.int64]
+
+BATCH = 256  # texts that are encoded at once,
+BATCH_BYTES = 1 << 20  # or characters
+HELD = 4 << 20  # tokens held before they are written
+HEADER = 5  # numbers at the beginning of an index: replaced, empty, lots, buckets, documents
+COLUMNS = 5  # of the index: key, number, begin, length, bytes
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # what splitmix64 adds
 SPLITS = ("train", "eval")
+
+
+class Index(NamedTuple):
+    """Documents of a part's file of tokens."""
+
+    key_D: npt.NDArray[np.uint64]  # sorts the documents of a bucket
+    number_D: Ints  # of the document in its unit
+    begin_D: Ints  # its first token in the file
+    length_D: Ints  # tokens, those put around included
+    bytes_D: Ints  # of text
+
+    @classmethod
+    def from_rows(cls, rows_D5: Ints) -> Index:
+        """Return the documents of rows of an index."""
+        key_D, *others = np.ascontiguousarray(rows_D5.T)
+        return cls(key_D.view(np.uint64), *others)
+
+
+class About(NamedTuple):
+    """A part as a whole."""
+
+    documents: int
+    replaced: int  # characters that stand for bytes that are no UTF-8
+    empty: int  # documents without a token, which are left out
+
+
+def part_path(folder: Path, unit: int) -> Path:
+    """Return the index of a part; its tokens are next to it."""
+    return folder / f"part-{unit:06}.index"
+
+
+def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
+    """Tokenize one unit. Raises DataError naming file and row."""
+    path = part_path(folder, unit)
+    tables: list[Ints] = []  # of each lot, the first document of each bucket, and the end
+    rows: list[Ints] = []
+    replaced = empty = first = tokens = 0
+    with atomic_file.draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
+        for lot in _tokenize(recipe, parts):
+            key_D = sort_keys(recipe.seed, unit, first + np.arange(len(lot.ids)))
+            bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
+            order_D = np.argsort(bucket_D, kind="stable")
+            length_D = np.array([len(ids) for ids in lot.ids], np.int64)[order_D]
+            bytes_D = np.array(lot.bytes, np.int64)[order_D]
+            begin_D = tokens + np.cumsum(length_D) - length_D
+            columns = (key_D[order_D].view(np.int64), first + order_D, begin_D, length_D, bytes_D)
+            tables.append(first + np.searchsorted(bucket_D[order_D], np.arange(buckets + 1)))
+            rows.append(np.stack(columns, axis=1))
+            for number in order_D.tolist():
+                file.write(lot.ids[number].data)
+            first, tokens = first + len(lot.ids), tokens + lot.tokens
+            replaced, empty = replaced + lot.replaced, empty + lot.empty
+    with atomic_file.draft(path) as draft:
+        header = np.array([replaced, empty, len(tables), buckets, first])
+        np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(np.int64).tofile(draft)
+
+
+def is_complete(folder: Path, unit: int) -> bool:
+    """Tell whether a part is there with all its tokens; one cut short, as by a disk that lost power, is removed."""
+    path = part_path(folder, unit)
+    tokens = path.with_suffix(".tokens")
+    if not path.exists():
+        return False
+    index = np.fromfile(path, np.int64)
+    if len(index) >= HEADER and tokens.exists():
+        _, _, lots, buckets, count = index[:HEADER].tolist()
+        rows = index[HEADER + lots * (buckets + 1) :]
+        if len(rows) == COLUMNS * count and tokens.stat().st_size == 4 * int(rows[3::COLUMNS].sum()):
+            return True
+    path.unlink(missing_ok=True)
+    tokens.unlink(missing_ok=True)
+    return False
+
+
+def read_part(folder: Path, unit: int) -> tuple[About, Index]:
+    """Read a part that is there, and all of its documents."""
+    index = np.fromfile(part_path(folder, unit), np.int64)
+    replaced, empty, lots, buckets, count = index[:HEADER].tolist()
+    rows_D5 = index[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
+    return About(count, replaced, empty), Index.from_rows(rows_D5)
+
+
+def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
+    """Yield the documents of a bucket in a part, and their tokens in a row, lot by lot, as in the file."""
+    path = part_path(folder, unit)
+    with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+        _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER).tolist()
+        table = HEADER + lots * (buckets + 1)
+        for lot in range(lots):
+            low, high = _read_numbers(index, HEADER + lot * (buckets + 1) + bucket, 2).tolist()
+            if high == low:
+                continue
+            rows = _read_numbers(index, table + COLUMNS * low, COLUMNS * (high - low)).reshape(-1, COLUMNS)
+            found = Index.from_rows(rows)
+            first, last = int(found.begin_D[0]), int(found.begin_D[-1] + found.length_D[-1])
+            tokens.seek(4 * first)
+            yield found, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
+
+
+def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
+    file.seek(8 * first)
+    return np.frombuffer(file.read(8 * count), np.int64)
+
+
+def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the ids of tokens of a part, where one that is no target is written as ~id, below 0."""
+    return np.where(tokens_T < 0, ~tokens_T, tokens_T)
+
+
+def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
+    """Return a hash of seed, unit and number for each document."""
+    unit_hash = hash_uint64(hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
+    return hash_uint64(unit_hash ^ number_D.astype(np.uint64), GOLDEN)
+
+
+class _Lot:
+    """Documents that are encoded and not yet written."""
+
+    def __init__(self) -> None:
+        self.ids: list[npt.NDArray[np.int32]] = []
+        self.bytes: list[int] = []
+        self.tokens = self.replaced = self.empty = 0
+
+    def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
+        """Encode a batch; a document without a token, such as one of spaces for some tokenizers, is only counted."""
+        texts = [document for document in batch if document.text]
+        for document, ids in zip(texts, _encode(texts, tokenizer), strict=True):
+            if not len(ids):
+                self.empty += 1
+                continue
+            text_bytes = len(document.text.encode())
+            if document.spans is not None:  # names of special tokens, which a chat's template wrote, are no text
+                assert isinstance(tokenizer, HuggingFace)
+                text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
+            self.ids.append(ids)
+            self.bytes.append(text_bytes)
+            self.tokens += len(ids)
+        self.replaced += sum(document.replaced for document in batch)
+        self.empty += len(batch) - len(texts)
+
+
+def _encode(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the tokens of each document, none of one that is empty; ~id, for `token_ids`, for one that is no target.
+
+    Around a chat its template has put what belongs there.
+    """
+    words, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
+    if spans:
+        for ids_T, is_target_T in tokenizer.encode_spans(words, spans):
+            yield np.where(is_target_T, ids_T, ~ids_T)
+        return
+    before = [] if tokenizer.bos is None else [tokenizer.bos]
+    after = [] if tokenizer.eos is None else [tokenizer.eos]
+    for ids in tokenizer.encode_batch(words):
+        yield np.array([*before, *ids, *after] if ids else [], np.int32)
+
+
+def _tokenize(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
+    """Yield the unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
+    tokenizer, lot, make = load(recipe.tokenizer), _Lot(), None
+    if recipe.template is not None:
+        make = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
+    batch: list[Document] = []
+    size = 0
+    for part in parts:
+        for document in documents.read_documents(part, recipe.field, make, chats.ALSO):
+            batch.append(document)
+            size += len(document.text)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                lot.add(batch, tokenizer)
+                batch, size = [], 0
+                if lot.tokens >= HELD:
+                    yield lot
+                    lot = _Lot()
+    lot.add(batch, tokenizer)
+    yield lot
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
 
 
 class Corpus(NamedTuple):
@@ -87,19 +282,19 @@ def _shard_rows(
     dtype = np.uint16 if vocabulary.vocab <= 2**16 else np.int32
     first, last = (corpus.buckets * number // corpus.shards for number in (shard, shard + 1))
     for bucket in range(first, last):
-        documents = _read_documents(recipe, folder, bucket, corpus, split)
-        if corpus.cut is not None and len(documents.lengths):
-            documents = _cut_document(documents, corpus.cut, split, vocabulary.byte_counts)
-        bytes_before_T = _count_bytes(documents, vocabulary.byte_counts)
-        for row in pack_rows(recipe.packing, documents.lengths, recipe.length, recipe.seed + bucket):
+        texts = _read_documents(recipe, folder, bucket, corpus, split)
+        if corpus.cut is not None and len(texts.lengths):
+            texts = _cut_document(texts, corpus.cut, split, vocabulary.byte_counts)
+        bytes_before_T = _count_bytes(texts, vocabulary.byte_counts)
+        for row in pack_rows(recipe.packing, texts.lengths, recipe.length, recipe.seed + bucket):
             ends = row.starts + row.lengths
             inside = [slice(start, end) for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)]
-            tokens = np.concatenate([documents.tokens[segment] for segment in inside]).astype(dtype)
+            tokens = np.concatenate([texts.tokens[segment] for segment in inside]).astype(dtype)
             # The first token of a segment is not a target.
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
             record = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(target_bytes)}
             if recipe.template is not None:
-                is_target = np.concatenate([documents.is_target[segment] for segment in inside])
+                is_target = np.concatenate([texts.is_target[segment] for segment in inside])
                 is_target[np.cumsum(row.lengths) - row.lengths] = False
                 if not is_target.any():
                     continue
@@ -116,7 +311,7 @@ def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, s
     key_D: list[npt.NDArray[np.uint64]] = []
     bytes_D: list[Ints] = []
     for unit, first in enumerate(corpus.first_U):
-        for index, tokens_T in parts.read_bucket(folder, unit, bucket):
+        for index, tokens_T in read_bucket(folder, unit, bucket):
             is_held_D = share.is_held_out(first + index.number_D)
             is_chosen_D = is_held_D == (split == "eval") if corpus.cut is None else ~is_held_D
             ends_D = np.cumsum(index.length_D)
@@ -129,31 +324,31 @@ def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, s
     lengths_D = np.array([len(text) for text in tokens], np.int64)
     tokens_T = np.concatenate([np.zeros(0, np.int32), *tokens])
     text_bytes_D = np.concatenate([np.zeros(0, np.int64), *bytes_D])[order_D]
-    return _Documents(parts.token_ids(tokens_T), tokens_T >= 0, lengths_D, text_bytes_D)
+    return _Documents(token_ids(tokens_T), tokens_T >= 0, lengths_D, text_bytes_D)
 
 
-def _cut_document(documents: _Documents, cut: int, split: str, counts: Ints) -> _Documents:
+def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Documents:
     """Return the beginning of the only document, to train on, or its end."""
     kept = slice(None, cut) if split == "train" else slice(cut, None)
-    share = counts[documents.tokens[kept]].sum() / max(counts[documents.tokens].sum(), 1)
-    bytes_D = np.round(documents.bytes * share).astype(np.int64)
-    tokens_T = documents.tokens[kept]
-    return _Documents(tokens_T, documents.is_target[kept], np.array([len(tokens_T)]), bytes_D)
+    share = counts[texts.tokens[kept]].sum() / max(counts[texts.tokens].sum(), 1)
+    bytes_D = np.round(texts.bytes * share).astype(np.int64)
+    tokens_T = texts.tokens[kept]
+    return _Documents(tokens_T, texts.is_target[kept], np.array([len(tokens_T)]), bytes_D)
 
 
-def _count_bytes(documents: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
+def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
     """Return the bytes of text of the targets before each token and of all, [T + 1].
 
     Those of a document's tokens add up to its own, whatever its tokenizer normalizes away.
     """
-    before_T = np.zeros(len(documents.tokens) + 1)
+    before_T = np.zeros(len(texts.tokens) + 1)
     bytes_T = before_T[1:]
-    np.take(counts.astype(np.float64), documents.tokens, out=bytes_T, mode="clip")  # what raises would copy it first
-    if len(documents.lengths):
-        counted_D = np.add.reduceat(bytes_T, np.cumsum(documents.lengths) - documents.lengths)
-        scale_D = np.divide(documents.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
-        bytes_T *= np.repeat(scale_D.astype(np.float32), documents.lengths)
-    bytes_T *= documents.is_target
+    np.take(counts.astype(np.float64), texts.tokens, out=bytes_T, mode="clip")  # what raises would copy it first
+    if len(texts.lengths):
+        counted_D = np.add.reduceat(bytes_T, np.cumsum(texts.lengths) - texts.lengths)
+        scale_D = np.divide(texts.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
+        bytes_T *= np.repeat(scale_D.astype(np.float32), texts.lengths)
+    bytes_T *= texts.is_target
     return np.cumsum(before_T, out=before_T)
 
 

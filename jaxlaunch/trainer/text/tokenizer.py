@@ -163,7 +163,6 @@ class HuggingFace:
         return counts
 
     def _special_id(self, key: str) -> int | None:
-        """Return the id of a special token that the folder names; None where it names none."""
         value = self.config.get(key)
         if value is None:
             return None

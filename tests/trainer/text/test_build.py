@@ -22,7 +22,7 @@ from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.sources import array_record
 from jaxlaunch.trainer.sources import text as sources
 from jaxlaunch.trainer.spec import LM, Text
-from jaxlaunch.trainer.text import build, documents, parts, recipe, shards, tokenizer
+from jaxlaunch.trainer.text import build, documents, recipe, shards, tokenizer
 from tests.trainer.text import corpora, dying
 
 TEXTS = list(filter(None, corpora.texts(220, seed=3)))[:200]
@@ -43,8 +43,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "UNIT", 4000)
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     monkeypatch.setattr(build, "BUCKET_BYTES", 3000)
-    monkeypatch.setattr(parts, "BATCH", 8)
-    monkeypatch.setattr(parts, "HELD", 500)
+    monkeypatch.setattr(shards, "BATCH", 8)
+    monkeypatch.setattr(shards, "HELD", 500)
 
 
 def text(corpus: Path, to: Path, **keys: Any) -> Text:
@@ -277,7 +277,7 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
 ) -> None:
     monkeypatch.setattr(build, "MOST_SHARDS", 2)
     sizes, read = [], []
-    documents_, numbers = shards._read_documents, parts._read_numbers
+    documents_, numbers = shards._read_documents, shards._read_numbers
 
     def gathered(*args: Any) -> Any:
         found = documents_(*args)
@@ -285,13 +285,13 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
         return found
 
     monkeypatch.setattr(shards, "_read_documents", gathered)
-    monkeypatch.setattr(parts, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args))
+    monkeypatch.setattr(shards, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args))
     folder = built(text(corpus, tmp_path, eval_split=0.0))
     build.check_folder(folder)
     index = build.read_index(folder)
     assert len(list(folder.glob("train-*"))) == 2  # a reader holds each open
     assert len(sizes) > 8 and max(sizes) < index["tokens"] / 4 and sum(sizes) == index["tokens"]
-    assert sum(count for first, count in read if first and count != 2) == parts.COLUMNS * 200  # and headers, tables
+    assert sum(count for first, count in read if first and count != 2) == shards.COLUMNS * 200  # and headers, tables
 
 
 @pytest.mark.parametrize("blocks", [2, 80])  # of 512 bytes: a part's file, a shard's, which another library writes
@@ -335,8 +335,8 @@ def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, mon
 def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, number: int) -> None:
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     program = (
-        "import os; from jaxlaunch.trainer.text import build, parts\n"
-        f"parts.write_part = lambda *_: os.kill(os.getpid(), {number})\n"
+        "import os; from jaxlaunch.trainer.text import build, shards\n"
+        f"shards.write_part = lambda *_: os.kill(os.getpid(), {number})\n"
         "build.main()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]

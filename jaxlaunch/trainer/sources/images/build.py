@@ -1,27 +1,55 @@
-"""Makes the index of a split: of folders by class, of lists, and of files that hold many images."""
+"""Makes the index of a split: of folders by class, of lists, and of files that hold many images.
+
+Members of WebDataset tars, and the values of Arrow that is not compressed, are read where they lie. Those of Parquet
+are copied once into the cache, one after the other: it can only be read by row groups, a hundred images at a time. A
+column is as Hugging Face's datasets has it: bytes, or a struct with bytes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
 import itertools
 import json
 import os
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch.trainer.buckets import remote
+import numpy as np
+
+from jaxlaunch import atomic_file
+from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images import containers, index, picture
-from jaxlaunch.trainer.sources.images.index import Index, Label, join_path, number_labels, parse_label, printable
+from jaxlaunch.trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.sources.images import index
+from jaxlaunch.trainer.sources.images.index import (
+    Index,
+    Label,
+    Member,
+    join_path,
+    number_labels,
+    parse_label,
+    printable,
+)
 from jaxlaunch.trainer.sources.images.listing import Found
+from jaxlaunch.trainer.sources.images.picture import ENDINGS
 from jaxlaunch.trainer.spec import Images
 
 IMAGE = ("image", "file_name", "filename", "file", "path", "image_path", "img", "image_id")
 LABEL = ("label", "labels", "class", "category", "target", "fine_label", "y")
+LABEL_MEMBERS = (".cls", ".cls.txt", ".label", ".txt")  # members of a WebDataset that are a label
+LABEL_FIELDS = ("label", "cls", "class", "category")  # of its members of JSON
+MOST_LABEL = 1 << 20  # bytes of a member that is read as a label
+ROWS = 256  # of a Parquet file that are in memory at once
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
+_HINTS = {
+    "tar": "a member of the same name with .cls or .json has it, or the folder that the image is in",
+    "table": "set data.label to the column that has it",
+}
 Classes = Sequence[Label] | None
 Row = Mapping[str, Any]
 
@@ -36,7 +64,7 @@ def build_index(data: Images, found: Found, classes: Classes, folder: Path) -> I
         case "list":
             built = _index_lists(data, found, classes)
         case _:
-            built = containers.build_index(data, found, classes, folder)
+            built = _index_containers(data, found, classes, folder)
     return dataclasses.replace(built, has_splits=found.has_splits)
 
 
@@ -58,8 +86,7 @@ def _index_folders(found: Found, classes: Classes) -> Index:
             names = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()}
         if empty := sorted(names - set(labels)):
             raise DataError(
-                f"{printable(root)}: the folder {empty[0]!r} has no image ({', '.join(picture.ENDINGS)}); fill or "
-                "remove it"
+                f"{printable(root)}: the folder {empty[0]!r} has no image ({', '.join(ENDINGS)}); fill or remove it"
             )
     where = printable(found.root or os.path.dirname(found.names[0]))
     label_N, class_names = number_labels(labels, classes, where)
@@ -152,3 +179,270 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
                 yield number, dict(zip(header, values, strict=True))
     except csv.Error as error:
         raise DataError(f"{printable(path)}, line {reader.line_num}: {error}") from None
+
+
+# --- files that hold many images --------------------------------------------------------------------------------------
+# --- files that hold many images --------------------------------------------------------------------------------------
+
+
+def _index_containers(data: Images, found: Found, classes: Any, folder: Path) -> Index:
+    """Return the index of all members of the files. Raises DataError naming the file and the member or row."""
+    paths = [join_path(found.root, name) for name in found.names]
+    sources: list[str] = []
+    members: list[Member] = []
+    counts: list[int] = []
+    names: list[str] | None = None
+    for number, path in enumerate(paths):
+        if found.kind == "tar":
+            source, part = path, list(_tar_members(path, data.label))
+        else:
+            source, part, part_names = column_members(data, path, folder / f"{number}.images")
+            names = part_names if names is None else names
+            if part_names != names:
+                raise DataError(f"{printable(path)} names other classes than {printable(paths[0])}")
+        if not part:
+            raise DataError(f"{printable(path)} holds no image")
+        sources.append(source)
+        members += part
+        counts.append(len(part))
+    file_N = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    unlabeled = next((number for number, member in enumerate(members) if member.label is None), None)
+    if unlabeled is not None:
+        file = int(file_N[unlabeled])
+        row = unlabeled - sum(counts[:file]) + 1
+        raise DataError(f"{printable(paths[file])}, image {row} has no label; {_HINTS[found.kind]}")
+    labels = [member.label for member in members if member.label is not None]
+    if names is not None and all(isinstance(label, int) for label in labels):
+        labels = [names[int(label)] if 0 <= int(label) < len(names) else label for label in labels]
+        classes = classes or names
+    elif not all(isinstance(label, int) for label in labels):
+        labels = [str(label) for label in labels]
+    label_N, class_names = number_labels(labels, classes, printable(paths[0]))
+    whole_files = index.make_index("", sources, label_N, class_names)
+    return Index(
+        "",
+        whole_files.names,
+        whole_files.end_F,
+        label_N,
+        class_names,
+        file_N,
+        np.array([member.start for member in members], np.int64),
+        np.array([member.size for member in members], np.int64),
+        printed=tuple(paths),
+        identity=files.sample_digest(paths),
+    )
+
+
+class SourceFile(io.RawIOBase):
+    """A file here or in a bucket, read in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._at, self._size = path, 0, files.file_size(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = files.read_bytes(self._path, self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+@contextlib.contextmanager
+def open_tar(path: str) -> Iterator[tarfile.TarFile]:
+    """Open a tar to read. What fails while it is read raises DataError, or StorageError where the storage does."""
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(SourceFile(path), 1 << 16), mode="r:") as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise faults.unreadable(f"{printable(path)} cannot be read", error) from error
+        raise DataError(f"{printable(path)} is not a tar, or is truncated or damaged: {error}") from None
+
+
+def _tar_members(path: str, field: str | None) -> Iterator[Member]:
+    """Yield the images of a tar. What belongs together has one name up to its first dot."""
+    size = files.file_size(path)
+    with open_tar(path) as tar:
+        key, image, label = "", None, None
+        for info in tar:
+            if not info.isreg() or os.path.basename(info.name).startswith("."):
+                continue
+            if info.offset_data + info.size > size:
+                raise DataError(f"{printable(path)} is truncated: it ends within {printable(info.name)}")
+            folder, name = os.path.split(info.name)
+            stem, _, ending = name.partition(".")
+            ending = f".{ending}".lower()
+            if f"{folder}/{stem}" != key:
+                if image is not None:
+                    yield image._replace(label=image.label if label is None else label)
+                key, image, label = f"{folder}/{stem}", None, None
+            if ending.endswith(ENDINGS):
+                if image is not None:
+                    raise DataError(f"{printable(path)}: {printable(key)} has two images; give each a name of its own")
+                image = Member(info.offset_data, info.size, os.path.basename(folder) or None)
+            elif (member_label := _read_label(tar, info, ending, field, path)) is not None:
+                label = member_label
+        if image is not None:
+            yield image._replace(label=image.label if label is None else label)
+
+
+def _read_label(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, field: str | None, path: str
+) -> Label | None:
+    if ending not in (*LABEL_MEMBERS, ".json") or member.size > MOST_LABEL:
+        return None
+    file = tar.extractfile(member)
+    assert file is not None, "it is a regular file"
+    try:
+        text = file.read().decode("utf-8-sig").strip()
+        if ending != ".json":
+            return parse_label(text) if field is None and text else None
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{printable(path)}: {printable(member.name)} cannot be read: {error}") from None
+    if not isinstance(row, dict):
+        return None
+    value = next((row[key] for key in ([field] if field else LABEL_FIELDS) if key in row), None)
+    return parse_label(value) if isinstance(value, str | int) else None
+
+
+def column_members(data: Images, path: str, copy: Path) -> tuple[str, list[Member], list[str] | None]:
+    """Return the file to read, where its images are with their labels, and the names of the classes.
+
+    Raises DataError where the file is damaged or lacks a column.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    here = files.local_path(path)
+    try:
+        if path.lower().endswith(".parquet"):
+            file = parquet.ParquetFile(here)
+            columns, names = _choose_columns(data, path, file.schema_arrow)
+            batches = file.iter_batches(ROWS, columns=list(columns))
+        else:
+            mapped = pyarrow.memory_map(here)
+            schema, batches = files.arrow_batches(mapped)
+            columns, names = _choose_columns(data, path, schema)
+            members = _members_in_place(path, batches, columns, mapped)
+            if members is not None:
+                return path, members, names
+            batches = files.arrow_batches(mapped)[1]  # it is compressed
+        return str(copy), _copy_members(path, batches, columns, copy), names
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+            raise
+        raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
+
+
+def _choose_columns(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
+    features, image = files.arrow_features(schema), image_column(data.image, path, schema)
+    label = data.label or next(
+        (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
+        next((name for name in LABEL_COLUMNS if name in schema.names), None),
+    )
+    label = _check_column(path, schema, "label", label)
+    names = features.get(label, {}).get("names")
+    return (image, label), [str(name) for name in names] if isinstance(names, list) else None
+
+
+def image_column(asked: str | None, path: str, schema: Any) -> str:
+    """Return the column of the images: as asked, as `datasets` noted it, or the first of bytes. Raises DataError."""
+    features = files.arrow_features(schema)
+    image = asked or next(
+        (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
+        next((name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)), None),
+    )
+    image = _check_column(path, schema, "image", image)
+    kind = schema.field(image).type
+    if not holds_bytes(kind):
+        raise DataError(f"{printable(path)}: its column {image!r} is of {kind}, not bytes of images")
+    return image
+
+
+def _check_column(path: str, schema: Any, key: str, name: str | None) -> str:
+    if name is not None and schema.names.count(name) == 1:
+        return name
+    what = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
+    what = f"several columns {name!r}" if name and schema.names.count(name) > 1 else what
+    raise DataError(f"{printable(path)} has {what}; it has {', '.join(schema.names)}")
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Tell whether a column of a type of pyarrow holds bytes, or structs with bytes."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return any(kind.field(at).name == "bytes" for at in range(kind.num_fields))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tuple[Any, list[Label]]:
+    """Return the images of a batch as a checked array of bytes, and the labels. Raises DataError for a row without."""
+    import pyarrow
+
+    image, label = (batch.column(name) for name in columns)
+    if pyarrow.types.is_struct(image.type):
+        image = image.flatten()[[image.type.field(at).name for at in range(image.type.num_fields)].index("bytes")]
+    image.validate(full=True)
+    if pyarrow.types.is_binary_view(image.type):
+        image = image.cast(pyarrow.large_binary())
+    if image.null_count:
+        row = first + image.is_null().to_pylist().index(True) + 1
+        raise DataError(f"{printable(path)}, row {row}: its {columns[0]!r} has no bytes")
+    values = label.to_pylist()
+    for row, value in enumerate(values, first + 1):
+        if not isinstance(value, str | int) or isinstance(value, str) and not value:
+            raise DataError(f"{printable(path)}, row {row}: its {columns[1]!r} is not a label, but {value!r}")
+    return image, [parse_label(int(value) if isinstance(value, bool) else value) for value in values]
+
+
+def _members_in_place(path: str, batches: Iterator[Any], columns: tuple[str, str], mapped: Any) -> list[Member] | None:
+    """Return the members of a mapped file, in the file; None where its buffers are not those of the file."""
+    from pyarrow import types
+
+    whole = mapped.read_at(mapped.size(), 0)
+    base, end = np.frombuffer(whole, np.uint8).ctypes.data, mapped.size()
+    members: list[Member] = []
+    for batch in batches:
+        image, labels = _read_batch(path, len(members), batch, columns)
+        if not len(image):
+            continue
+        start = image.buffers()[2].address - base
+        if not 0 <= start <= end - image.buffers()[2].size:
+            return None
+        # Where each value begins in the bytes of its array, and where the last ends.
+        offsets = np.frombuffer(image.buffers()[1], np.int64 if types.is_large_binary(image.type) else np.int32)
+        bounds_N = offsets[image.offset : image.offset + len(image) + 1].astype(np.int64) + start
+        members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)
+    return members
+
+
+def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], copy: Path) -> list[Member]:
+    members: list[Member] = []
+    at = 0
+    try:
+        with atomic_file.draft(copy) as draft, draft.open("wb") as file:
+            for batch in batches:
+                image, labels = _read_batch(path, len(members), batch, columns)
+                for value, label in zip(image, labels, strict=True):
+                    size = file.write(value.as_buffer())
+                    members.append(Member(at, size, label))
+                    at += size
+    except OSError as error:
+        if error.errno is None:  # of pyarrow, which is damage
+            raise
+        raise StorageError(
+            f"the images of {printable(path)} cannot be copied to {copy.parent} ({error}); set XDG_CACHE_HOME to a "
+            "folder with room"
+        ) from error
+    return members

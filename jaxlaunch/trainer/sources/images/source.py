@@ -219,7 +219,6 @@ def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None
 
 
 def _open_part(name: str, block: Block, split: Split, open_block: Open) -> DataSource | None:
-    """Open a part. Raises DataError for one without examples, and what opening it raises, with its name."""
     try:
         source = open_block(block, split)
     except DataError as error:
@@ -256,7 +255,6 @@ def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -
 
 
 def _find_classes(name: str, block: Block, open_block: Open) -> _Classes | None:
-    """Return the classes of a part; None where nothing says which they are."""
     if isinstance(block, Images):
         try:
             whole = index_images(block, block.path, "train", "path", block.classes)
@@ -272,7 +270,6 @@ def _find_classes(name: str, block: Block, open_block: Open) -> _Classes | None:
 
 
 def _check_shapes(parts: Mapping[str, DataSource]) -> None:
-    """Raise DataError where the first images of two parts differ in shape or type."""
     first: tuple[str, str] | None = None
     for name, part in parts.items():
         example = part.read_example(0, np.random.default_rng(0))

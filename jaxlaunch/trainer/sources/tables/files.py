@@ -211,7 +211,6 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _read_arrow(
     path: str, ending: str, texts: Collection[str]
 ) -> tuple[dict[str, Column], Mapping[str, tuple[str, ...]], dict[str, str]]:
-    """Return the columns, the names of classes, and what is unusable."""
     import pyarrow
     from pyarrow import parquet
 
@@ -249,7 +248,6 @@ class _Unusable(Exception):
 
 
 def _convert_column(column: Any) -> Column:
-    """Return numbers, times (seconds), lists of them of one length, or texts. Raises _Unusable."""
     import pyarrow
     from pyarrow import compute
 

@@ -144,7 +144,6 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
 
 
 def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int] | None:
-    """Return the classes of all parts; None where labels are no classes. Raises DataError where two parts differ."""
     if target != "class":
         return None
     part_classes = {name: Coder(part.block, part.table, target).classes(part.table) for name, part in parts.items()}

@@ -214,7 +214,6 @@ class Coder:
         )
 
     def _labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
-        """Return labels and, where they are classes with names, these."""
         if self._target == "class":
             if len(self.label) > 1:
                 raise DataError(f"data.label names {len(self.label)} columns; loss.target = class takes one")
