@@ -1,7 +1,7 @@
-"""What users import: the names of `__all__`, on the site's page docs/api.md. Everything below is private.
+"""The public API: the names of `__all__`, documented in docs/api.md. Everything below is private.
 
 The agent brings this file into images without our package, with the others of launcher/agent/host/folders.py:
-standard library only, Python >= 3.10. What a name needs is imported when the name is first used, so that
+standard library only, Python >= 3.10. The module of a name is imported when the name is first used, so that
 `import jaxlaunch` costs nothing.
 """
 
@@ -64,7 +64,7 @@ __all__ = [
     "write_records",
 ]
 
-# Where the names live that the type checker sees imported above; a test compares the two.
+# Homes of the names that the type checker sees imported above. A test compares the two.
 _HOMES = {
     "Batch": "jaxlaunch.trainer.task:Batch",
     "Classify": "jaxlaunch.trainer.tasks.classify:Classify",
@@ -90,13 +90,14 @@ _HOMES = {
 
 @contextlib.contextmanager
 def _needed_for(name: str) -> Iterator[None]:
-    """Name the extra where an import below fails because a package is missing."""
+    """Name the extra in the error if an import fails because a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         try:
             from jaxlaunch.installation import hint
-        except ImportError:  # of jaxlaunch the agent brings no more than `report` into an image
+        except ImportError:
+            # The agent brings no more of jaxlaunch than `report` into an image.
             how = "install jaxlaunch in this image with the extra train"
         else:
             how = hint("train")
@@ -104,7 +105,8 @@ def _needed_for(name: str) -> Iterator[None]:
         raise ModuleNotFoundError(message, name=error.name) from None
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+# A type checker would take every name for one of ours.
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -1,8 +1,8 @@
-"""What is known of accelerators without a cluster: one row each, in KNOWN.
+"""Facts about accelerators that need no cluster: one row each, in KNOWN.
 
-job.yaml's keys, the chart's values, docs/platforms.md, the plan of memory and the trainer's MFU are made from these
-rows; which labels the nodes of a platform have is said in launcher/platforms. Machine types, prices and
-quotas are not here. The launcher and the trainer both read this file, so it imports neither.
+The keys of job.yaml, the chart's values, docs/platforms.md, the memory plan and the trainer's MFU are made from these
+rows. Node labels are in launcher/platforms. Machine types, prices and quotas are not here. The launcher
+and the trainer both read this file, so it imports neither.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
-CHIPS_OF_A_CUBE = 64  # a larger 3D slice is made of whole 4x4x4 cubes
+# A larger 3D slice consists of whole 4x4x4 cubes.
+CHIPS_OF_A_CUBE = 64
 CHIPS_PER_VM = 4
 
-GPUS = ("cuda", "rocm")  # platforms whose devices a fast network joins
+# Platforms whose devices are connected by a fast network.
+GPUS = ("cuda", "rocm")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A page or file of whoever makes the thing, and the month in which it was read."""
+    """A page or file of the manufacturer, and the month in which it was read."""
 
     title: str
     where: str
@@ -65,32 +67,40 @@ SCALING = Source("How to Scale Your Model: TPU specs, memory and links", "jax-ml
 DERIVED = Source("Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128", "the row's peak")
 LINKS = Source("NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU", "the data sheet of each GPU")
 _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED, SCALING, DERIVED)
-_TURING = 7.5  # the oldest compute capability in NAMES
+# The oldest compute capability in NAMES.
+_TURING = 7.5
 
 # The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
 # oldest compute capability that this version compiles for (COMPATIBILITY, GUIDE).
 OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
-PINNED_NCCL = "2.32.3"  # of both extras, which JAX loads by its path
+# The NCCL version of both extras, which JAX loads by its path.
+PINNED_NCCL = "2.32.3"
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a step's time depends on beside its FLOPs. Bytes a second of one JAX device, in one direction."""
+    """Speeds that a step's time depends on, other than FLOP/s: bytes per second of one JAX device in one direction."""
 
-    clock: float | None  # Hz, of the cycles that its compiler estimates; None: it estimates none
+    # Hz of the cycles that the compiler estimates, or None if it estimates none.
+    clock: float | None
     hbm: float
-    wires: float  # all links of a device: a torus's axes both ways, or NVLink
-    one_ring: float  # a ring along one axis of the torus, both ways; or NVLink
-    between: float  # between slices, or between hosts
+    # All links of a device: both directions of each axis of a torus, or NVLink.
+    wires: float
+    # A ring along one axis of the torus in both directions, or NVLink.
+    one_ring: float
+    # Between slices, or between hosts.
+    between: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Make:
-    """One of the devices that an accelerator's name covers."""
+    """One of the device models that an accelerator's name covers."""
 
-    name: str  # its `device_kind`
-    memory_gib: float  # of one JAX device, as much as a program may use
+    # The `device_kind` of JAX.
+    name: str
+    # Memory of one JAX device, as much as a program may use.
+    memory_gib: float
     # Dense bf16 FLOP/s of one JAX device. A name that no row has (a MIG slice, a new chip) has no peak, rather than a
     # wrong one, and so has a GPU that does not compute in bf16.
     peak_flops: float | None = None
@@ -101,41 +111,53 @@ class Accelerator:
     """One kind of device, as `accelerator.type` names it."""
 
     platform: Platform
-    per_host: int  # the default: a whole machine
-    makes: tuple[Make, ...] = ()  # cpu: its host's memory; gpu: whatever the node has
+    # The default: a whole machine.
+    per_host: int
+    # Empty for cpu, which has its host's memory, and for gpu, which has whatever the node has.
+    makes: tuple[Make, ...] = ()
     devices_per_chip: int = 1  # JAX devices
-    dimensions: int = 0  # of a TPU topology
-    cubes: int = 0  # in the largest 3D slice
-    whole_host: tuple[str, ...] = ()  # topologies that also exist as one machine
-    numa_nodes: int = 1  # of a whole host, where its chips are divided among them
-    capability: str | None = None  # NVIDIA's compute capability of a GPU
+    # Dimensions of a TPU topology.
+    dimensions: int = 0
+    # Cubes in the largest 3D slice.
+    cubes: int = 0
+    # Topologies that also exist as one machine.
+    whole_host: tuple[str, ...] = ()
+    # NUMA nodes of a whole host, if its chips are divided among them.
+    numa_nodes: int = 1
+    # The compute capability of an NVIDIA GPU.
+    capability: str | None = None
     # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
     # same. An AMD GPU has one id on the machine, and another in a virtual machine.
     alike: bool = False
     machine: Machine | None = None
-    joins_hosts: bool = False  # whether NVLink joins its GPUs across the hosts of a rack
-    arm: bool = False  # whether the processors of its hosts are Arm's, with images of their own
+    # Whether NVLink connects its GPUs across the hosts of a rack.
+    joins_hosts: bool = False
+    # Whether its hosts have Arm processors, which need images of their own.
+    arm: bool = False
     sources: tuple[Source, ...] = ()
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
-        """What one JAX device may have, the smallest make first."""
+        """Memory sizes that one JAX device may have, the smallest first."""
         return tuple(sorted({make.memory_gib for make in self.makes}))
 
     @property
     def peak(self) -> float | None:
-        """Dense bf16 FLOP/s of one JAX device of the fastest make; None where no make's is known."""
+        """Dense bf16 FLOP/s of one JAX device of the fastest model, or None if none is known."""
         return max((make.peak_flops for make in self.makes if make.peak_flops is not None), default=None)
 
     def topologies(self) -> tuple[str, ...]:
-        """The topologies a message may offer."""
+        """Return the topologies that a message may offer."""
         if self.dimensions == 2:
             return FLAT
         small = SMALL_CUBES if self.devices_per_chip == 2 else SMALL_CUBES[1:]
         return (*small, "4x4x4", "4x4x8")
 
     def accepts(self, topology: str) -> bool:
-        """Whether slices of this shape are made: listed ones, or ascending multiples of 4 within the largest slice."""
+        """Return whether slices of this shape exist.
+
+        These are the listed shapes, and ascending multiples of 4 within the largest slice.
+        """
         if topology in self.topologies():
             return True
         sides = sides_of(topology)
@@ -145,7 +167,7 @@ class Accelerator:
         return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
 
 
-# The GPUs whose rows were read against their sources.
+# GPUs whose rows were compared with their sources.
 _READ = (
     "NVIDIA L4",
     "NVIDIA A100-SXM4-40GB",
@@ -155,9 +177,9 @@ _READ = (
     "NVIDIA B300 SXM6 AC",
     "NVIDIA GB200",
 )
-# Those whose memory alone was.
+# GPUs of which only the memory was compared.
 _MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
-# Those of whose data sheet a copy was.
+# GPUs that were compared with a copy of their data sheet.
 _PRINTED = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
 
@@ -192,7 +214,8 @@ _SEVENTH = Accelerator(
     "tpu",
     CHIPS_PER_VM,
     (Make("TPU7x", 94.74, 2307e12 / 2),),
-    devices_per_chip=2,  # JAX sees chiplets
+    # JAX sees chiplets.
+    devices_per_chip=2,
     dimensions=3,
     cubes=144,
     numa_nodes=2,
@@ -201,8 +224,10 @@ _SEVENTH = Accelerator(
 )
 
 KNOWN: Mapping[str, Accelerator] = {
-    "cpu": Accelerator("cpu", 1),  # per_host counts virtual devices
-    "gpu": Accelerator("cuda", 1),  # NVIDIA's, of any name
+    # Here `per_host` counts virtual devices.
+    "cpu": Accelerator("cpu", 1),
+    # Any NVIDIA GPU.
+    "gpu": Accelerator("cuda", 1),
     "t4": _nvidia("7.5", Make("Tesla T4", 15.0), alike=True),
     "v100": _nvidia(
         "7.0",
@@ -308,19 +333,26 @@ KNOWN: Mapping[str, Accelerator] = {
         sources=_TPU,
     ),
     "7x": _SEVENTH,
-    "tpu7x": _SEVENTH,  # as GKE's label and JAX name it
+    # The name in GKE's label and in JAX.
+    "tpu7x": _SEVENTH,
     # Not the same machines: their peak is not published, and their largest slices are small.
     "tpu7": dataclasses.replace(_SEVENTH, makes=(Make("TPU7", 94.74),), cubes=4, sources=(AUTOSCALER, TPU_INFO)),
 }
 
-# By `device_kind`.
+# Peak FLOP/s by `device_kind`.
 PEAK_FLOPS: Mapping[str, float] = {
-    make.name: make.peak_flops for one in KNOWN.values() for make in one.makes if make.peak_flops is not None
+    make.name: make.peak_flops
+    for accelerator in KNOWN.values()
+    for make in accelerator.makes
+    if make.peak_flops is not None
 }
 
 
 def usual_hosts() -> str:
-    """Says the default of `per_host` for all but TPUs: "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1"."""
+    """Describe the default of `per_host` for all but TPUs.
+
+    An example is "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1".
+    """
     kinds: dict[int, list[str]] = {}
     for name, one in KNOWN.items():
         if one.platform != "tpu":
@@ -331,14 +363,17 @@ def usual_hosts() -> str:
 
 
 def sides_of(topology: str) -> tuple[int, ...] | None:
-    """The sides of a topology such as `2x2x4`; None when it is none."""
+    """Return the sides of a topology such as `2x2x4`, or None if the text is not a topology."""
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}", topology):
         return None
     return tuple(int(side) for side in topology.split("x"))
 
 
 def chips_per_host(kind: str, topology: str) -> tuple[int, ...]:
-    """The chips a host of this slice may have, the usual first: 4, or all of them where one machine holds the slice."""
+    """Return the numbers of chips that a host of this slice may have, the usual number first.
+
+    It is 4, or the whole slice if one machine can hold it.
+    """
     chips = math.prod(sides_of(topology) or (1,))
     usual = min(chips, CHIPS_PER_VM)
     return (usual, chips) if topology in KNOWN[kind].whole_host else (usual,)

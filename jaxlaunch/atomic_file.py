@@ -1,4 +1,4 @@
-"""The one way in which agents, launcher and trainer replace a file.
+"""Atomic replacement of files, for agents, launcher and trainer.
 
 The new content is written to a draft in the same folder, synced and renamed over the file, and the folder is synced.
 A reader sees the old content or the new one, never a part of it, and a machine that loses its power keeps one of them.
@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# What copies or lists a folder leaves names with this ending out.
+# Code that copies or lists a folder skips names with this suffix.
 DRAFT_SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
 def draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
-    """Give the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
+    """Yield the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
 
     Args:
         path: The file.
@@ -39,14 +39,14 @@ def draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-    # Some file systems of networks refuse to sync a folder. The file is whole in any case.
+    # Some network file systems refuse to sync a folder. The file is complete in any case.
     if is_synced:
         with contextlib.suppress(OSError):
             _sync(path.parent)
 
 
 def write(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Replace a file by `data`, as `draft` does. Raises OSError, and the file is as it was then."""
+    """Replace a file by `data`. Raises OSError, and leaves the file unchanged then."""
     with draft(path, is_synced=is_synced) as unfinished:
         unfinished.write_bytes(data)
 

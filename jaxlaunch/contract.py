@@ -1,4 +1,4 @@
-"""The contract between launcher, agent and trainer: names, codes, phases and lines, once, as data.
+"""The contract between launcher, agent and trainer: environment variables, exit codes, phases, metrics and messages.
 
 Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing else of ours.
 """
@@ -25,14 +25,14 @@ INDEX = "JOB_COMPLETION_INDEX"  # Job controller, run -> agent: this pod's index
 UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
 GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
 NODE = "JAXLAUNCH_NODE"  # jobset -> agent: where the pod runs, for messages
-POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: which incarnation of this pod
+POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: the UID of this pod
 POD_IP = "JAXLAUNCH_POD_IP"  # jobset -> agent: the pod's address, which it listens on; unset: on every interface
 GANG_SECRET = "JAXLAUNCH_GANG_SECRET"  # jobset -> agent: the file of the gang's secret; unset: UID alone is its key
-CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"  # beside that file: of the gang's TLS
-PEER_URI = "jaxlaunch://job/"  # how the name in a gang's certificate begins, by which JAX's coordinator knows its own
+CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"  # files next to GANG_SECRET, of the gang's TLS
+PEER_URI = "jaxlaunch://job/"  # prefix of the name in a gang's certificate, which JAX's coordinator checks
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
-RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket that keeps the run folder, of which RUN_DIR is a copy here
+RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
 NOTIFY = "JAXLAUNCH_NOTIFY"  # jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody
 TRACKER = "JAXLAUNCH_TRACKER"  # jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none
@@ -63,25 +63,33 @@ NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
 ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a job is, on its JobSet
 
-HEARTBEAT_TIMEOUT_S = 30  # JAX's own default of 100 s would be slower than every other check
-SHUTDOWN_TIMEOUT_S = 10  # JAX's own default of 300 s delays the exit code by five minutes
+# JAX's own default of 100 s would be slower than every other check.
+HEARTBEAT_TIMEOUT_S = 30
+# JAX's own default of 300 s delays the exit code by five minutes.
+SHUTDOWN_TIMEOUT_S = 10
 
 # trainer -> launcher: the last file of a saved step; without it the step is not whole
 MANIFEST = "jaxlaunch.manifest.json"
-CLASSIFICATION = "classification.json"  # trainer, launcher -> launcher: an evaluation by class, in the run folder
+# trainer, launcher -> launcher: an evaluation by class, in the run folder.
+CLASSIFICATION = "classification.json"
 
-PROFILE_STEPS = 100  # most steps of one profile: a trace is in memory until it ends
-PROFILED = ("done", "failed", "gone")  # final states of a rank that is profiled; the others are asked and tracing
+# The largest number of steps of one profile: a trace is in memory until it ends.
+PROFILE_STEPS = 100
+# Final states of a rank that is profiled. The other states are "asked" and "tracing".
+PROFILED = ("done", "failed", "gone")
 
-MESH_AXES = ("dp", "fsdp", "ep", "mp")  # outermost first: mp neighbours are the closest devices
-BATCH_AXES = MESH_AXES[:3]  # those that split a batch
+# Outermost axis first: mp neighbours are the closest devices.
+MESH_AXES = ("dp", "fsdp", "ep", "mp")
+# The axes that split a batch.
+BATCH_AXES = MESH_AXES[:3]
 
-# What a child may be in, in the order of a run. Each has a timeout; `done` ends it.
+# Phases of a child, in the order of a run. Each has a timeout, except `done`.
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
-# Causes of an attempt's seconds: the phases, and what is around them.
+# Causes that the seconds of an attempt are counted to: the phases, and the time around them.
 CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
-# Where the seconds of a restart go, in their order: from the fault until the first new step. `save` is of a stop,
-# `replace` the wait for a lost host; from `start` on they are of rank 0, and the first attempt has no others.
+# Causes of the seconds of a restart, in order, from the fault until the first new step. `save` belongs to a stop, and
+# `replace` is the wait for a lost host. From `start` on the seconds are those of rank 0, and a first attempt has only
+# these.
 RESTART = (
     "detect",
     "decide",
@@ -101,7 +109,7 @@ RESTART = (
 
 
 class Action(enum.Enum):
-    """What JobSet does when the processes end with a code."""
+    """The action of JobSet when the processes end with a code."""
 
     COMPLETE = "Complete"
     FAIL = "FailJobSet"
@@ -114,25 +122,29 @@ class Outcome:
     """One row of the exit-code table: how a run's processes ended and what follows from it."""
 
     code: int
-    cause: str  # the label in metrics, the `cause` of a verdict
+    # The label in metrics, and the `cause` of a verdict.
+    cause: str
     meaning: str
     action: Action
-    section: str | None = "exit-codes"  # of docs/troubleshooting.md; None: nobody needs to fix anything
+    # A section of docs/troubleshooting.md, or None if there is nothing to fix.
+    section: str | None = "exit-codes"
 
     @property
     def in_place(self) -> bool:
-        """Whether the same pods may try again."""
+        """Whether the same pods may try again in place."""
         return self.action is Action.RESTART
 
 
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
 NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
-# Of one agent alone, which was told to stop and leaves the others waiting for the pod that takes its place; as a shell
-# says SIGTERM. The Job makes that pod, and charges nothing.
+# Exit code of a single agent that was told to stop, while the others wait for the pod that replaces it. It is the
+# shell's code for SIGTERM. The Job creates that pod and does not count a failure.
 LEFT = 143
-OF_THE_KERNEL = 128  # codes from here on tell how a container died: no agent exits with one for its gang
-SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)  # of trainer/errors: what a person can fix
+# Codes from here on tell how a container died. No agent exits with one of them for its gang.
+OF_THE_KERNEL = 128
+# Codes of trainer/errors: what a person can fix.
+SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)
 
 _TABLE = (
     Outcome(DONE, "done", "every process finished the last step", Action.COMPLETE, section=None),
@@ -157,8 +169,8 @@ _TABLE = (
     Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", Action.RESTART, "out-of-memory"),
 )
 OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
-# What a person does after an end with this code, where the advice is not the same for all; {again} submits again. A
-# code that JobSet restarts ends a job only when its restarts are used up.
+# Advice after an end with this code, where it differs from the general advice; {again} is the command that submits
+# again. A code that JobSet restarts ends a job only when its restarts are used up.
 NEXT_STEPS: Mapping[int, str] = {
     BAD_SPEC: "fix what the message names in job.yaml, then `{again}`",
     BAD_DATA: "fix the data or its path, then `{again}`",
@@ -170,77 +182,106 @@ NEXT_STEPS: Mapping[int, str] = {
 
 
 def exit_code(verdict_code: int, *, alone: bool) -> int:
-    """What an agent exits with whose lost peers are replaced one by one: the Job has to tell a gang that ended from a
-    pod that did. `alone`: it leaves, and its gang does not."""
+    """Return the exit code of an agent whose lost peers are replaced one by one.
+
+    The Job has to distinguish a gang that ended from a single pod that ended.
+
+    Args:
+        verdict_code: The code of the gang's verdict.
+        alone: Whether the agent leaves while its gang goes on.
+    """
     if alone:
         return LEFT
     return verdict_code if verdict_code < OF_THE_KERNEL else CRASH
 
 
 def outcome(code: int) -> Outcome:
-    """The row of `code`; a code outside the table is treated as a kill: counted, and restarted in place."""
+    """Return the row of `code`. A code outside the table is treated as a kill: counted, and restarted in place."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentJob:
-    """The part of a job that its agents read; equal on every host, and part of the spec hash."""
+    """The part of a job that its agents read. It is equal on every host, and part of the spec hash."""
 
     name: str
-    command: tuple[str, ...] | None = None  # None: the built-in trainer
+    # None for the built-in trainer.
+    command: tuple[str, ...] | None = None
     processes_per_host: int = 1
-    platform: str = "cpu"  # cpu | cuda | rocm | tpu: which device variable a child gets
+    # cpu, cuda, rocm or tpu: it decides which device variable a child gets.
+    platform: str = "cpu"
     devices_per_process: int = 1
-    timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # None: learned (step), or endless
-    crash_limit: int = 5  # generations, counted by JobSet or run
+    # None if the timeout is learned (step), or if there is none.
+    timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    # Generations, counted by JobSet or `run`.
+    crash_limit: int = 5
     in_place_limit: int = 3
-    replaces: bool = False  # a lost host is replaced alone, while the others wait for it
-    sizes: tuple[int, ...] = ()  # how many hosts may hold ranks, ascending; none: all. Those beyond the last are spares
-    preempted_limit: int | None = None  # preemptions in a row without a newly committed step; None: no limit
+    # Whether a lost host is replaced alone, while the others wait for it.
+    replaces: bool = False
+    # How many hosts may hold ranks, ascending; empty for all. Hosts beyond the last are spares.
+    sizes: tuple[int, ...] = ()
+    # Preemptions in a row without a newly committed step, or None for no limit.
+    preempted_limit: int | None = None
     grace_s: float = 60.0
-    deadline_s: float | None = None  # of the whole job, all of its generations; None: no limit
-    metrics_port: int = 0  # 0: any free port
+    # Limit of the whole job with all of its generations, or None.
+    deadline_s: float | None = None
+    # 0 for any free port.
+    metrics_port: int = 0
     workdir: str | None = None
-    search_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variable → folder to put before its own
-    accelerator: str = "cpu"  # its type, as job.yaml and the cluster defaults name it
-    pinning: str | None = None  # the job's network, where it needs memory that programs pin
-    ephemeral_bytes: int | None = None  # a pod that has more on its node's disk is evicted; None: no limit
-    scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)  # folders there -> bytes of their own
-    log_bytes: int = 16 * 1024 * 1024  # of each rank's output, that the run folder keeps
+    # By variable, the folder that is put before its own value.
+    search_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The type, as job.yaml and the cluster defaults name it.
+    accelerator: str = "cpu"
+    # The job's network, if it needs memory that programs pin.
+    pinning: str | None = None
+    # A pod that has more on its node's disk is evicted. None for no limit.
+    ephemeral_bytes: int | None = None
+    # Folders on that disk, with the bytes that each may have of its own.
+    scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    # Bytes of each rank's output that the run folder keeps.
+    log_bytes: int = 16 * 1024 * 1024
 
     def to_json(self) -> str:
-        """The value of JAXLAUNCH_JOB; equal jobs give equal text."""
+        """Return the value of JAXLAUNCH_JOB. Equal jobs give equal text."""
         fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "sizes" or value}
         return json.dumps(fields, sort_keys=True)
 
 
 class Key:
-    """Keys of a line of metrics.jsonl: what the train step returns, the recorder writes and the agent keeps."""
+    """Keys of a line of metrics.jsonl, which the train step returns, the recorder writes and the agent keeps."""
 
     STEP, EPOCH, STEP_S, PART_S = "step", "epoch", "step_s", "{part}_s"
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
     EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
-    BEST_STEP = "best_step"  # whose evaluation is the best so far; not written
-    # Of a step; not written. All ranks together: the weight of the loss, its targets, and what it read of text.
+    # The step with the best evaluation so far. It is not written.
+    BEST_STEP = "best_step"
+    # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and the tokens read.
     FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
 
 
-PARTS = ("data", "host", "device", "save", "eval")  # of the loop's time
-HELD_OUT = "eval_"  # before the names of what was evaluated last, in the newest metrics
+# Parts of the loop's time.
+PARTS = ("data", "host", "device", "save", "eval")
+# Prefix of the metrics of the last evaluation in the newest metrics.
+HELD_OUT = "eval_"
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One metric of the product, as docs/metrics.md lists it: its names, type, unit and meaning."""
 
-    name: str  # in Prometheus
-    type: str  # counter | gauge | histogram
-    unit: str  # of a sample; "" where it has none
+    # The name in Prometheus.
+    name: str
+    # One of counter, gauge and histogram.
+    type: str
+    # The unit of a sample, or "" if it has none.
+    unit: str
     help: str
     labels: tuple[str, ...]
-    by: str  # agent | trainer: who exports it; always, with NaN where the value is not known
-    key: str | None = None  # in a line of metrics.jsonl; None: it is not written there
+    # Who exports it, agent or trainer: always, with NaN where the value is not known.
+    by: str
+    # The key in a line of metrics.jsonl, or None if it is not written there.
+    key: str | None = None
 
 
 def _agent(name: str, type: str, unit: str, help: str, *labels: str) -> Metric:
@@ -251,7 +292,7 @@ def _trainer(name: str, type: str, unit: str, help: str, *labels: str, key: str 
     return Metric(name, type, unit, help, ("rank", *labels), "trainer", key)
 
 
-# Every name a scrape of an agent holds while the built-in trainer runs. A rank's rows come from its own process.
+# All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its own process.
 PROMETHEUS: tuple[Metric, ...] = (
     _agent(
         "jaxlaunch_build_info", "gauge", "", "The value is always 1; the labels name what runs.", "version", "python"
@@ -399,7 +440,7 @@ PROMETHEUS: tuple[Metric, ...] = (
     ),
 )
 
-# Names that a metric of a task cannot have: a record of a step would hold the number of one of them only.
+# Names that a metric of a task cannot have: the record of a step would hold only one of the two numbers.
 RESERVED_METRICS = frozenset(
     {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT}
     | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
@@ -420,28 +461,36 @@ RESERVED_METRICS = frozenset(
 #   {"error": {"type", "message", "traceback", "code"}}         of error_line; `code` is null outside the trainer
 #   {"refusal": {"message", "code"}}   of refusal_record: the agent writes it into the rank's log
 #   {"atexit": true, "waits": true}    the interpreter is exiting; JAX's shutdown barrier comes next
-MAX_LINE = 64 * 1024  # a longer line is cut, so that a traceback cannot fill the agent's memory
-MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000  # at six bytes a character, as JSON escapes most, both fit a line
+# A longer line is cut, so that a traceback cannot fill the agent's memory.
+MAX_LINE = 64 * 1024
+# At six bytes per character, as JSON escapes most, both fit into a line.
+MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000
 
 
 def error_line(error: BaseException, code: int | None, said: str = "") -> dict[str, Any]:
-    """The line that reports an exception; `code` is the exit code that follows, None outside of the trainer.
+    """Return the message that reports an exception.
 
-    `said` takes the place of the exception's own words.
+    Args:
+        error: The exception.
+        code: The exit code that follows, or None outside of the trainer.
+        said: Replaces the text of the exception.
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         message = said or str(error)
-    except Exception as broken:  # any: the class is the user's, and its own report must not hide the error
+    except Exception as broken:
+        # Any error: the class is the user's, and its own report must not hide the error.
         message = f"<its message cannot be read: {type(broken).__qualname__}>"
     found = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
     line = {"error": {**found, "traceback": text[-TRACEBACK_CHARS:]}}
     if len(json.dumps(line)) < MAX_LINE:
         return line
-    return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}  # twelve bytes a character, as of emoji
+    # Characters such as emoji take twelve bytes in JSON.
+    return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
 
 
-COMPILING = "compiling: "  # planner -> launcher: begins a line of progress
+# planner -> launcher: begins a line of progress.
+COMPILING = "compiling: "
 
 
 def refusal_line(message: str, code: int) -> str:
@@ -462,25 +511,26 @@ def refuse(message: str, code: int) -> None:
 
 
 def in_one_line(text: str) -> str:
-    """The text without line breaks, as a message among others is shown."""
+    """Return the text without line breaks."""
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-_torn: set[int] = set()  # descriptors whose last line was cut by a full pipe
+# Descriptors whose last line was cut by a full pipe.
+_torn: set[int] = set()
 
 
 def _can_take_more(fd: int, wait_s: float = 1.0) -> bool:
-    """Whether a write to `fd` can go on, or fail; poll, since select takes no descriptor from 1,024 on."""
+    # select() accepts no descriptor from 1,024 on.
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(1000 * wait_s))
 
 
 def send(fd: int, message: Mapping[str, Any]) -> bool:
-    """Writes one line to the progress pipe; False when the pipe is full or gone.
+    """Write one line to the progress pipe. Return False if the pipe is full or gone.
 
-    A line up to PIPE_BUF is written whole or not at all and never blocks. A longer one (a traceback) may wait a second;
-    what is then left of it is dropped, and the next line begins after a newline, so that the reader sees it whole.
+    A line up to PIPE_BUF is written completely or not at all, and never blocks. A longer one (a traceback) may wait for
+    a second. The rest of it is then dropped, and the next line begins after a newline, so that the reader can parse it.
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
     whole = memoryview(b"\n" + line if fd in _torn else line)
@@ -491,25 +541,27 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
             if data and not _can_take_more(fd):
                 break
     except OSError:
-        pass  # full, or gone
+        # The pipe is full or gone.
+        pass
     if len(data) < len(whole):
         (_torn.add if data else _torn.discard)(fd)
     return not data
 
 
 def loopback(coordinator: str) -> str | None:
-    """The host of a coordinator (host:port) that only processes of this machine can reach; None where others can."""
+    """Return the host of a coordinator (host:port) on loopback, or None if other machines can reach it."""
     host = coordinator.rpartition(":")[0].strip("[]")
     return host if host in ("127.0.0.1", "::1", "localhost") else None
 
 
 def own_name_fault(coordinator: str) -> str | None:
-    """What keeps JAX from connecting CPU devices of several machines, with the fix; None: nothing.
+    """Return why JAX cannot connect CPU devices of several machines, and the fix, or None if it can.
 
-    It connects them, even those of one process, at the address that this host's own name has. Where there is none, it
-    says only that it found no such devices. On loopback the site hook has it use that address.
+    JAX connects them, even those of one process, at the address of this host's own name. If the name has no address,
+    JAX only reports that it found no such devices. On loopback the site hook makes it use the loopback address.
     """
-    import socket  # here, since every Python below the agent reads this file
+    # Imported here, because every Python process below the agent imports this file.
+    import socket
 
     if loopback(coordinator) is not None:
         return None

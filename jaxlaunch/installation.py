@@ -1,4 +1,4 @@
-"""How jaxlaunch was installed here, and the command that adds an extra to this installation.
+"""Installation of jaxlaunch on this machine, and the command that adds an extra to it.
 
 Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone there. A message
 names what was installed here (PEP 610's direct_url.json). The pages install from a clone: `make generated` writes their
@@ -19,7 +19,7 @@ from typing import Any
 
 NAME = "jaxlaunch"
 ON_INDEX = False
-# What an extra brings, by the names that are imported: without it the first import of one of these fails.
+# Modules by extra. Without the extra, the first import of one of its modules fails.
 _BRINGS = {
     "train": ("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets", "sklearn")
     + ("absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
@@ -31,25 +31,27 @@ _BRINGS = {
 
 
 def lacking(error: BaseException) -> str | None:
-    """The sentence for an import that fails because an extra is not installed; None for any other error."""
+    """Return the message for an import that fails because an extra is not installed, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extra = next((extra for extra, names in _BRINGS.items() if name in names), None)
     return None if extra is None else f"the package {name} is not installed here: {hint(extra)}"
 
 
 def hint(*extras: str) -> str:
-    """What adds the extras to this installation, as the end of a sentence: `install it with …`."""
+    """Return how to add the extras to this installation, as the end of a sentence: `install it with …`."""
     origin = _origin()
     if origin is not None and "dir_info" in origin and not _path(origin["url"]).is_dir():
-        return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"  # its sources are gone
+        # The sources of the installation are gone.
+        return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"
     requirement = _requirement(origin, ",".join(extras))
-    if Path(sys.prefix).parent.name.startswith("archive-v"):  # in uv's cache: of uvx, and for this call alone
+    # A folder in uv's cache belongs to uvx and exists for this call only.
+    if Path(sys.prefix).parent.name.startswith("archive-v"):
         return f"start it with uvx --from {requirement} launcher"
     return f"install it with {_installer()} {requirement}"
 
 
 def _origin() -> dict[str, Any] | None:
-    """What PEP 610 records of an installation from a folder, a file or a repository; None for one from an index."""
+    """Return the PEP 610 record of an installation from a folder, file or repository, or None for one from an index."""
     try:
         text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -59,7 +61,7 @@ def _origin() -> dict[str, Any] | None:
 
 
 def _requirement(origin: dict[str, Any] | None, extras: str) -> str:
-    """The requirement as a shell takes it: `-e 'FOLDER[train]'`, `'jaxlaunch[train] @ URL'` or `'jaxlaunch[train]'`."""
+    """Return the requirement for a shell: `-e 'FOLDER[train]'`, `'jaxlaunch[train] @ URL'` or `'jaxlaunch[train]'`."""
     if origin is None:
         return shlex.quote(f"{NAME}[{extras}]")
     if "dir_info" in origin:
@@ -76,13 +78,13 @@ def _path(url: str) -> Path:
 
 
 def _installer() -> str:
-    """The installer of this interpreter's environment: that of a tool's own, uv where there is no pip, or pip."""
+    """Return the install command for this environment: `uv tool` or `pipx` for a tool, `uv pip` without pip, or pip."""
     environment = Path(sys.prefix)
     if (environment / "uv-receipt.toml").exists():
         return "uv tool install"
     if (environment / "pipx_metadata.json").exists():
         return "pipx install --force"
-    # Not by importlib.util, which asks setuptools' finder as well: that forgets distutils for pip, and warns.
+    # importlib.util would also ask the finder of setuptools, which removes distutils for pip and warns.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     found = shutil.which("pip")

@@ -1,9 +1,9 @@
-"""Starts a program of ours so that no file of the user's takes the place of one that it imports.
+"""Start of our own programs such that no file of the user shadows a module that they import.
 
 `python isolated.py MODULE ARGUMENTS` runs MODULE as `python -m` does, but the working folder and the folders of
-PYTHONPATH come last on sys.path, behind the standard library and everything that is installed. The interpreter itself
-must not see them either, since it imports before any script runs: `environ` hides PYTHONPATH from it, and this script
-brings it back.
+PYTHONPATH come last on sys.path, after the standard library and all installed packages. The interpreter itself must
+not see them either, because it imports modules before any script runs: `environ` hides PYTHONPATH from it, and this
+script restores it.
 
 Standard library only, Python >= 3.10: the agent brings this file into images that hold nothing else of ours.
 """
@@ -13,32 +13,38 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # the folder of this script holds other files, or what the agent brings for programs
+# The folder of this script holds other files, or those that the agent brings for programs.
+if __name__ == "__main__":
     _here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry and not os.path.abspath(entry).startswith(_here)]
 
-TYPE_CHECKING = False  # typing's, which takes longer to import than all of this
+# This replaces typing.TYPE_CHECKING: importing typing takes longer than all of this file.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-BEHIND = "JAXLAUNCH_BEHIND"  # who starts a program of ours -> this script: the user's part of PYTHONPATH
+# Set by whoever starts a program of ours, read by this script: the user's part of PYTHONPATH.
+BEHIND = "JAXLAUNCH_BEHIND"
 _SEARCHED = "PYTHONPATH"
 # As this process was started with them: what it starts is isolated in the same way.
-_before: str | None = None  # the part of PYTHONPATH that comes first, which the agent's site hook is in
-_behind: str | None = None  # the user's part
+# The first part of PYTHONPATH, which contains the agent's site hook.
+_before: str | None = None
+# The user's part of PYTHONPATH.
+_behind: str | None = None
 
 
 def command(module: str, *arguments: str, script: str = os.path.abspath(__file__)) -> list[str]:
     """Return the command that runs a module of ours with `environ`; `script` is where this file is, or a copy."""
-    safe = ["-P"] if sys.version_info >= (3, 11) else []  # what the program spawns does not import from its folder
+    # Processes that the program spawns do not import from its folder.
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
     # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a stack in its keys.
     start = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
     return [sys.executable, *safe, "-c", start, module, *arguments]
 
 
 def inline(module: str) -> list[str]:
-    """Return the arguments of a Python that run a module of ours which imports nothing of the user's, on its own.
+    """Return the Python arguments that run a module of ours in isolated mode, without any module of the user.
 
     The module is found where the image has it, also by its PYTHONPATH.
     """
@@ -52,9 +58,12 @@ def inline(module: str) -> list[str]:
 
 
 def environ(base: Mapping[str, str], before: str | None = None, behind: str | None = None) -> dict[str, str]:
-    """Return the variables `base` for a `command`: its own PYTHONPATH is hidden, or `behind` where that is given.
+    """Return the variables `base` for a `command`, with PYTHONPATH hidden from the interpreter.
 
-    `before` is what the interpreter does search before the standard library.
+    Args:
+        base: The environment variables.
+        before: Folders that the interpreter searches before the standard library.
+        behind: Folders of the user, by default the PYTHONPATH in `base`.
     """
     hidden = base.get(_SEARCHED, "") if behind is None else behind
     variables = {name: value for name, value in base.items() if name != _SEARCHED}
@@ -62,12 +71,12 @@ def environ(base: Mapping[str, str], before: str | None = None, behind: str | No
 
 
 def inherited(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables `base` for a `command` that a program of ours starts."""
+    """Return the variables `base` for a `command` started by a program of ours, isolated like the program."""
     return environ(base) if _behind is None else environ(base, _before, _behind)
 
 
 def folders() -> list[str]:
-    """Return the folders of the user's own modules as they are searched: the working folder, and PYTHONPATH's."""
+    """Return the folders of the user's own modules in search order: the working folder, then PYTHONPATH."""
     working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
     return list(dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_entries(_behind)]))
 
@@ -77,7 +86,7 @@ def _entries(path: str | None) -> list[str]:
 
 
 def arrange() -> None:
-    """Put the user's folders last on sys.path, and PYTHONPATH back as it would be without this script."""
+    """Put the user's folders last on sys.path, and restore PYTHONPATH."""
     global _before, _behind
     _before, _behind = os.environ.get(_SEARCHED), os.environ.get(BEHIND, "")
     if whole := os.pathsep.join(filter(None, (_before, _behind))):
@@ -86,7 +95,7 @@ def arrange() -> None:
 
 
 def run_sitecustomize() -> None:
-    """Run the sitecustomize on the user's PYTHONPATH, as the interpreter would have, and prints its error."""
+    """Run the sitecustomize on the user's PYTHONPATH, as the interpreter would, and print its error."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -113,7 +122,8 @@ def main(argv: list[str]) -> None:
         return
     try:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
-    except ModuleNotFoundError as error:  # while the program imports: its own errors become exit codes
+    except ModuleNotFoundError as error:
+        # This happens while the program imports: its own errors become exit codes.
         from jaxlaunch import contract, installation
 
         if (why := installation.lacking(error)) is None:
@@ -123,9 +133,9 @@ def main(argv: list[str]) -> None:
 
 
 def _installed() -> Any:
-    """Return this module as it is installed: a traceback has its lines as ours, those of a copy might be the user's.
+    """Return the installed copy of this module, so that tracebacks show its lines as ours.
 
-    It is where nothing of the user's is, else on their PYTHONPATH.
+    It is searched in the installed packages first, then on the user's PYTHONPATH.
     """
     try:
         from jaxlaunch import isolated

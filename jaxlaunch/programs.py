@@ -22,13 +22,13 @@ _OPTION = "option"
 
 
 def step(text: str) -> Step:
-    """The step that a command line names, by its number or as the best. Raises ValueError."""
+    """Return the step that a command line names: a number, or "best". Raises ValueError."""
     return "best" if text == BEST else int(text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """How a command line explains and checks a field.
+    """Help and limits of a field on a command line.
 
     A field that is False by default is a flag, and one that is an empty tuple may be repeated.
     """
@@ -40,7 +40,8 @@ class Option:
     least: int | None = None
     above: int | None = None
     most: int | None = None
-    short: str | None = None  # the same in one letter
+    # The option in one letter.
+    short: str | None = None
 
 
 def _option(default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -48,12 +49,12 @@ def _option(default: Any, help: str, metavar: str | None = None, **more: Any) ->
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option | None:
-    """The option that a field is; None for `folder` and `files`, which are arguments."""
+    """Return the option of a field, or None for `folder` and `files`, which are arguments."""
     return field.metadata.get(_OPTION)
 
 
 def flags(name: str, option: Option) -> tuple[str, ...]:
-    """The words for a field on a command line."""
+    """Return the flags of a field on a command line."""
     word = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
     return (word,) if option.short is None else (option.short, word)
 
@@ -88,7 +89,7 @@ class Sample:
     )
 
     def how(self) -> dict[str, Any]:
-        """How tokens are chosen, as far as it is said: fields of jaxlaunch.trainer.generate.decoding.Sampling."""
+        """Return the given fields of jaxlaunch.trainer.generate.decoding.Sampling."""
         names = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "beams", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -135,12 +136,12 @@ Asked = TypeVar("Asked", Sample, Evaluate, Predict, Export)
 
 
 def arguments(asked: Sample | Evaluate | Predict | Export) -> tuple[str, str]:
-    """Returns the arguments from which `read` makes the same options again."""
+    """Return the arguments from which `read` restores the same options."""
     return JSON, json.dumps(dataclasses.asdict(asked))
 
 
 def read(kind: type[Asked], program: str, about: str | None) -> Asked:
-    """Reads the options from the arguments of this process, which are written out or JSON."""
+    """Read the options from the arguments of this process, which are flags or JSON."""
     given, values = sys.argv[1:], dict[str, Any]()
     if given[:1] == [JSON]:
         values |= json.loads(given[1])

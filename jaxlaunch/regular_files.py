@@ -1,4 +1,4 @@
-"""Opens and reads files that others can replace: regular ones alone, and never more than a bound.
+"""Safe reads of files that others can replace: only regular files, and only up to a limit.
 
 A run folder is on storage that others may write. A FIFO in it would never end, nor would a link to /dev/zero.
 """
@@ -15,12 +15,15 @@ _INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def opener(path: str, flags: int, at: int | None = None) -> int:
-    """For `open`: a descriptor of a regular file, whose path may be of folder `at`. Raises OSError for anything else,
-    without waiting for anyone."""
+    """Return a descriptor of a regular file, as an opener for `open`.
+
+    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open folder `at`.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # whose own text is of too many levels
+        # The text of ELOOP is about too many levels of links.
+        if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a link", path) from None
         raise
     mode = os.fstat(descriptor).st_mode
@@ -33,15 +36,15 @@ def opener(path: str, flags: int, at: int | None = None) -> int:
 
 
 def beneath(folder: Path) -> Callable[[str, int], int]:
-    """An `opener` of paths below `folder` that follows no link there.
+    """Return an opener of paths below `folder` that follows no link.
 
-    A link may lead to a file that whoever made it cannot read, and whoever shows the folder can.
+    A link may lead to a file that its creator cannot read, but the user who shows the folder can.
     """
 
     def opened(path: str, flags: int) -> int:
         if os.path.dirname(path) == str(folder):
             return opener(path, flags | os.O_NOFOLLOW)
-        *between, name = (each for each in path.removeprefix(f"{folder}/").split("/") if each)
+        *between, name = (name for name in path.removeprefix(f"{folder}/").split("/") if name)
         at = os.open(f"{folder}/{between[0]}", _INNER) if between else os.open(folder, _INNER & ~os.O_NOFOLLOW)
         try:
             for each in between[1:]:
@@ -56,14 +59,17 @@ def beneath(folder: Path) -> Callable[[str, int], int]:
 
 
 def read(path: Path | str, most: int, at_end: bool = False, below: Path | None = None) -> bytes:
-    """The first `most` bytes of a regular file, or its last ones; with `below` no link in that folder is followed.
-    Raises OSError, as `opener` does."""
+    """Return the first `most` bytes of a regular file, or the last ones.
+
+    With `below`, no link in that folder is followed. Raises OSError, as `opener` does.
+    """
     descriptor = (opener if below is None else beneath(below))(os.fspath(path), os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
         if at_end:
             os.lseek(descriptor, max(0, size - most), os.SEEK_SET)
-        parts, left = list[bytes](), min(most, size)  # Python allocates what it is asked for, however small the file is
+        # Python allocates what it is asked for, however small the file is.
+        parts, left = list[bytes](), min(most, size)
         while left and (part := os.read(descriptor, left)):
             parts.append(part)
             left -= len(part)

@@ -1,4 +1,4 @@
-"""`report`: a program of your own tells its agent how far it is, and shows pictures and texts.
+"""`report`, with which a program tells its agent its progress, and shows pictures and texts.
 
 Progress goes to the agent through a pipe. Pictures and texts go into a file for each step in the run folder, written by
 a thread. No step waits for it: if storage is too slow, the oldest step that waits is dropped. A run that resumes writes
@@ -29,25 +29,38 @@ from typing import Any
 
 from jaxlaunch import atomic_file
 
-PERIOD_S = 0.1  # between two messages: a loop may report each of a thousand steps a second
-PHASES = ("restore", "compile", "step", "data", "eval", "save", "done")  # those of the contract that a program names
+# Seconds between two messages: a loop may report each of a thousand steps a second.
+PERIOD_S = 0.1
+# The phases of the contract that a program may name.
+PHASES = ("restore", "compile", "step", "data", "eval", "save", "done")
 
-FOLDER = "reported"  # of a run folder; STEP.json in it is an object with `step`, `time` and `samples`
-MAX_ITEMS = 8  # pictures, and texts, of one report
-MAX_NAME_CHARS, MAX_TEXT_CHARS = 100, 10_000  # what is longer is cut
-MAX_SIDE = 1024  # pixels; of a larger picture every second pixel is kept, or every third …
-MAX_PNG_BYTES = 1 << 18  # a picture that has more is halved until it has not
-MAX_STEPS = 100  # that are kept, the newest
-MAX_WAITING = 16  # steps that are not written yet
-LEAVE_S = 2.0  # for which a process that ends waits for what is not written
+# A folder in the run folder. STEP.json in it is an object with `step`, `time` and `samples`.
+FOLDER = "reported"
+# Pictures, and as many texts, of one report.
+MAX_ITEMS = 8
+# Longer names and texts are cut.
+MAX_NAME_CHARS, MAX_TEXT_CHARS = 100, 10_000
+# Pixels. Of a larger picture every second pixel is kept, or every third, and so on.
+MAX_SIDE = 1024
+# A picture with more bytes is halved until it fits.
+MAX_PNG_BYTES = 1 << 18
+# The number of newest steps that are kept.
+MAX_STEPS = 100
+# Steps that have not been written yet.
+MAX_WAITING = 16
+# Seconds for which a process that ends waits until everything is written.
+LEAVE_S = 2.0
 
-_CONTRACT = "_jaxlaunch_contract"  # the module of the site hook, which the agent has every Python load
+# The module of the site hook, which the agent makes every Python process load.
+_CONTRACT = "_jaxlaunch_contract"
 _FILE = re.compile(r"([0-9]{1,15})\.json")
-_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # channels -> PNG's
+# Channels -> the colour type of PNG.
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 _PICTURE = "an array [H, W] or [H, W, C] with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1"
 
 Message = Mapping[str, Any]
-Item = tuple[str, str, Any]  # "image" or "text", its name, a contiguous uint8 [H, W, C] or the text
+# "image" or "text", its name, and a contiguous uint8 [H, W, C] or the text.
+Item = tuple[str, str, Any]
 
 
 def report(
@@ -131,7 +144,7 @@ def _check_count(name: str, value: Any) -> int:
 
 
 def _check_number(name: str, value: Any) -> float | None:
-    """Return a finite number; None for others, which JSON has not."""
+    """Return a finite number, or None for others, which JSON does not support."""
     if value is None:
         return None
     try:
@@ -143,13 +156,15 @@ def _check_number(name: str, value: Any) -> float | None:
 
 # --- the reports of this process --------------------------------------------------------------------------------------
 
-_of_process: tuple[int, Reports | None] | None = None  # pid, and its reports
-_writer: tuple[int, SampleWriter] | None = None  # pid, and what writes its pictures and texts
+# The process id, and the reports of that process.
+_of_process: tuple[int, Reports | None] | None = None
+# The process id, and the writer of its pictures and texts.
+_writer: tuple[int, SampleWriter] | None = None
 _newest_step = 0
 
 
 def _reports() -> Reports | None:
-    """Return those of this process; None outside a job, and in a process that the program started."""
+    """Return the reports of this process, or None outside a job and in processes that the program started."""
     global _of_process, _writer
     pid = os.getpid()
     if _of_process is not None and _of_process[0] == pid:
@@ -169,56 +184,60 @@ def _reports() -> Reports | None:
 
 
 def _open_writer() -> SampleWriter | None:
-    """Return what writes the pictures and texts of this process; a process that it forks has none."""
+    """Return the writer of this process, or None in a forked process."""
     return _writer[1] if _writer is not None and _writer[0] == os.getpid() else None
 
 
 def set_step(step: int) -> None:
-    """Note how many steps are complete: pictures and texts that are reported without a step are of this one."""
+    """Set the number of complete steps, which pictures and texts without a step belong to."""
     global _newest_step
     _newest_step = step
 
 
 def flush_samples() -> None:
-    """Wait a moment for pictures and texts that are not written."""
+    """Wait a moment for pictures and texts that have not been written."""
     if (writer := _open_writer()) is not None:
         writer.flush()
 
 
 def _leave(pid: int) -> None:
-    """Send what waits, at the end of the process that reported it: by atexit, or by the site hook before os._exit."""
+    """Send pending reports when their process ends: by atexit, or by the site hook before os._exit."""
     if _of_process is not None and _of_process[0] == pid == os.getpid() and _of_process[1] is not None:
         _of_process[1].flush()
         flush_samples()
 
 
 class Reports:
-    """What was reported last, by kind: sent at once, or as soon as PERIOD_S has passed since what was sent before.
+    """The newest reports by kind, sent at once, or PERIOD_S after the previous message.
 
     `send` returns False for a message that it could not write now. Safe to call from any thread.
     """
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
-        self._newest: dict[str, Message] = {}  # not sent yet, by the one key of its message or by "phase"
-        self._step: int | None = None  # the newest that was sent
+        # Messages that have not been sent, by the only key of each or by "phase".
+        self._newest: dict[str, Message] = {}
+        # The newest step that was sent.
+        self._step: int | None = None
         self._sent_at = -math.inf
         self._is_timed = False
-        self._lock = threading.RLock()  # a signal's handler may report while this thread is in a report
+        # A signal handler may report while this thread is inside a report.
+        self._lock = threading.RLock()
 
     def put(self, messages: Mapping[str, Message]) -> None:
-        """Add `messages`, by kind, to what waits: of two values of a key the later one is sent."""
+        """Add messages by kind to the pending ones. Of two values of a key, the later one is sent."""
         with self._lock:
             for kind, message in messages.items():
                 self._newest[kind] = _merge_messages(self._newest.get(kind, {}), message)
             self._send_or_wait()
 
     def flush(self) -> None:
-        """Send what waits, as far as it is taken now."""
+        """Send the pending messages, as far as the pipe takes them."""
         with self._lock:
             self._sent_at = time.monotonic()
             pending, self._newest = self._newest, {}
-            for kind, message in sorted(pending.items(), key=lambda item: item[0] == "metrics"):  # after their step
+            # Metrics are sent after their step.
+            for kind, message in sorted(pending.items(), key=lambda item: item[0] == "metrics"):
                 self._step = message.get("step", self._step)
                 # Metrics say which step they are of where it is not the newest.
                 is_of_newest = "of" in message and message["of"] in (None, self._step)
@@ -281,7 +300,8 @@ def _argument(kind: str, name: str) -> str:
 
 def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
     """Return the picture as uint8 [H, W, C], a copy; of one that is not kept only type and shape are checked."""
-    import numpy as np  # whoever has an array has it
+    # A program that has an array has imported numpy already.
+    import numpy as np
 
     call = f"report({_argument('image', name)})"
     if not is_kept and hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -289,7 +309,8 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
         return None
     try:
         pixels = np.asarray(value)
-    except Exception as error:  # any: of a library that has its own arrays
+    except Exception as error:
+        # Any error: the array may be of another library.
         raise TypeError(f"{call}: {_PICTURE}; {type(value).__name__} cannot be read as one ({error})") from None
     _check_array(call, pixels.shape, str(pixels.dtype))
     stride = -(-max(pixels.shape[:2]) // MAX_SIDE)
@@ -335,9 +356,11 @@ class SampleWriter:
         self._folder, self._note = folder, note
         self._waiting: dict[int, list[Item]] = {}
         self._is_writing = self._has_failed = False
-        self._changed = threading.Condition(threading.RLock())  # a signal's handler may report, too
+        # A signal handler may report, too.
+        self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
-        self._newest: tuple[float, list[Item]] = math.inf, []  # the step that was written last, and what is in it
+        # The step that was written last, and its items.
+        self._newest: tuple[float, list[Item]] = math.inf, []
 
     def put(self, step: int, items: list[Item]) -> None:
         """Add items to a step; of two with one name the later one is kept."""
@@ -351,7 +374,7 @@ class SampleWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is written, for LEAVE_S at most."""
+        """Wait until everything is written, for at most LEAVE_S."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._is_writing, LEAVE_S)
 
@@ -365,7 +388,8 @@ class SampleWriter:
                 items, self._is_writing = self._waiting.pop(step), True
             try:
                 self._write(step, items)
-            except Exception as error:  # any: a picture that cannot be kept ends no training
+            except Exception as error:
+                # Any error: a picture that cannot be kept must not end the training.
                 if not self._has_failed:
                     self._has_failed = True
                     reason = str(error.strerror if isinstance(error, OSError) else error).lower()
@@ -373,7 +397,8 @@ class SampleWriter:
 
     def _write(self, step: int, items: list[Item]) -> None:
         newest, before = self._newest
-        if step < newest:  # the run has gone back: what came later is made again
+        # The run has gone back to an earlier step: later steps will be reported again.
+        if step < newest:
             self._remove(lambda written: written > step)
         items = _merge_items(before, items) if step == newest else items
         samples = []
@@ -400,7 +425,7 @@ def _merge_items(before: list[Item], after: list[Item]) -> list[Item]:
 
 
 def list_steps(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of which `folder` has a file, the newest first."""
+    """Return the steps that have a file in `folder`, the newest first."""
     try:
         names = os.listdir(folder)
     except OSError:

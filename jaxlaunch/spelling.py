@@ -1,4 +1,4 @@
-"""What a word was probably meant to be, for "Did you mean …?"."""
+"""Suggestions for misspelled words, for "Did you mean …?"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
     """Return the options that `word` was probably meant to be, the nearest first."""
-    import difflib  # only for words that are wrong
+    # Imported here, because only misspelled words need it.
+    import difflib
 
     options_by_lower = {option.lower(): option for option in options}
     if swapped := [option for lower, option in options_by_lower.items() if sorted(lower) == sorted(word.lower())]:
@@ -17,7 +18,7 @@ def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
 
 
 def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
-    """Return the options that `word` is short for: their beginning, or some letters in order (bf16, bfloat16)."""
+    """Return the options that `word` abbreviates: a prefix, or some letters in order (bf16, bfloat16)."""
     short = word.lower()
     begun = [option for option in options if len(short) > 1 and option.lower().startswith(short)]
     return (begun or [option for option in options if _is_short_for(short, option.lower())])[:most]

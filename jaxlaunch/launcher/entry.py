@@ -1,4 +1,4 @@
-"""The command `launcher`: a Ctrl-C while its modules are imported ends it as one later does, without a traceback."""
+"""The command `launcher`, which a Ctrl-C during its imports ends without a traceback, as one later does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits."""
+    """Run the command line and exit."""
     try:
         from jaxlaunch.launcher.cli.main import main as run
     except KeyboardInterrupt:
-        sys.exit(130)  # as cli.main.INTERRUPTED, which may not have been imported
+        # The same as cli.main.INTERRUPTED, which may not have been imported.
+        sys.exit(130)
     run()

@@ -13,13 +13,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KeyPath = tuple[str | int, ...]  # of a key: ("volumes", 0, "path")
+# Path of a key, such as ("volumes", 0, "path").
+KeyPath = tuple[str | int, ...]
 
-SHOWN_FAULTS = 50  # a file of another kind has a fault on every line, which would fill screens
+# A file of another kind has a fault on every line, which would fill screens.
+SHOWN_FAULTS = 50
 
 
 def overlap(one: KeyPath, other: KeyPath) -> bool:
-    """Whether two keys are the same, or one is below the other."""
+    """Return whether two keys are the same, or one is below the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
@@ -71,10 +73,13 @@ class ApiError(ClusterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint)
-        self.status = status  # HTTP status: 403, 409, 422
-        self.reason = reason  # AlreadyExists, Forbidden, Invalid …
+        # HTTP status, such as 403, 409 or 422.
+        self.status = status
+        # The reason in the answer, such as AlreadyExists, Forbidden or Invalid.
+        self.reason = reason
         self.details = dict(details or {})
-        self.retry_after_s = retry_after_s  # the Retry-After of the response, if it has one
+        # The header Retry-After of the response, if it has one.
+        self.retry_after_s = retry_after_s
 
 
 class Unreachable(ClusterError):
@@ -86,21 +91,28 @@ class Unreachable(ClusterError):
 
 
 def exceeds_quota(fault: ClusterError) -> bool:
-    """Whether a ResourceQuota is used up. The server judges it first, for objects that exist and in dry runs too."""
+    """Return whether a ResourceQuota is used up.
+
+    The server checks quotas first, also for objects that exist and in dry runs.
+    """
     return isinstance(fault, ApiError) and fault.status == 403 and "exceeded quota" in fault.message
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a job: a sentence, and what to do about it."""
+    """One fault of a job: a message, and a hint."""
 
     path: KeyPath
     message: str
     hint: str | None = None
-    where: str = ""  # "job.yaml:14", or "train.steps=abc (override)"
-    line: int = 0  # where it sorts
-    of: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)  # all keys that it is a matter of
-    not_finite: str | None = dataclasses.field(default=None, compare=False)  # the .inf or .nan that is the value
+    # A place such as "job.yaml:14", or "train.steps=abc (override)".
+    where: str = ""
+    # The line by which faults are sorted.
+    line: int = 0
+    # All keys that the fault is about.
+    of: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)
+    # The .inf or .nan that is the value.
+    not_finite: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}"
@@ -108,7 +120,7 @@ class Fault:
 
 
 class JobFaults(UserError):
-    """Everything that is wrong with a job, in the order of its lines."""
+    """All faults of a job, in the order of its lines."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))

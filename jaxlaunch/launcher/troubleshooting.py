@@ -13,6 +13,6 @@ def section(name: str) -> str:
 
 
 def of_code(code: int) -> str | None:
-    """Return the link for an exit code, or None where the job is done or was stopped, which nobody needs to fix."""
+    """Return the link for an exit code, or None if the job is done or was stopped, which nobody needs to fix."""
     name = contract.OUTCOMES[code].section if code in contract.OUTCOMES else "exit-codes"
     return None if name is None else section(name)

@@ -1,4 +1,4 @@
-"""How messages write paths, counts, sizes, choices, long values, and what would steer a terminal."""
+"""Formatting of paths, counts, sizes, choices, long values and control characters in messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Sequence
 
 from jaxlaunch.launcher.errors import KeyPath
 
-LONGEST_SHOWN = 60  # characters of a value or a key
-# What a terminal obeys: C0, DEL and C1 but tab and newline. It sets the clipboard (OSC 52), titles, clears the screen.
-# And what it does not show as it is: marks that turn the direction of text around, have no width, or end a line or
-# paragraph for some readers (Unicode's Cf, Zl and Zp); surrogates, which stand for bytes of a name that is no UTF-8.
+# The largest number of characters of a value or a key.
+LONGEST_SHOWN = 60
+# Characters that a terminal obeys: C0, DEL and C1 except tab and newline. They can set the clipboard (OSC 52) or the
+# title, and clear the screen. And characters that are not visible as such: marks that change the direction of text,
+# have no width, or end a line or paragraph for some readers (Unicode's Cf, Zl and Zp), and surrogates, which stand for
+# bytes of a name that is not UTF-8.
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # SGR of ECMA-48: how the characters after it look, and nothing else
+# SGR of ECMA-48, which changes only how the following characters look.
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 
 
 def cut(text: str) -> str:
-    """Return the text, at a length that a line can hold."""
+    """Return the text, shortened to a length that fits into a line."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
@@ -59,7 +62,7 @@ def size(number: float) -> str:
 
 
 def os_reason(error: OSError) -> str:
-    """Return why a call of the system failed, as the end of a sentence."""
+    """Return why a system call failed, as the end of a sentence."""
     return (error.strerror or str(error)).lower()
 
 

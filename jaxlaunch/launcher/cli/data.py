@@ -1,4 +1,4 @@
-"""`launcher data` and `prepare`: what data holds and the block that reads it, and packing it once before a run."""
+"""`launcher data` and `prepare`: the content of data and the block that reads it, and packing before a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from jaxlaunch.launcher.local.run_folders import HOME
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.trainer.spec import Data, Images, Mixture, Table
 
-MAX_LISTED = 20  # classes, or columns
-BAR = 30  # characters of the longest bar
+# The largest number of classes, or of columns, that are listed.
+MAX_LISTED = 20
+# Characters of the longest bar.
+BAR = 30
 
 
 @click.command("data")
@@ -188,7 +190,7 @@ def prepare_command(
 
 
 def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
-    """Return the program that prepares the data, and its arguments. Raises UserError for options it has no use of."""
+    """Return the program that prepares the data, and its arguments. Raises UserError for options that do not apply."""
     source = f"train.data.source = {data.source}"
     if isinstance(data, Images | Table):
         if to is None:

@@ -1,4 +1,4 @@
-"""`launcher doctor`: what of a cluster and a namespace would keep jobs from running."""
+"""`launcher doctor`: problems of a cluster and a namespace that would keep jobs from running."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ image: registry.example/none
 accelerator: {type: cpu}
 command: ["true"]
 """
-_TEXT_COLUMN = 26  # where findings begin
+# The column at which findings begin.
+_TEXT_COLUMN = 26
 
 
 @click.command("doctor")
@@ -72,7 +73,7 @@ def doctor_command(
         job = prepared.job
 
         def read_checkpoints() -> Checkpoints | None:
-            """Return what the job's checkpoints take of a claim, by the trainer's own shapes."""
+            """Return the room that the job's checkpoints take on a claim, from the trainer's own shapes."""
             volume = estimate.checkpoint_volume(job)
             if not isinstance(volume, Claim) or job.spec.train is None or not trainer_process.is_installed():
                 return None

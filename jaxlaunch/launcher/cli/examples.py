@@ -11,7 +11,7 @@ FIRST: Mapping[str, str] = {
     "launcher help troubleshooting": "search by error message",
 }
 
-# Command -> its examples, each with what it does.
+# Command -> its examples, each with its effect.
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "compare": {
         "launcher compare digits runs/other": "two runs: what differs, their loss",
@@ -133,12 +133,12 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
 
 
 def lines(examples: Mapping[str, str]) -> list[str]:
-    """One line for each example: the command, and what it does as a comment of the shell."""
+    """Return one line for each example: the command, and its effect as a shell comment."""
     width = max(map(len, examples))
     return [f"{command:<{width}}  # {what}" for command, what in examples.items()]
 
 
 def epilog(command: str) -> str | None:
-    """What click prints below the options of a command; `\\b` keeps its lines as they are."""
+    """Return the text that click prints below the options of a command. `\\b` keeps its line breaks."""
     examples = EXAMPLES.get(command)
     return None if examples is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines(examples))])

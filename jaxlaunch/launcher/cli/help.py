@@ -65,7 +65,7 @@ def _read_page(path: Path, name: str, section: str) -> str:
 
 
 def docs_folder() -> Path | None:
-    """Return the folder of the pages: the clone's, or what the package installed; None where there is none."""
+    """Return the folder of the pages: the clone's, or what the package installed, or None if there is none."""
     cloned = Path(__file__).resolve().parents[3] / "docs"
     if (cloned / "index.md").is_file():
         return cloned

@@ -1,4 +1,4 @@
-"""A job as the commands show it, whether it is a run folder of this machine or on a cluster, and which is meant."""
+"""A job or a run as the commands show it, and the choice between a run folder here and a job on a cluster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local import status as local_status
 from jaxlaunch.launcher.local.run_folders import Run
 
-# The table of jobs must not wait until what explains one is imported.
+# The table of jobs must not wait for the import of the explanations.
 if TYPE_CHECKING:
     from jaxlaunch.launcher.diagnose.explain.explanation import Explanation
 
-MAX_HOSTS = 32  # rows of a table of hosts
-LOOK_S = 3.0  # for which a cluster is asked whether it has a job of the name of a run here
+# The largest number of rows in a table of hosts.
+MAX_HOSTS = 32
+# Timeout of the question whether a cluster has a job with the name of a run here.
+LOOK_S = 3.0
 
 Table = Sequence[Sequence[str]]
 
@@ -39,9 +41,9 @@ def find_view(name: str, namespace: str | None, context: str | None, where: str 
 
 
 def find_local_run(name: str, namespace: str | None, context: str | None, where: str | None) -> Run | None:
-    """Return the run on this machine that is meant, or None where it is a job of a cluster.
+    """Return the run on this machine that is meant, or None if it is a job of a cluster.
 
-    Raises UserError where there is both, and neither an option nor a path says which.
+    Raises UserError if there is both, and neither an option nor a path says which.
     """
     asks_cluster = where == "cluster" or namespace is not None or context is not None
     if asks_cluster and where == "local":
@@ -60,11 +62,12 @@ def find_local_run(name: str, namespace: str | None, context: str | None, where:
 
 
 def _require_no_job(name: str) -> None:
-    """Raises UserError where the cluster of the current context has a job with the name of a run here."""
+    """Raise UserError if the cluster of the current context has a job with the name of a run here."""
     try:
         cluster = Cluster.connect(None)
     except ClusterError:
-        return  # there is none
+        # There is no cluster.
+        return
     cluster.hurry(LOOK_S)
     try:
         has_job = cluster.get(JOBSETS, name) is not None
@@ -105,7 +108,7 @@ class JobView(abc.ABC):
     @property
     @abc.abstractmethod
     def explanation(self) -> Explanation:
-        """Why it is in its state, and what to do."""
+        """The reason of its state, and advice."""
 
     @property
     def reason(self) -> str:
@@ -114,7 +117,7 @@ class JobView(abc.ABC):
 
     @property
     def as_of(self) -> str:
-        """When the numbers were true, where they are not those of now."""
+        """The time of the numbers, if they are not live."""
         return ""
 
     @abc.abstractmethod
@@ -123,7 +126,7 @@ class JobView(abc.ABC):
 
 
 class RunView(JobView):
-    """A run, by its folder on this machine and what its agents say now."""
+    """A run, from its folder on this machine and the live state of its agents."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -166,7 +169,7 @@ class ClusterView(JobView):
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the cluster has of it. Raises UserError where there is no such job."""
+        """The objects of the job in the cluster. Raises UserError if there is no such job."""
         if isinstance(self._seen, NoSuchJob):
             raise UserError(f"{self.explanation.headline}.", self.explanation.next_move)
         return self._seen
@@ -188,7 +191,7 @@ class ClusterView(JobView):
         from jaxlaunch.launcher.diagnose.text import Renderer
 
         answer, status = diagnose(self.snapshot).answer, self.status
-        # Agents can tell neither who sent a signal nor what another container of their pod does.
+        # Agents know neither who sent a signal nor what another container of their pod does.
         is_unsaid = is_oom(self.snapshot) or evicted_for_excess(self.snapshot) is not None
         is_shown = status.phase is not None or (status.verdict is not None and not is_unsaid)
         if is_shown and answer.situation != "sidecar":

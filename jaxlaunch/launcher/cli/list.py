@@ -20,10 +20,13 @@ from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import Table
 
-HERE = "(here)"  # no namespace has such a name
-_MAX_NODES = 3  # shown in a wide row
+# The parentheses make it different from every namespace.
+HERE = "(here)"
+# The number of nodes shown in a wide row.
+_MAX_NODES = 3
 
-Rows = Sequence[tuple[str, Sequence[JobStatus]]]  # what each row is called, and its jobs
+# The name of each row, and its jobs.
+Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
 @click.command("list")
@@ -33,7 +36,12 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]  # what each row is called, and
 @options.where_options
 @options.screen_output_option("The form of the output; wide has more columns.")
 def list_command(
-    folder: Path, namespace: str | None, all_namespaces: bool, context: str | None, where: str | None, form: str | None
+    folder: Path,
+    namespace: str | None,
+    all_namespaces: bool,
+    context: str | None,
+    location: str | None,
+    form: str | None,
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
@@ -46,12 +54,12 @@ def list_command(
         jobs, _, _ = _cluster_jobs(place["namespace"], False, place["context"], is_required=True)
         return _show([job for job in jobs if job.name in sweep.members], form)
     folder, is_given = sweep_folder or folder, folder != run_folders.HOME
-    asks_cluster = where == "cluster" or all_namespaces or namespace is not None or context is not None
-    if asks_cluster and (where == "local" or is_given):
+    asks_cluster = location == "cluster" or all_namespaces or namespace is not None or context is not None
+    if asks_cluster and (location == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
     runs = [] if asks_cluster else [RunView(run).status for run in run_folders.runs_in(folder)]
     jobs, nothing, error = list[JobStatus](), "", None
-    if where != "local" and not is_given:
+    if location != "local" and not is_given:
         jobs, nothing, error = _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
     if error is not None and not runs and not jobs:
         raise error
@@ -78,7 +86,7 @@ def _cluster_jobs(
 ) -> tuple[list[JobStatus], str, ClusterError | None]:
     """Return the cluster's jobs, what to say where there are none, and why they could not be read.
 
-    Raises ClusterError where the cluster was asked for.
+    Raises ClusterError if the cluster was asked for.
     """
     try:
         cluster = Cluster.connect(context, output.say)
@@ -129,7 +137,8 @@ def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
     """Return the cells of jobs together: hosts, steps and restarts are summed, and the oldest has the age."""
     counts = collections.Counter(job.state for job in jobs)
     states = ",".join(f"{state.value}:{number}" for state, number in counts.items())
-    live = [job for job in jobs if job.state not in OVER]  # those that are over need no hosts any more
+    # Jobs that are over need no hosts any more.
+    live = [job for job in jobs if job.state not in OVER]
     ready = "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
     hosts = f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
     steps = "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"

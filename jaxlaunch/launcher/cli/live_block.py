@@ -1,5 +1,7 @@
-"""The block below a run's lines on a terminal: how far it is, its loss, its ranks. Read once a second, from its files
-and from host 0's metrics; what the program prints is above it, whole.
+"""The block below a run's lines on a terminal, with its progress, its loss and its ranks.
+
+It is updated once a second, from the run's files and from host 0's metrics. The program's own output is above it,
+unchanged.
 """
 
 from __future__ import annotations
@@ -49,12 +51,14 @@ class LiveBlock:
         self._folder, self._files = folder, RunFolder(folder)
         self._rows = Rows(folder / layout.METRICS)
         self._done = threading.Event()
-        self._first: tuple[float, float] | None = None  # the first step that was read, and when
+        # The first step that was read, and its time.
+        self._first: tuple[float, float] | None = None
         self._thread = threading.Thread(target=self._follow, name="block", daemon=True)
 
     def __enter__(self) -> LiveBlock:
         with contextlib.suppress(OSError):
-            (self._folder / layout.AGENTS).unlink()  # an earlier run's addresses
+            # The file may have addresses of an earlier run.
+            (self._folder / layout.AGENTS).unlink()
         output.show_status("starting")
         self._thread.start()
         return self
@@ -84,7 +88,8 @@ class LiveBlock:
                 for name, labels, value in _SAMPLE.findall(text)
                 if "rank=" not in labels or 'rank="0"' in labels
             }
-        except (OSError, ValueError, LookupError):  # not there yet, half written, or gone
+        except (OSError, ValueError, LookupError):
+            # The file is missing, half written or gone.
             return {}
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
@@ -128,7 +133,8 @@ def _sparkline(curve: Curve) -> str:
     values = [value for _, _, value in curve.points]
     size = -(-len(values) // _WIDTH)
     groups = [values[at : at + size] for at in range(0, len(values), size)]
-    means = [sum(value / len(group) for value in group) for group in groups]  # a sum of large values may overflow
+    # The sum of large values may overflow, so each value is divided first.
+    means = [sum(value / len(group) for value in group) for group in groups]
     low, high = min(means), max(means)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)

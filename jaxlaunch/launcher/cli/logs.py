@@ -33,7 +33,8 @@ from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import verdict_of
 from jaxlaunch.records import log_lines
 
-HEAD_BYTES = 256 * 1024  # of host 0's log: what it writes first is how the generation before ended
+# Bytes of host 0's log. Its first lines tell how the generation before ended.
+HEAD_BYTES = 256 * 1024
 
 
 @click.command("logs")
@@ -56,7 +57,7 @@ def logs_command(
     name: str,
     namespace: str | None,
     context: str | None,
-    where: str | None,
+    location: str | None,
     is_following: bool,
     rank: str | None,
     previous: bool,
@@ -80,12 +81,12 @@ def logs_command(
         raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
     if is_from_volume and since is not None:
         raise UserError("--from-volume and --since cannot be combined: lines on the volume have no timestamps.")
-    run = job_view.find_local_run(name, namespace, context, where or ("cluster" if is_from_volume else None))
+    run = job_view.find_local_run(name, namespace, context, location or ("cluster" if is_from_volume else None))
     if run is not None:
         if since is not None:
             raise UserError(f"{name} is a run on this machine, whose lines have no timestamps: --since needs them.")
         return _show_run(run, asked, rank is not None, tail, output == "json", is_following, previous)
-    cluster = job_view.connect(name, context, where)
+    cluster = job_view.connect(name, context, location)
     snapshot = collect.snapshot(cluster, namespace or cluster.namespace, name)
     if isinstance(snapshot, NoSuchJob):
         raise UserError(f"Job {name} not found in namespace {snapshot.namespace}.", "see `launcher list`.")
@@ -157,7 +158,7 @@ def _show_run(
 def _show_files(
     run: Run, folder: Path, chosen: Select, tail: int | None, processes_per_host: int, printer: Printer
 ) -> bool:
-    """Show the lines of each rank, and what is left out of them; return False where there is no rank."""
+    """Show the lines of each rank, and what is left out of them; return False if there is no rank."""
     has_ranks = False
     for rank, left_out, lines in local_logs.read_logs(run, folder, chosen, tail, processes_per_host):
         has_ranks = True
@@ -204,7 +205,7 @@ def _read_volume(
     tail: int | None = None,
 ) -> RunFiles:
     def why(name: str) -> str:
-        """Return what holds up the JobSet that reads the volume."""
+        """Return the reason why the JobSet that reads the volume waits."""
         return explain(collect.snapshot(cluster, snapshot.namespace, name)).headline
 
     return volume.read_run_folder(cluster, snapshot.jobset, say=say, why=why, ranks=ranks, pattern=pattern, tail=tail)
@@ -243,7 +244,7 @@ def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Select, window: Win
 
 
 def _list_sources(snapshot: Snapshot, chosen: Select) -> list[Source]:
-    """Return the logs that there are, of the hosts that are wanted; say which have none yet."""
+    """Return the existing logs of the selected hosts, and print which hosts have none yet."""
     sources = [(host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts]
     wanted = [(host, source) for host, source in sources if source.may_have(chosen)]
     silent = [host for host, _ in wanted if not host.has_started]

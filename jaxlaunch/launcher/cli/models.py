@@ -18,8 +18,10 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.wording import count
 
-MAX_CLASSES = 20  # in a table
-MAX_EXAMPLES = 5  # confused pairs, and worst examples
+# The largest number of classes in a table.
+MAX_CLASSES = 20
+# The largest number of confused pairs, and of worst examples.
+MAX_EXAMPLES = 5
 
 
 @click.command("eval")
@@ -50,7 +52,8 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     result = trainer_process.run_program("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
     output.say(*result["notes"])
     classes = result.get("classification")
-    if classes is not None and not keys:  # where the page of the run finds it
+    # The page of the run reads this file.
+    if classes is not None and not keys:
         path = trained.folder / contract.CLASSIFICATION
         try:
             atomic_file.write(path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode())
@@ -187,7 +190,8 @@ def sample_command(run: str, form: str, **given: Any) -> None:
         for prompt, of_prompt in enumerate(result["samples"], 1)
         for number, sample in enumerate(of_prompt, 1)
     ]
-    if len(samples) == 1:  # it was printed on the way
+    # The only sample was printed while it was generated.
+    if len(samples) == 1:
         output.show_piece("\n")
     for prompt, number, sample in samples if len(samples) > 1 else ():
         output.say(f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}")
@@ -223,7 +227,8 @@ def _read_message() -> str | None:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
-            importlib.import_module("readline")  # what input() edits lines with, and keeps them for the arrow keys
+            # The module makes input() edit lines, and keep them for the arrow keys.
+            importlib.import_module("readline")
     while True:
         try:
             line = input("> " if is_terminal else "")

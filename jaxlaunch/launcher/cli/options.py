@@ -15,7 +15,8 @@ from jaxlaunch.launcher.errors import UserError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-WAITED_TOO_LONG = 124  # exit code
+# Exit code of a wait that timed out.
+WAITED_TOO_LONG = 124
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -114,9 +115,9 @@ def cluster_options(namespace_help: str = "The job's namespace. [default: the co
 
 
 def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --local and --cluster: `where`, which is None where neither is given."""
-    for where, what in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
-        command = click.option(f"--{where}", "where", flag_value=where, help=f"Only {what}.")(command)
+    """Add the options --local and --cluster: `location`, which is None if neither is given."""
+    for location, what in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
+        command = click.option(f"--{location}", "location", flag_value=location, help=f"Only {what}.")(command)
     return command
 
 
@@ -182,10 +183,11 @@ def _click_type(option: programs.Option) -> click.ParamType[Any] | None:
 
 
 def parse_duration(option: str, value: str | None) -> float | None:
-    """Return the seconds of a duration option. Raises UserError when it is not a duration."""
+    """Return the seconds of a duration option. Raises UserError if it is not a duration."""
     if value is None:
         return None
-    from jaxlaunch.launcher.job import types  # with pydantic, for which other commands do not wait
+    # Imported here with pydantic, which other commands do not wait for.
+    from jaxlaunch.launcher.job import types
 
     try:
         return types.parse_duration(value)

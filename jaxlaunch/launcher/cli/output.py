@@ -1,7 +1,7 @@
-"""All that commands write: results on stdout, messages on stderr after `launcher: `, data as JSON or YAML.
+"""Output of all commands: results on stdout, messages on stderr after `launcher: `, data as JSON or YAML.
 
-Tables are plain columns, as kubectl's: awk splits them, and the width of a terminal cuts none of them. Most texts are
-others' (of programs, logs, the API server), so control characters are shown, not obeyed; a program keeps its colours.
+Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a terminal. Most texts
+come from others (programs, logs, the API server), so control characters are escaped. A program keeps its colours.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from jaxlaunch.launcher.jobs.logs.lines import Line, Select
 from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, os_reason, visible
 from jaxlaunch.launcher.yaml import writer
 
-_ERASE = "\r\x1b[2K"  # what a terminal shows on the line that the cursor is in
-_UP = "\x1b[1A\x1b[2K"  # and on the line above it
+# Erases the line that the cursor is in.
+_ERASE = "\r\x1b[2K"
+# Erases the line above the cursor.
+_UP = "\x1b[1A\x1b[2K"
 _writing = threading.RLock()
 _status = ""
 
 
 def show(*lines: str, is_result: bool = True) -> None:
-    """Write lines of a result to stdout; what only goes with one to stderr."""
+    """Write lines of a result to stdout, or with `is_result=False` lines that accompany one to stderr."""
     if lines:
         _write("\n".join(map(visible, lines)), is_result=is_result)
 
@@ -46,7 +48,8 @@ def say(*messages: str) -> None:
 
 def show_data(value: Any, form: str) -> None:
     """Write plain data as `json` or `yaml`."""
-    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"  # another encoding would lose letters
+    # Another encoding would lose letters.
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     as_json = _to_json(value, indent=2, ensure_ascii=not is_utf8)
     _write(as_json if form == "json" else writer.document(json.loads(as_json)).removesuffix("\n"))
 
@@ -57,7 +60,7 @@ def show_documents(values: Iterable[Any]) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, and say where it is. Raises UserError where it cannot be written."""
+    """Write a page, and say where it is. Raises UserError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -74,7 +77,7 @@ def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str =
 
 
 def show_status(*lines: str) -> None:
-    """Show lines on stderr, a terminal, below all that is written: in place of those before, or none."""
+    """Show lines on stderr, a terminal, below all other output. They replace the previous ones."""
     global _status
     with _writing:
         erase = _erase_status()
@@ -83,7 +86,7 @@ def show_status(*lines: str) -> None:
 
 
 def _erase_status() -> str:
-    """Return what erases the lines of the status: more on a terminal that is narrower than when they were shown."""
+    """Return the codes that erase the status lines, which take more rows after a terminal became narrower."""
     width = max(1, _terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE + (rows - 1) * _UP
@@ -102,7 +105,7 @@ class Printer:
 
     def __init__(self, select: Select, *, as_json: bool = False) -> None:
         self._select = select
-        # On a terminal each line of a program begins with its rank: else it could pass for one of ours.
+        # On a terminal each line of a program begins with its rank. Otherwise it could imitate one of ours.
         self._is_plain = select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
         self._as_json = as_json
 
@@ -118,7 +121,7 @@ class Printer:
 
 
 def _to_json(value: Any, **form: Any) -> str:
-    """Return JSON with all of CONTROL escaped, as it has C0; a character beyond 16 bits is two numbers there."""
+    """Return JSON with all characters of CONTROL escaped, those beyond 16 bits as surrogate pairs."""
     return CONTROL.sub(
         lambda match: escaped(match[0], "\\u{:04x}") if match[0] < "\uffff" else json.dumps(match[0])[1:-1],
         json.dumps(value, **form),

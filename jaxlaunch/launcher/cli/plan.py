@@ -1,4 +1,4 @@
-"""`launcher plan` and `tune`: what a job will hold before anything is held, and its fastest settings that fit."""
+"""`launcher plan` and `tune`: the memory of a job before it runs, and its fastest settings that fit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
-NO_FIT = 2  # exit code: the training does not fit, and the user can change it
-CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")  # of tune
-MAX_LISTED = 5  # candidates that were not compiled, in the table
+# Exit code of a training that does not fit, which the user can change.
+NO_FIT = 2
+# Choices of `tune --over`.
+CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")
+# The largest number of candidates in the table that were not compiled.
+MAX_LISTED = 5
 
 Data = Mapping[str, Any]
 
@@ -106,7 +109,7 @@ def _plan_cluster(
 
 
 def _trace_shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> dict[str, Any] | None:
-    """Return the trainer's shapes; None for a program that is not the trainer's, and where it is not installed."""
+    """Return the trainer's shapes, or None for a job with its own command or without an installed trainer."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
             if job.train is None:
@@ -200,9 +203,9 @@ def _size_range(bounds: Sequence[int]) -> str:
 
 
 def _complete_compiled(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None) -> None:
-    """Add to the compiler's answer what follows from its step time: throughput, MFU, the time to the end, its cost.
+    """Add numbers that follow from the compiled step time: throughput, MFU, time to the end, and cost.
 
-    `price` is that of one chip or GPU an hour.
+    `price` is the price of one chip or GPU per hour.
     """
     modelled = compiled.get("modelled")
     if modelled is None:
@@ -262,7 +265,7 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
 
 
 def _describe_modelled(modelled: Data) -> Iterator[str]:
-    """Yield what the model in docs/plan.md says: nothing of it was measured."""
+    """Yield the results of the model in docs/plan.md, none of which was measured."""
     low, high = modelled["seconds"]
     yield f"  step time, modelled: {low * 1000:.3g} to {high * 1000:.3g} ms"
     units = (("tokens_per_second", "tokens/s"), ("examples_per_second", "examples/s"))
@@ -339,9 +342,14 @@ def tune_command(
     trainer_process.require_trainer("tune compiles the trainer's step")
     if target is not None and target.exists():
         raise UserError(f"{target} exists.", "name a new file for --write.")
-    is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"  # no model tells a CPU's time
+    # No model predicts the time of a CPU.
+    is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"
     tried, left = _search(job, job_file.absolute().parent, over, most, is_measured=is_measured)
-    best = min((one for one in tried if "seconds" in one), key=lambda one: float(one["seconds"]), default=None)
+    best = min(
+        (candidate for candidate in tried if "seconds" in candidate),
+        key=lambda candidate: float(candidate["seconds"]),
+        default=None,
+    )
     if best is None:
         reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried))
         raise UserError(f"None of the {count(len(tried), 'candidate')} compiles: {reasons}")
@@ -380,20 +388,23 @@ def _search(
 
 
 def _describe_candidates(tried: Sequence[Data], left: Sequence[Data], *, is_measured: bool) -> Iterator[str]:
-    """Yield what was compiled, the fastest first, with the frontier marked: what no other beats in time and memory."""
-    done = sorted((one for one in tried if "seconds" in one), key=lambda one: float(one["seconds"]))
+    """Yield the compiled candidates, the fastest first, and mark those that no other beats in time and memory."""
+    done = sorted(
+        (candidate for candidate in tried if "seconds" in candidate), key=lambda candidate: float(candidate["seconds"])
+    )
     rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", "modelled", "expected"]]
     lowest_peak = float("inf")
     for candidate in done:
         peak = candidate["peak"]
-        # A step: what candidates are compared by, what the compiled program takes, and by arithmetic before.
+        # Times of a step: the one that candidates are compared by, the compiled program's, and the estimate before.
         times = [_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
         rows.append(["*" if peak < lowest_peak else "", *_columns(candidate), size(peak), *times])
         lowest_peak = min(lowest_peak, peak)
     rest = [candidate for candidate in left if "refused" not in candidate]
     for candidate in rest[:MAX_LISTED]:
         rows.append(["", *_columns(candidate), "", "not compiled", "", _time(candidate["expected"])])
-    if not is_measured:  # then the step is what is modelled
+    # Without measurements, the step is the modelled one.
+    if not is_measured:
         rows = [[*row[:-2], row[-1]] for row in rows]
     yield from output.format_columns(rows, gap=2)
     how = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
@@ -413,7 +424,7 @@ def _describe_candidates(tried: Sequence[Data], left: Sequence[Data], *, is_meas
 
 
 def _rank_correlation(done: Sequence[Data]) -> float | None:
-    """Return Spearman's, of what was measured and what was modelled; None for fewer than three candidates."""
+    """Return Spearman's correlation of measured and modelled times, or None for fewer than three candidates."""
     pairs = [(candidate["seconds"], candidate["modelled"]) for candidate in done if candidate["modelled"] is not None]
     if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None

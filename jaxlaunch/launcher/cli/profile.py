@@ -1,4 +1,4 @@
-"""`launcher profile`: traces the next steps of a run and shows where they spend their time.
+"""`launcher profile`: a trace of the next steps of a run, and a table of where they spend their time.
 
 The agents of the run are asked for a profile, and then for the state of their processes until these have ended. An
 agent accepts such requests from its own host only: here over loopback, in a pod by port-forward.
@@ -26,12 +26,16 @@ from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.status import list_agents
 
-MAX_HOSTS = 8  # that are profiled; of more than that only host 0
+# The largest number of hosts that are profiled. Of more hosts, only host 0 is.
+MAX_HOSTS = 8
 _POLL_S = 1.0
-_TRIES = 3  # of a GET, on a cluster
-_TIMEOUT_S = 10.0  # of a request to an agent here
+# Tries of a GET request to a cluster.
+_TRIES = 3
+# Timeout of a request to an agent of this machine.
+_TIMEOUT_S = 10.0
 
-Answer = Mapping[str, Any]  # of an agent, as its JSON
+# The JSON answer of an agent.
+Answer = Mapping[str, Any]
 
 
 class Gone(Exception):
@@ -41,8 +45,10 @@ class Gone(Exception):
 class Agent(NamedTuple):
     """The agent of a host, and how to send it a request."""
 
-    name: str  # host 0
-    request: Callable[[str, str], tuple[int, Answer]]  # method and target -> HTTP status and answer; raises Gone
+    # A name such as "host 0".
+    name: str
+    # Maps method and target to HTTP status and answer. Raises Gone.
+    request: Callable[[str, str], tuple[int, Answer]]
 
 
 @click.command("profile")
@@ -108,7 +114,7 @@ def _describe_failures(answers: Mapping[int, Answer]) -> Iterator[str]:
 
 
 def local_agents(folder: Path) -> list[Agent]:
-    """Return the agents of a run on this machine. Raises UserError when they are not running here."""
+    """Return the agents of a run on this machine. Raises UserError if they are not running here."""
     try:
         agents = [Agent(f"host {agent.host}", _loopback_request(agent.address)) for agent in list_agents(folder)]
     except FileNotFoundError:
@@ -137,7 +143,7 @@ def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
 
 
 def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
-    """Return the agents of a job on a cluster. Raises UserError where there is no such job, or no running host 0."""
+    """Return the agents of a job on a cluster. Raises UserError if there is no such job, or no running host 0."""
     jobset = dependents.get_own_jobset(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
     running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
@@ -171,7 +177,7 @@ def _forwarded_request(
 
 
 def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], None]) -> dict[int, Answer]:
-    """Return the last answer of each rank, its `state` done, failed or gone. Raises UserError when host 0 refuses."""
+    """Return the last answer of each rank, its `state` done, failed or gone. Raises UserError if host 0 refuses."""
     if len(agents) > MAX_HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
@@ -190,7 +196,7 @@ def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], Non
 
 
 def _start(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]) -> Answer | None:
-    """Return the agent's first answer, and say that it refuses. Raises UserError when the first agent does."""
+    """Return the agent's first answer, or print its refusal. Raises UserError if the first agent refuses."""
     try:
         status, answer = agent.request("POST", f"/profile?steps={steps}")
     except Gone as gone:
@@ -205,7 +211,7 @@ def _start(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None])
 
 
 def _poll(agent: Agent, profile_id: int, before: Mapping[int, Answer]) -> dict[int, Answer]:
-    """Return the state of each rank in a profile; `gone` where the agent, or its profile, is."""
+    """Return the state of each rank in a profile, `gone` if the agent or its profile no longer exists."""
     try:
         answer = agent.request("GET", "/profile")[1]
         if answer.get("id") != profile_id:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.server import PageServer
 
-VIEWER_S = 10.0  # of one call for a viewer, who waits for the page
+# Timeout of one call for a viewer, who waits for the page.
+VIEWER_S = 10.0
 
 Rows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not be read
 
@@ -151,7 +152,7 @@ def _serve(server: PageServer) -> None:
 def _viewers_server(
     folder: Path | None, namespaces: Sequence[str], context: str | None, hosts: Sequence[str], port: int
 ) -> PageServer:
-    """Return the server of --in-cluster. Raises UserError for what it does not serve, ClusterError outside a pod."""
+    """Return the server of --in-cluster. Raises UserError for conflicting options, ClusterError outside a pod."""
     from jaxlaunch.launcher.kubernetes import kubeconfig
     from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.viewers import Server
@@ -162,7 +163,8 @@ def _viewers_server(
     if not namespaces:
         raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
     kubeconfig.pod_server_url()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which process 1 of a pod would not hear of otherwise
+    # Process 1 of a pod would otherwise ignore the signal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def read(token: str, namespace: str) -> Rows:
         cluster = Cluster.of_viewer(token, namespace)
@@ -175,7 +177,7 @@ def _viewers_server(
 
 
 def _jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], Rows]:
-    """Return what reads the jobs of namespaces, with the rights of the caller's kubeconfig and no others."""
+    """Return a function that reads the jobs of namespaces, with the rights of the caller's kubeconfig."""
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
     cluster = Cluster.connect(context, output.say)
@@ -195,7 +197,7 @@ def _jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[],
 
 
 def _job_rows(cluster: Cluster, namespace: str) -> Rows:
-    """Return the jobs of a namespace as rows. Raises ClusterError where they cannot be listed."""
+    """Return the jobs of a namespace as rows. Raises ClusterError if they cannot be listed."""
     from jaxlaunch.launcher.cli.job_view import ClusterView
     from jaxlaunch.launcher.jobs.status import collect
 

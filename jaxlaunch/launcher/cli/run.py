@@ -57,7 +57,7 @@ def run_command(
     local = LocalRun(folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over)
     chosen = lines.parse_selection(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
     lines.require_ranks(chosen, job.processes)
-    # A terminal that can erase what it shows, of somebody who did not ask for plain text.
+    # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
     end = run_job(job, local, output.Printer(chosen).show, output.say, during=_live_block(folder) if is_live else None)
@@ -75,15 +75,17 @@ def run_command(
 
 
 def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
-    """Raises UserError for a run folder that has the user's job file, or checkpoints of another job."""
+    """Raise UserError for a run folder that contains the user's job file, or checkpoints of another job."""
     is_own = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
-    if is_own and not (folder / layout.LOCK).exists():  # a run's own may be started again
+    # The job file of a run may be used to start the run again.
+    if is_own and not (folder / layout.LOCK).exists():
         raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", _HINT)
     if not any(start.has_trained for start in rows(RunFolder(folder, output.say).summary())):
         return
     try:
         earlier = jobs.kept(folder)
-    except UserError:  # of another version, or no job of ours
+    except UserError:
+        # The file is of another version, or no job.
         return
     if earlier.name != job.name:
         raise UserError(f"The run folder {folder} is that of job {earlier.name}, this job is {job.name}.", _HINT)
@@ -110,7 +112,8 @@ def _say_end(path: Path, end: RunEnd, chosen: Select) -> None:
     output.say(f"{how}: {verdict['message']} (exit {end.code}); {where}")
     if (page := troubleshooting.of_code(end.code)) is not None:
         output.say(f"see: {page}")
-    is_sentence = end.code in contract.SENTENCES  # what a person can fix has no traceback
+    # An error that a person can fix has no traceback.
+    is_sentence = end.code in contract.SENTENCES
     rank = verdict["rank"]
     if verdict["traceback"] and rank is not None and not is_sentence and not chosen.wants_any((rank,)):
         output.show(verdict["traceback"], is_result=False)

@@ -18,7 +18,8 @@ from jaxlaunch.launcher.job import introspection
 from jaxlaunch.launcher.job.introspection import Type
 from jaxlaunch.launcher.job.schema import JobSpec
 
-_EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")  # for a message, not for every row of a table
+# Examples belong into a message, not into every row of a table.
+_EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")
 _DEFAULT = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -59,7 +60,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def job_page() -> str:
-    """Return the reference page: of each block what it is, an example from its docstring, and a table of its keys."""
+    """Return the reference page: each block with its description and example, and a table of its keys."""
     return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
 
 
@@ -80,7 +81,8 @@ def _title(model: type[BaseModel], path: KeyPath) -> str:
     for key in ("kind", "source"):
         if key in model.model_fields:
             choice = Type.of_field(model.model_fields[key])
-            if len(choice.literals) > 1:  # a block that several kinds share
+            # Several kinds share the block.
+            if len(choice.literals) > 1:
                 continue
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
     is_one_of_many = bool(path) and len(introspection.blocks(introspection.at(JobSpec, path)[0])) > 1
@@ -100,7 +102,7 @@ def _format_row(name: str, field: FieldInfo) -> str:
 
 
 def _default_cells(field: FieldInfo) -> tuple[str, str]:
-    """Return the cells of the default and of the meaning: where the value is None, the meaning says what then holds."""
+    """Return the cells of the default and of the meaning. If the value is None, the meaning states the default."""
     meaning = field.description or ""
     if field.is_required():
         return "required", meaning

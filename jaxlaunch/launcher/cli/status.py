@@ -13,7 +13,8 @@ from jaxlaunch.launcher.diagnose.text import Renderer
 from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
 from jaxlaunch.launcher.kubernetes.objects import format_age
 
-NO_SUCH_JOB = 2  # exit code
+# Exit code of `explain` for a job that does not exist.
+NO_SUCH_JOB = 2
 
 
 @click.command("status")
@@ -23,13 +24,13 @@ NO_SUCH_JOB = 2  # exit code
 @options.from_volume_option
 @options.screen_output_option("The form of the output; wide shows each host.")
 def status_command(
-    name: str, namespace: str | None, context: str | None, where: str | None, is_from_volume: bool, form: str | None
+    name: str, namespace: str | None, context: str | None, location: str | None, is_from_volume: bool, form: str | None
 ) -> None:
     """Show the state of job JOB_NAME, or of a run here.
 
     The job's result comes first if there is one. Give a run by its name below runs/, or by its folder.
     """
-    view = find_view(name, namespace, context, where or ("cluster" if is_from_volume else None))
+    view = find_view(name, namespace, context, location or ("cluster" if is_from_volume else None))
     if is_from_volume and isinstance(view, ClusterView) and view.cluster is not None:
         from jaxlaunch.launcher.cli.logs import read_volume_summary
 
@@ -41,7 +42,7 @@ def status_command(
 
 
 def describe_job(view: JobView) -> Iterator[str]:
-    """Yield the lines of one job: its result, its state, and what else is known."""
+    """Yield the lines of one job: its result, its state, and its numbers."""
     status = view.status
     if status.verdict is not None:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
@@ -64,7 +65,8 @@ def describe_job(view: JobView) -> Iterator[str]:
 
 def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     renderer = Renderer(status.name, status.namespace)
-    if status.state in OVER:  # no host is needed any more
+    # The job needs no host any more.
+    if status.state in OVER:
         hosts = f"{status.hosts}, {status.state.value.lower()}"
     else:
         hosts = f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
@@ -102,13 +104,15 @@ def _describe_checkpoint(status: JobStatus) -> str:
 @options.cluster_options()
 @options.where_options
 @options.screen_output_option("The form of the output.")
-def explain_command(name: str, namespace: str | None, context: str | None, where: str | None, form: str | None) -> int:
+def explain_command(
+    name: str, namespace: str | None, context: str | None, location: str | None, form: str | None
+) -> int:
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
     The first line names the situation; below it are the evidence and what to do. Give a run on this machine by its name
     below runs/, or by its folder.
     """
-    answer = find_view(name, namespace, context, where).explanation
+    answer = find_view(name, namespace, context, location).explanation
     if form in ("json", "yaml"):
         output.show_data(answer.to_json(), form)
     else:

@@ -23,8 +23,10 @@ from jaxlaunch.launcher.sweep.table import LOCK, Table
 from jaxlaunch.launcher.wording import duration
 from jaxlaunch.runs.layout import find_holder
 
-_STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0  # after the pods' grace period
-_GRACE_S = 60.0  # of a run whose job cannot be read
+# Seconds to wait after the grace period of the pods.
+_STOP_MARGIN_S, _DELETE_MARGIN_S = 60.0, 120.0
+# The grace period of a run whose job cannot be read.
+_GRACE_S = 60.0
 
 
 @click.command("stop")
@@ -34,7 +36,7 @@ _GRACE_S = 60.0  # of a run whose job cannot be read
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
 @click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
 def stop_command(
-    name: str, namespace: str | None, context: str | None, where: str | None, no_wait: bool, timeout: str | None
+    name: str, namespace: str | None, context: str | None, location: str | None, no_wait: bool, timeout: str | None
 ) -> int:
     """Stop job JOB_NAME, or a run here, after it has saved.
 
@@ -44,11 +46,11 @@ def stop_command(
     name of a sweep, all of its runs are stopped, here or on the cluster.
     """
     limit_s = options.parse_duration("--timeout", timeout)
-    if where is None and (sweep := run_folders.find_sweep(name)) is not None:
+    if location is None and (sweep := run_folders.find_sweep(name)) is not None:
         return _stop_sweep(Table(sweep), limit_s, no_wait=no_wait)
-    if (run := job_view.find_local_run(name, namespace, context, where)) is not None:
+    if (run := job_view.find_local_run(name, namespace, context, location)) is not None:
         return _stop_run(run, None if no_wait else limit_s or _grace_s(run) + _STOP_MARGIN_S)
-    cluster = job_view.connect(name, context, where)
+    cluster = job_view.connect(name, context, location)
     jobset = dependents.get_own_jobset(cluster, name, namespace or cluster.namespace)
     if (end := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")

@@ -1,4 +1,4 @@
-"""`launcher submit`: a job onto a cluster; with --follow its lines, with --wait its end."""
+"""`launcher submit`: submit a job to a cluster, and on request follow its lines or wait for its end."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def submit_command(
     try:
         _report(submitted, form)
         return _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
-    except (KeyboardInterrupt, ApiError, Unreachable):  # ends only the waiting
+    except (KeyboardInterrupt, ApiError, Unreachable):
+        # The error ends only the wait, not the job.
         name, where = submitted.jobset["metadata"]["name"], f"-n {submitted.jobset['metadata']['namespace']}"
         again = f"`launcher logs {where} -f {name}` shows its lines again, `launcher stop {where} {name}` ends it"
         output.say(f"{name} keeps running. {again}")
@@ -147,7 +148,7 @@ def _report(submitted: Submitted, form: str) -> None:
 
 
 def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
-    """Return the exit code of a job once it is over; its lines are shown meanwhile if `is_following`."""
+    """Wait until a job is over and return its exit code. With `is_following`, its lines are shown meanwhile."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     try:
         waiting = Waiting(cluster, jobset, limit_s, quietly if is_following else output.say)

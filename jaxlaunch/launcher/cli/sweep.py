@@ -20,10 +20,13 @@ from jaxlaunch.launcher.sweep import grid, leader
 from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, Table
 from jaxlaunch.launcher.wording import count
 
-_FALLING = ("loss", "perplexity")  # metrics whose lower values are better, whoever does not say so
+# Lower values of these metrics are better, unless --mode says otherwise.
+_FALLING = ("loss", "perplexity")
 _RUNGS = "0.25,0.5"
-_LABEL = "sweep"  # on the objects of its jobs on a cluster
-_PRIVATE = ("name=", f"labels.{_LABEL}=")  # overrides that the sweep itself makes
+# The label on the objects of the sweep's jobs on a cluster.
+_LABEL = "sweep"
+# Overrides that the sweep itself adds.
+_PRIVATE = ("name=", f"labels.{_LABEL}=")
 
 
 @click.command("sweep")
@@ -94,7 +97,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
 
 
 def _make_members(job_file: Path, points: Sequence[grid.Point], name: str, folder: Path) -> Iterator[Member]:
-    """Yield the runs. Raises JobFaults for a job that is none, before any is started."""
+    """Yield the runs. Raises JobFaults for an invalid job, before any run is started."""
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
         if any(change.startswith(_PRIVATE) for change in point):
@@ -108,7 +111,7 @@ def _digest_job(job_file: Path, changes: Sequence[str], name: str) -> str:
 
 
 def _choose_metric(job: JobSpec, metric: str | None, mode: str | None) -> tuple[str, bool]:
-    """Return the metric, and whether higher values are better. Raises UserError where nobody says that."""
+    """Return the metric, and whether higher values are better. Raises UserError if that is not known."""
     best = None if job.train is None else job.train.checkpoint.best
     if metric is None:
         is_evaluated = job.train is not None and job.train.eval.every is not None
@@ -129,7 +132,7 @@ def _make_plan(
     common = [*(f"--volume={volume}" for volume in given["volumes"]), *["--simulate"] * given["simulate"]]
 
     def command(member: Member) -> list[str]:
-        """Return the `launcher run` of a run. Raises UserError where the file has changed since the sweep began."""
+        """Return the `launcher run` of a run. Raises UserError if the file has changed since the sweep began."""
         if _digest_job(job_file, member.changes, member.name) != member.job:
             raise UserError(f"{job_file} has changed since the sweep began.", "restore it, or begin another sweep.")
         words = ["run", str(job_file), *member.changes, f"name={member.name}", "--run-dir", str(member.folder), *common]
@@ -141,7 +144,7 @@ def _make_plan(
 
 
 def _parse_rungs(text: str) -> list[float]:
-    """Return the rungs, the lowest first. Raises UserError for what is no number above 0."""
+    """Return the rungs, the lowest first. Raises UserError for values that are not numbers above 0."""
     try:
         rungs = [float(part) for part in text.split(",")]
     except ValueError:
@@ -173,8 +176,9 @@ def _describe_runs(table: Table, members: Sequence[Member]) -> Iterator[str]:
 def _submit(
     table: Table, of: Mapping[str, Any], members: Mapping[str, Member], given: Mapping[str, Any], job_file: Path
 ) -> int:
-    """Submit each as a job that bears the sweep's label; those that are there already are left alone."""
-    from jaxlaunch.launcher.cli import submit  # with the clients of a cluster, which a sweep here needs not
+    """Submit each run as a job with the sweep's label. Existing jobs are not changed."""
+    # Imported here with the clients of a cluster, which a sweep on this machine does not need.
+    from jaxlaunch.launcher.cli import submit
 
     place = [] if given["namespace"] is None else [f"namespace={given['namespace']}"]
     changes = [f"labels.{_LABEL}={of['sweep']}", *place]

@@ -1,4 +1,4 @@
-"""`launcher init` and `validate`: a first job, and everything that is wrong with a job, or what it asks for."""
+"""`launcher init` and `validate`: a starter job, and all faults of a job or the resources that it requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def init_command(name: str | None, kind: str) -> None:
             for word, value in words.items():
                 text = text.replace(word, value)
             texts[path] = text
-    jobs.parse(texts[file], str(file))  # an invalid NAME is refused before anything is written
+    # An invalid NAME is refused before anything is written.
+    jobs.parse(texts[file], str(file))
     if existing := [path for path in texts if path.exists()]:
         raise UserError(f"{existing[0]} already exists.", "choose another name.")
     for path, text in texts.items():
@@ -82,7 +83,7 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
 
 
 def summarize(job: JobSpec) -> dict[str, Any]:
-    """Return what a job asks for, as plain data."""
+    """Return the request of a job as plain data."""
     summary: dict[str, Any] = {
         "name": job.name,
         "slices": job.slices,
@@ -106,9 +107,9 @@ def summarize(job: JobSpec) -> dict[str, Any]:
 
 
 def _fewer_hosts(job: JobSpec) -> list[dict[str, Any]]:
-    """Return what the job has on each number of hosts that it goes on with when it lost some.
+    """Return the devices, mesh and batch of the job on each smaller number of hosts that it may continue with.
 
-    Where its task brings the batch, its devices are all that is known.
+    If its task determines the batch, only the devices are known.
     """
     rows = []
     for hosts in reversed([hosts for hosts in job.sizes if hosts < job.hosts]):
@@ -124,7 +125,7 @@ def _fewer_hosts(job: JobSpec) -> list[dict[str, Any]]:
 
 
 def describe_request(job: JobSpec) -> list[str]:
-    """Return what a job asks for, as lines."""
+    """Return the request of a job as lines."""
     summary = summarize(job)
     each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
     first = f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {each}"

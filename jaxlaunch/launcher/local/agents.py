@@ -1,4 +1,4 @@
-"""The agents of a run on this machine: their packed file, one generation of them, and what they leave running.
+"""The agents of a run on this machine: their packed file, one generation of them, and processes that they left running.
 
 The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives the container; here a
 program does outlive an agent that is killed, where a wrapper such as `sh -c` is between them: only the wrapper dies
@@ -30,11 +30,15 @@ from jaxlaunch.runs.layout import Lock
 
 NAME = "agent-{}.pyz"
 _KEPT_FILES, _DAY_S = 5, 86_400.0
-_MAX_LINE = 2 * contract.MAX_LINE  # the agents cut at the half, and put the rank before it
-GONE_S = 10.0  # after which a process that SIGKILL does not end is given up
+# Agents cut lines at half of this length, and put the rank before them.
+_MAX_LINE = 2 * contract.MAX_LINE
+# A process that still lives this long after SIGKILL is given up.
+GONE_S = 10.0
 POLL_S = 0.02
-_PROC = Path("/proc")  # where there is none, as on macOS, nothing is found
-_AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")  # the end of its command line
+# If the folder does not exist, as on macOS, no process is found.
+_PROC = Path("/proc")
+# The end of an agent's command line.
+_AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
 
 Show = Callable[[Line], None]
 
@@ -43,7 +47,7 @@ Show = Callable[[Line], None]
 
 
 def pack_agent(fallback: Path) -> Path:
-    """Return the packed agent; below `fallback` where the cache cannot be written, or is not this user's alone."""
+    """Return the packed agent, below `fallback` if the cache is not writable or other users may write to it."""
     name = NAME.format(pack.address())
     try:
         folder = user_cache.home("agent")
@@ -51,15 +55,17 @@ def pack_agent(fallback: Path) -> Path:
         file = _make_file(folder, name)
         _prune(folder)
         return file
-    except (OSError, RuntimeError):  # the second where the user has no home
+    except (OSError, RuntimeError):
+        # A RuntimeError means that the user has no home.
         return _make_file(fallback, name)
 
 
 def _make_file(folder: Path, name: str) -> Path:
-    """Return the file in this folder, whole whoever reads it. Raises OSError where it cannot be made."""
+    """Return the file in this folder, created atomically. Raises OSError if it cannot be created."""
     file = folder / name
     if _is_mine(file):
-        os.utime(file)  # when it was last used
+        # The modification time tells when the file was last used.
+        os.utime(file)
         return file
     with atomic_file.draft(file) as draft:
         draft.touch(mode=0o600)
@@ -84,7 +90,8 @@ def _prune(folder: Path) -> None:
     The last _KEPT_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
     """
     files = [*folder.glob(NAME.format("*")), *folder.glob(f"{NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}")]
-    with contextlib.suppress(OSError):  # another run removes them too
+    # Another run may remove them at the same time.
+    with contextlib.suppress(OSError):
         used = {file: file.lstat().st_mtime for file in files}
         for file in sorted(files, key=lambda file: used[file])[:-_KEPT_FILES]:
             if used[file] < time.time() - _DAY_S:
@@ -102,8 +109,10 @@ class Gang:
         self._environ, self._job, self._lock = environ, job, lock
         self._leader, self._generation = f"127.0.0.1:{free_port()}", generation
         self._packed = pack_agent(lock.folder)
-        self._open = [0] * job.pod_count  # streams of each host's agent
-        self._lost = [0] * job.pod_count  # agents of each host that were killed
+        # Open streams of each host's agent.
+        self._open = [0] * job.pod_count
+        # Number of agents of each host that were killed.
+        self._lost = [0] * job.pod_count
         self._is_ending = False
         self._agents = [self._start(host) for host in range(job.pod_count)]
 
@@ -122,7 +131,8 @@ class Gang:
             stdin=self._lock.descriptor,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C reaches them through us alone
+            # A Ctrl-C must reach the agents only through this process.
+            start_new_session=True,
         )
         for stream in (agent.stdout, agent.stderr):
             self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_MAX_LINE)))  # type: ignore[arg-type]
@@ -160,7 +170,8 @@ class Gang:
         if self._is_ending or not self._job.replaces_hosts:
             return False
         if code in contract.OUTCOMES:
-            self._is_ending = True  # with the gang's verdict
+            # The agent ended with the gang's verdict.
+            self._is_ending = True
             return False
         self._lost[host] += code != contract.LEFT
         return self._lost[host] <= self._job.restarts.crash
@@ -181,7 +192,8 @@ def kill_orphans(uid: str) -> int:
             break
         for pid in pids:
             _kill(pid, uid)
-        killed |= pids  # what they start meanwhile is found the next time
+        # Processes that they start meanwhile are found the next time.
+        killed |= pids
         time.sleep(POLL_S)
     return len(killed)
 
@@ -204,7 +216,8 @@ def _belongs(pid: int, uid: str) -> bool:
 def _read_proc(pid: int, name: str) -> bytes:
     try:
         return (_PROC / str(pid) / name).read_bytes()
-    except OSError:  # it has ended, or it is not for us to read
+    except OSError:
+        # The process has ended, or this user may not read it.
         return b""
 
 
@@ -218,6 +231,7 @@ def _kill(pid: int, uid: str) -> None:
         if _belongs(pid, uid):
             signal.pidfd_send_signal(process, signal.SIGKILL)
     except OSError:
-        pass  # it has ended
+        # The process has ended.
+        pass
     finally:
         os.close(process)

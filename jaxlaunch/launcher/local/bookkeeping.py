@@ -1,6 +1,6 @@
-"""Keeps the records of a run on this machine: how a start of it begins, and how its generations ended.
+"""Records of a run on this machine: the begin of a start, and the end of its generations.
 
-What its agents wrote is completed where they were killed before they could write more.
+If agents were killed before they could write the end, their records are completed here.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from jaxlaunch.runs.run_folder import RunFolder, Starts, changed_keys, rows
 def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
     """Begin start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
 
-    What the last start left is settled, and this one gets a folder and a row. A kill at any point leaves a folder from
-    which the next start begins: `summary.json` is replaced last.
+    The records of the last start are closed, and this one gets a folder and a row. A kill at any point leaves a folder
+    that the next start can continue from, because `summary.json` is replaced last.
     """
     files = RunFolder(folder, say)
     if earlier := rows(files.summary()):
-        agents.kill_orphans(earlier[-1].uid)  # of agents that were killed: they would write beside this run's
+        # Processes of agents that were killed would write next to this run's.
+        agents.kill_orphans(earlier[-1].uid)
     close_summary(files, checkpoints)
     starts = Starts(files, uid)
     files.replace(starts.path(JOB), resolved.encode())
@@ -54,7 +55,7 @@ def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None,
 
 
 def standing_step(folder: Path) -> int | None:
-    """Return the step at which earlier starts left the run, where the newest one trained nothing; None where it did."""
+    """Return the step that earlier starts reached if the newest one trained nothing, else None."""
     starts = rows(RunFolder(folder).summary())
     if not starts or starts[-1].has_trained:
         return None
@@ -72,7 +73,7 @@ def end_generation(
     started: float,
     trains: bool = False,
 ) -> Summary:
-    """Return the end of a generation; it is also in `folder` then.
+    """Record the end of a generation in `folder`, and return the summary.
 
     Args:
         folder: The run folder.
@@ -86,10 +87,12 @@ def end_generation(
     """
     records = folder.records(uid)
     summary, is_open = folder.summary(uid), run_folder.find_unfinished(folder, uid, records) is not None
-    if summary is None or summary.of is None or summary.of.generation < generation:  # not one agent wrote anything
+    # Not a single agent wrote anything.
+    if summary is None or summary.of is None or summary.of.generation < generation:
         of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
         summary, is_open = dataclasses.replace(_summary_before(summary, records), of=of), True
-    if not is_open and summary.verdict is None:  # its agents were killed after the record of its attempt
+    # The agents were killed after they had recorded the attempt.
+    if not is_open and summary.verdict is None:
         summary = _take_recorded(summary, records[-1].verdict)
         summary = dataclasses.replace(summary, verdict=None) if is_stopped else summary
     starts = Starts(folder, uid)
@@ -110,10 +113,11 @@ def end_generation(
         summary = dataclasses.replace(summary, verdict=_judge(codes, summary, True, gone))
     verdict = summary.verdict
     if verdict is not None and records and contract.outcome(verdict.code).in_place:
-        # That the run makes no progress: agents that were lost could not say so.
+        # Agents that were lost could not report that the run makes no progress.
         verdict = history.next_move(records, 0, everyone_lives=False).verdict
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
-    seconds["down"] += max(0.0, time.time() - started - sum(seconds.values()))  # those that its agents took to end
+    # These are the seconds that the agents took to end.
+    seconds["down"] += max(0.0, time.time() - started - sum(seconds.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
     summary = dataclasses.replace(summary, verdict=verdict, restarts=restarts, seconds=seconds)
     starts.write(summary)
@@ -121,7 +125,7 @@ def end_generation(
 
 
 def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
-    """End the record of a run whose agents and launcher were killed together: it is no longer running."""
+    """Close the record of a run whose agents and launcher were killed together."""
     summary = folder.summary()
     if summary is None or summary.of is None or summary.verdict is not None:
         return
@@ -138,12 +142,12 @@ def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
 
 
 def _take_recorded(summary: Summary, verdict: Verdict) -> Summary:
-    """Return the end that is on record, with its step, where the summary was last written before."""
+    """Return the summary with the recorded verdict and its step, which may be newer than the summary."""
     return dataclasses.replace(summary, verdict=verdict, step=furthest(summary.step, verdict.step))
 
 
 def _add_saved(summary: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:
-    """Return the state of a run whose agents were killed, with a step on disk that they had no time to write of."""
+    """Return the summary of a run with a step on disk that its killed agents had no time to report."""
     saved = newest_step(checkpoints)
     if saved is None or (summary.saved is not None and saved <= summary.saved):
         return summary
@@ -151,18 +155,19 @@ def _add_saved(summary: Summary, checkpoints: Path | None, starts: Starts, recor
     of = summary.of
     if of is None:
         return summary
-    # What this attempt trains first it may not have had the time to write either: it began at the newest step then.
+    # The attempt may not have had the time to write its first step either. It began after the newest step then.
     first = of.first_step or 1 + max(history.saved(records) or 0, starts.saved)
     if saved < first:
-        return summary  # an earlier attempt saved it
+        # An earlier attempt saved it.
+        return summary
     of = dataclasses.replace(of, first_step=first, first_committed=of.first_committed or saved, last_committed=saved)
     return dataclasses.replace(summary, of=of, step=max(summary.step or 0, saved))
 
 
 def newest_step(checkpoints: Path | None) -> int | None:
-    """Return the newest step that is whole in a folder of checkpoints: its manifest is written last.
+    """Return the newest complete step in a folder of checkpoints; its manifest is written last.
 
-    It is None where there is none, and where the storage does not answer: the run's own processes report that.
+    It is None if there is no step, or if the storage does not answer, which the run's own processes report.
     """
     try:
         manifests = [] if checkpoints is None else list(checkpoints.glob(f"*/{contract.MANIFEST}"))
@@ -172,7 +177,7 @@ def newest_step(checkpoints: Path | None) -> int | None:
 
 
 def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
-    """Return whether a saved step is no longer there: it may be deleted after the agents last looked."""
+    """Return whether a saved step was deleted after the agents last looked."""
     if step is None or checkpoints is None:
         return False
     try:
@@ -180,21 +185,22 @@ def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # nobody knows
+        # Whether the step is still there is unknown.
+        return False
     return False
 
 
 def _summary_before(summary: Summary | None, records: Sequence[Record]) -> Summary:
-    """Return the state of the run before a generation that wrote nothing."""
+    """Return the summary before a generation that wrote nothing."""
     if summary is not None:
         return dataclasses.replace(summary, step=None, stacks={})
     return Summary(None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1))
 
 
 def _judge(codes: Sequence[int], summary: Summary, is_stopped: bool, gone: int | None) -> Verdict:
-    """Return the verdict on agents that wrote none, by their exit codes: those that lived leave with the gang's code.
+    """Return the verdict on agents that wrote none, by their exit codes.
 
-    `gone` is a step that was saved and that somebody has deleted.
+    Agents that were not killed exit with the gang's code. `gone` is a saved step that somebody has deleted.
     """
     lived = [code for code in codes if code >= 0]
     if lived and lived[0] in contract.OUTCOMES:
@@ -218,10 +224,10 @@ def _complete(
     saved: Path | None,
     gone: int | None,
 ) -> Summary:
-    """Return the end, with what its agents could not see.
+    """Return the summary with facts that its agents could not see.
 
-    That is the signal that the agent of a lost host died of, a step on disk that no process had the time to report, and
-    that a step on record is `gone`.
+    These are the signal that killed the agent of a lost host, a step on disk that no process had the time to report,
+    and a recorded step that is `gone`.
     """
     if (verdict := summary.verdict) is None:
         return summary

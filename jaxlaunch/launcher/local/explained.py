@@ -1,4 +1,4 @@
-"""What a run on this machine does, or how it ended: the answer of `explain`, in the words of a job on a cluster."""
+"""The answer of `explain` for a run on this machine, in the same terms as for a job on a cluster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, State
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import Live, status_of, verdict_of, was_killed
 
-_ENDS = 3  # attempts whose verdicts are evidence
+# The number of attempts whose verdicts are shown as evidence.
+_ENDS = 3
 _RUN_AGAIN = launcher("run", is_namespaced=False)
 
 
 def explain(record: Run, live: Live | None) -> Explanation:
-    """Return the one thing that matters about the run now."""
+    """Return the most important fact about the run, with evidence and advice."""
     status, verdict = status_of(record, live), verdict_of(record)
     answer = _explain_end(record, status) if status.state in OVER else _explain_progress(record, status, live)
     code = None if verdict is None else verdict.code

@@ -1,6 +1,6 @@
-"""What `validate` can say of a job's data and modules from the files here, by names and sizes alone.
+"""Notes of `validate` on the data and modules of a job, from the names and sizes of local files.
 
-It reads no content and imports no module of the job.
+No content is read, and no module of the job is imported.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.wording import count, size
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
 
-DOCUMENT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")  # files of many documents
-LARGE_BYTES = 1 << 20  # plain text that has more is several documents
-MAX_FILES = 100_000  # of a folder of images that are counted
+# Files of many documents.
+DOCUMENT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")
+# Plain text that is larger is treated as several documents.
+LARGE_BYTES = 1 << 20
+# The largest number of files that is counted in a folder of images.
+MAX_FILES = 100_000
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 Block = Text | ArrayRecord | Images | Table
@@ -86,7 +89,7 @@ def _find_files(pattern: Path, is_deep: bool) -> list[str]:
 
 
 def _is_cut(block: Block, file: tuple[str, int]) -> bool:
-    """Return whether the only file is one text, of which the end is held out."""
+    """Return whether the only file is a single text whose end is held out."""
     is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(DOCUMENT_SUFFIXES)
     is_stream = isinstance(block, Text) and not block.is_prepared
     return is_text and bool(block.eval_split) and (is_stream or file[1] <= LARGE_BYTES)

@@ -18,7 +18,8 @@ from jaxlaunch.runs.layout import find_holder
 
 POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
-_MAX_LINE_BYTES = 1 << 20  # what a rank writes is cut far below
+# Lines of ranks are cut far below this length.
+_MAX_LINE_BYTES = 1 << 20
 
 
 def list_ranks(folder: Path, chosen: Select) -> list[int]:
@@ -52,7 +53,8 @@ def follow_logs(
                 show(Line(rank // processes_per_host, rank, text))
         if is_over:
             return
-        is_first, is_over = False, find_holder(run.folder) is None  # then once more: what came until it ended
+        # After the end the files are read one more time, for the lines that came until then.
+        is_first, is_over = False, find_holder(run.folder) is None
         time.sleep(0.0 if is_over else POLL_S)
 
 

@@ -1,6 +1,6 @@
 """The paths of a job on this machine: volumes become folders, relative paths start at the job file.
 
-The folders are tried before anything else, and a sentence says where they are of no use.
+The folders are checked before anything else, with an error for those that cannot be used.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from jaxlaunch.launcher.wording import either
 from jaxlaunch.spelling import nearest
 from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, Published, Text, Torch, TrainSpec
 
-PROBE_BYTES = 4096  # what a full disk or quota refuses: it takes an empty file
+# A full disk or quota accepts an empty file, but not this many bytes.
+PROBE_BYTES = 4096
 
-Source = tuple[str, str, str]  # of a volume's data: name, kind and keys
+# What identifies a volume's data: name, kind and keys.
+Source = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
     """Maps the paths in a job to paths on this machine."""
 
-    base: Path  # the job file's folder
+    # The folder of the job file.
+    base: Path
     mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
 
     def resolve(self, path: str) -> str:
@@ -48,7 +51,7 @@ class Paths:
         return str(self.given(text))
 
     def given(self, value: Any) -> Any:
-        """Return a value for the user's code; texts in it are rewritten where they are a path below a volume."""
+        """Return a value for the user's code, with strings that are paths below a volume rewritten."""
         if isinstance(value, Mapping):
             return {key: self.given(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -56,7 +59,7 @@ class Paths:
         return self.resolve(value) if isinstance(value, str) and self._mount(value) is not None else value
 
     def train(self, spec: TrainSpec) -> TrainSpec:
-        """Return the train block with paths of this machine; an omitted one stays so, since the task may set it."""
+        """Return the train block with paths of this machine. Omitted paths stay so: the task may set them."""
         data = self._files(spec.data)
         if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
             data["tokenizer"] = self.resolve(spec.data.tokenizer)
@@ -104,14 +107,14 @@ class Paths:
         return self.base / job.code_folder if job.code_folder else None
 
     def _mount(self, path: str) -> PurePosixPath | None:
-        """Return the mount that a path in the pod is below, of nested ones the innermost, or None."""
+        """Return the innermost mount that contains a path in the pod, or None."""
         pod = _normalize(path)
         mounts = [mount for mount in self.mounts if pod == mount or mount in pod.parents]
         return max(mounts, key=lambda mount: len(mount.parts), default=None)
 
 
 def _normalize(path: str) -> PurePosixPath:
-    """Return the path without its `..`: no mount contains /data/../etc."""
+    """Return the path without `..`, so that no mount contains /data/../etc."""
     return PurePosixPath(posixpath.normpath(path))
 
 
@@ -119,7 +122,7 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
     """Return the paths of `job` on this machine: each volume is one of `volumes`, else a folder below `folder`/volumes.
 
     `volumes` names a volume by its name or by the path that it is mounted at. One volume at several mounts is one
-    folder. Raises UserError when `volumes` names a volume that the job does not have, or several.
+    folder. Raises UserError if `volumes` names a volume that the job does not have, or an ambiguous one.
     """
     sources = {PurePosixPath(volume.path): _volume_source(volume) for volume in job.volumes}
     sources_by_name: dict[str, list[Source]] = {}
@@ -136,7 +139,7 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
 
 
 def _volume_source(volume: Volume) -> Source:
-    """Return what a volume's data are, wherever they are mounted: the name, and what tells it from others."""
+    """Return the identity of a volume's data, independent of the mount: name, kind and keys."""
     own = volume.model_dump(mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"})
     return volume.name, type(volume).__name__, str(own)
 
@@ -164,7 +167,7 @@ def _find_source(
 
 
 def check_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
-    """Raises UserError for a folder whose name is no UTF-8: records, variables and pages of the run hold its path."""
+    """Raise UserError for a folder whose name is not UTF-8, because records and variables of the run contain it."""
     folders = {"The run folder": folder, "The job file's folder": base}
     for what, path in {**folders, **{f"--volume {name}": path for name, path in volumes.items()}}.items():
         try:
@@ -175,7 +178,7 @@ def check_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
-    """Make the run folder and write into it once. Raises UserError where that fails, or a volume's is none."""
+    """Create the run folder and write into it once. Raises UserError if that fails, or a volume has no folder."""
     for name, volume in volumes.items():
         with explain_os_error(f"--volume {name}={volume}", "name a folder that exists or can be made."):
             _check_folder(volume)
@@ -191,13 +194,14 @@ def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
 
 
 def check_program(job: JobSpec, paths: Paths) -> None:
-    """Raises UserError where the folder of the job's code, or the one that its program starts in, is not there."""
+    """Raise UserError if the folder of the job's code, or its working folder, does not exist."""
     code = paths.base / job.code_folder if job.code_folder else None
     for key, folder, hint in (
         ("code", code, "it is relative to the job file."),
         ("workdir", paths.workdir(job), "here it is relative to the job file, or below a volume."),
     ):
-        if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():  # those are made
+        # Folders of volumes are created later.
+        if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():
             raise UserError(f"{key}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}.", hint)
 
 
@@ -212,7 +216,7 @@ def explain_os_error(what: str, hint: str) -> Iterator[None]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises NotADirectoryError with what is in the way of a folder that is made by mkdir -p."""
+    """Raise NotADirectoryError if something prevents `mkdir -p` of the folder."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         what = "a file, not a folder" if existing.exists() else "a link to nothing"

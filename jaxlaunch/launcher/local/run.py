@@ -1,6 +1,6 @@
-"""Runs a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
+"""Run of a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
 
-It owns the run folder, the agents' environment and the generations; the rest is in launcher/agent.
+This module owns the run folder, the agents' environment and the generations. The rest is in launcher/agent.
 """
 
 from __future__ import annotations
@@ -36,29 +36,38 @@ from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs.layout import CHECKPOINTS, JOB, Lock
 from jaxlaunch.runs.run_folder import RunFolder, Starts
 
-_PATIENCE_S = 10.0  # with a pipe whose reader takes nothing
-_PROCESS_BYTES = 16 << 20  # at least: of a Python that has imported next to nothing
+# Seconds for which programs wait at a pipe whose reader takes nothing.
+_PATIENCE_S = 10.0
+# The least memory of a Python process that has imported next to nothing.
+_PROCESS_BYTES = 16 << 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalRun:
-    """Where and how a job runs on this machine."""
+    """Place and options of a run on this machine."""
 
-    folder: Path  # the run folder
-    base: Path  # what relative paths of the job are relative to
-    volumes: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # folders given for volumes, by name
-    simulate: bool = False  # CPU devices in place of GPUs or TPUs
-    take_over: bool = False  # of the checkpoint folder, from the run that holds it
+    # The run folder.
+    folder: Path
+    # The folder that relative paths of the job start at.
+    base: Path
+    # Folders for volumes, by name.
+    volumes: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    # Whether CPU devices replace GPUs or TPUs.
+    simulate: bool = False
+    # Whether to take the checkpoint folder from the run that holds it.
+    take_over: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class RunEnd:
-    """How a run ended."""
+    """The end of a run."""
 
     code: int
-    summary: Mapping[str, Any]  # as in summary.json
-    stands_at: int | None = None  # the step that an earlier start reached, where this one trained nothing
+    # The content of summary.json.
+    summary: Mapping[str, Any]
+    # The step that an earlier start reached, if this one trained nothing.
+    stands_at: int | None = None
 
 
 def run(
@@ -68,9 +77,10 @@ def run(
     say: Callable[[str], None],
     during: contextlib.AbstractContextManager[object] | None = None,
 ) -> RunEnd:
-    """Run the job on this machine; `during` is entered while it does.
+    """Run the job on this machine, inside the context `during`.
 
-    A SIGINT or SIGTERM has the gang save and stop, a second one kills it. Raises UserError when the job cannot start.
+    A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if the job cannot
+    start.
     """
     started = time.time() - process_age_s()
     if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
@@ -105,8 +115,9 @@ def run(
 
 
 def _require_memory(job: JobSpec) -> None:
-    """Raises UserError for more processes than this machine has memory for, before the first is started."""
-    processes = job.pod_count + job.processes  # an agent for each host, too
+    """Raise UserError for more processes than this machine has memory for, before the first one starts."""
+    # Each host also has an agent.
+    processes = job.pod_count + job.processes
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * _PROCESS_BYTES > memory_bytes:
         hosts, most = count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
@@ -117,7 +128,7 @@ def _require_memory(job: JobSpec) -> None:
 
 
 def agents_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
-    """Return the environment variables that all agents share. Raises UserError when a secret is not set here."""
+    """Return the environment variables that all agents share. Raises UserError if a secret is not set here."""
     # `python` in a command is the one that runs us, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environ = {**os.environ, "PATH": path, **paths.given(job.env)}
@@ -159,20 +170,21 @@ def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
 
 
 def _patience_s(stream: TextIO) -> float:
-    """Return how long programs wait for the reader of a stream who takes nothing.
+    """Return for how long programs wait for a reader that takes nothing.
 
-    A plain file takes all in the end, a program behind a pipe may have stopped, and a terminal is held up for as long
-    as somebody likes.
+    A plain file always accepts data, the program at the other end of a pipe may have stopped, and a user may pause a
+    terminal for any time.
     """
     try:
         mode = os.fstat(stream.fileno()).st_mode
-    except (OSError, ValueError):  # closed, or none of the system's
+    except (OSError, ValueError):
+        # The stream is closed, or is no file of the operating system.
         return 0.0
     return math.inf if stat.S_ISREG(mode) else _PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 
 
 def _checkpoint_folder(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
-    """Return the folder of the run's checkpoints, or None where they are in a bucket."""
+    """Return the folder of the run's checkpoints, or None if they are in a bucket."""
     path = None if job.train is None else paths.train(job.train).checkpoint.path
     if path is not None and "://" in path:
         return None
@@ -180,7 +192,7 @@ def _checkpoint_folder(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
 
 
 class Signals:
-    """SIGINT and SIGTERM, while entered: the first stops the gang, the second kills it."""
+    """Handles SIGINT and SIGTERM while entered: the first stops the gang, the second kills it."""
 
     def __init__(self, say: Callable[[str], None], lock: Lock) -> None:
         self.received = 0
@@ -222,10 +234,12 @@ def run_generations(
     while True:
         signals.gang = gang = Gang(environ, job, generation, lock)
         if signals.received:
-            gang.signal(signal.SIGTERM)  # it came while they were started
+            # The signal came while the agents were started.
+            gang.signal(signal.SIGTERM)
         codes = gang.follow(show, say)
         agents.kill_orphans(environ[contract.UID])
-        folders.sweep_folders()  # of agents that were killed
+        # These are folders of agents that were killed.
+        folders.sweep_folders()
         summary = bookkeeping.end_generation(
             folder,
             environ[contract.UID],
@@ -239,7 +253,8 @@ def run_generations(
         assert summary.verdict is not None
         outcome = contract.outcome(summary.verdict.code)
         is_last = outcome.action is not Action.RESTART or generation >= job.restarts.crash
-        if signals.received or is_last or summary.verdict.is_full_disk:  # a disk here is as full for the next agents
+        # A disk of this machine is just as full for the next agents.
+        if signals.received or is_last or summary.verdict.is_full_disk:
             return summary
         generation += 1
         restarts = f"restart {generation} of {job.restarts.crash} (restarts.crash)"

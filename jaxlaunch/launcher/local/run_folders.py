@@ -1,6 +1,6 @@
-"""The runs of this machine: found by their names, read from their folders, and stopped from another terminal.
+"""Runs of this machine: how they are found by name, read from their folders, and stopped from another terminal.
 
-What jobs are on a cluster must not wait for more to be imported than this module needs.
+Commands about jobs on a cluster import this module too, so its imports are kept small.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 
 HOME = Path("runs")
 POLL_S = 0.1
-# Keys of a job whose numbers a table has.
+# Keys of a job whose numbers are columns of a table.
 HOSTS, MAX_HOSTS, SLICES = ("hosts",), ("hosts", "max"), ("slices",)
 STEPS, CRASHES = ("train", "steps"), ("restarts", "crash")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run of this machine: its folder, what its newest start has written, and who runs in it now."""
+    """A run of this machine: its folder, the records of its newest start, and the process that runs it now."""
 
     name: str
     folder: Path
-    summary: Summary | None  # None: it has not begun, or was never begun
-    holder: Holder | None  # None: nobody runs in it
+    # None if the run has not begun.
+    summary: Summary | None
+    # None if no process runs it.
+    holder: Holder | None
 
     @property
     def start(self) -> Start | None:
@@ -51,7 +53,7 @@ class Run:
 
     @functools.cached_property
     def start_folder(self) -> Path:
-        """The folder of the newest start; the run's own folder where there is none."""
+        """The folder of the newest start; the run's own folder if there is none."""
         folder = layout.start_folder(self.folder, 1 if self.start is None else self.start.start)
         # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher list` goes on.
         return folder if os.path.isdir(folder) else self.folder
@@ -67,8 +69,9 @@ class Run:
 
     @functools.cached_property
     def job(self) -> JobSpec | None:
-        """The same, checked; None where it is none, or another version's."""
-        from jaxlaunch.launcher.job import load as jobs  # who asks for a cluster's job must not wait for pydantic
+        """The validated job of the newest start, or None if it is invalid or of another version."""
+        # Imported here, because commands about jobs on a cluster must not wait for pydantic.
+        from jaxlaunch.launcher.job import load as jobs
 
         try:
             return jobs.kept(self.start_folder, below=self.folder)
@@ -94,12 +97,12 @@ def find_sweep(name: str) -> Path | None:
 
 
 def where_searched(run: str) -> str:
-    """Return where `find_run` has searched, as a clause."""
+    """Return the places that `find_run` has searched, as a clause."""
     return f"neither {run} nor {HOME / run} is a run folder"
 
 
 def resolve_folder(run: str) -> Path:
-    """Return the folder of a run, or any other folder of this path. Raises UserError when there is none."""
+    """Return the folder of a run, or any other folder of this path. Raises UserError if there is none."""
     if (own := find_run(run)) is not None:
         return own
     for path in (Path(run), HOME / run):
@@ -111,7 +114,7 @@ def resolve_folder(run: str) -> Path:
 
 
 def open_run(folder: Path) -> Run:
-    """Return the run in a folder. Raises UserError where this user may not read it."""
+    """Return the run in a folder. Raises UserError if this user may not read it."""
     try:
         holder = layout.find_readable_holder(folder)
     except OSError as error:
@@ -124,9 +127,9 @@ def open_run(folder: Path) -> Run:
 
 
 def runs_in(folder: Path) -> Iterator[Run]:
-    """Yield the runs below a folder and in its sweeps, by name, with as much of their summaries as a table shows.
+    """Yield the runs below a folder and in its sweeps, by name, with the part of their summaries that a table shows.
 
-    Those that this user may not read are left out.
+    Runs that this user may not read are skipped.
     """
     for path in layout.find_runs(folder):
         with contextlib.suppress(OSError):
@@ -136,7 +139,7 @@ def runs_in(folder: Path) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
-    """Hold the lock of a run folder or a sweep. Raises UserError when another run holds it."""
+    """Hold the lock of a run folder or a sweep. Raises UserError if another run holds it."""
     try:
         with layout.locked(folder, name) as held:
             yield held
@@ -145,12 +148,12 @@ def locked(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
 
 
 def stop_run(run: Run, file: str = layout.LOCK) -> None:
-    """Have the run save and end, as Ctrl-C in its own terminal does, and return when it knows.
+    """Make the run save and end, as Ctrl-C in its own terminal does, and return when it has noted the request.
 
     A run that already stops is not asked again: a second signal would kill it. `file` is the lock that it holds in its
-    folder. Raises UserError where nobody runs in the folder, or it is not for this user or this machine to stop.
+    folder. Raises UserError if no process runs in the folder, or if it belongs to another user or machine.
     """
-    # Two who ask at once would be two signals, and the second one kills.
+    # Two concurrent requests would be two signals, and the second signal kills.
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -169,7 +172,7 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
 
 
 def wait_until_ended(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
-    """Wait until nobody runs in the folder any more; return False where somebody still does after `limit_s`."""
+    """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while (goes_on := layout.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -183,10 +186,13 @@ def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
     try:
         process = os.pidfd_open(holder.pid)
     except OSError:
-        return  # it has ended
+        # The launcher has ended.
+        return
     try:
         if layout.find_holder(run.folder, file) != holder:
-            return  # it ended before the descriptor was of it, and its number may be another's
+            # The launcher ended before the descriptor was opened, and its pid may belong to another
+            # process.
+            return
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
         owner = layout.user_name(os.stat(f"/proc/{holder.pid}").st_uid)

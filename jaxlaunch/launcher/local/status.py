@@ -1,4 +1,4 @@
-"""The status of a run on this machine, in the words of a job on a cluster."""
+"""Status of a run on this machine, in the same terms as for a job on a cluster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.run_folder import Listed
 
-TIMEOUT_S = 1.0  # of an agent of this machine
-MAX_ASKED = 16  # agents
+# Timeout of a request to an agent of this machine.
+TIMEOUT_S = 1.0
+# The largest number of agents that are asked.
+MAX_ASKED = 16
 _SAMPLE = re.compile(r"^(jaxlaunch_[a-z_]+)\{([^}\n]*)\} (\S+)$", re.MULTILINE)
 _RANK = re.compile(r'\brank="(\d+)"')
 _PHASE = re.compile(r'\bphase="([^"]*)"')
 
 
 class Live(NamedTuple):
-    """What the agents of a run say now. None or empty: not said."""
+    """Live state that the agents of a run report. None or empty values were not reported."""
 
-    ready: int = 0  # agents that are there
+    # Number of agents that live.
+    ready: int = 0
     step: int | None = None
     steps: int | None = None
     phases: Mapping[int, str] = {}  # by rank
@@ -42,7 +45,7 @@ class Live(NamedTuple):
 
 
 def status_of(run: Run, live: Live | None = None) -> JobStatus:
-    """Return the status of a run; with the numbers of now where its agents were asked."""
+    """Return the status of a run, with live numbers if its agents were asked."""
     job, summary, start = run.numbers, run.summary, run.start
     of, state, now = None if summary is None else summary.of, _state_of(run), time.time()
     live = None if state in OVER else live
@@ -52,7 +55,7 @@ def status_of(run: Run, live: Live | None = None) -> JobStatus:
     generation, by_cause = 0 if of is None else of.generation, None if summary is None else dict(summary.restarts)
     crashes = job.get(CRASHES, 5)
     restarts = Restarts(history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None)
-    # While it starts again and has trained no step yet, it is at the one that is saved.
+    # While the run restarts and has trained no step yet, its step is the saved one.
     saved = None if summary is None else summary.saved
     reached = furthest(None if summary is None else summary.step, live and live.step)
     return JobStatus(
@@ -102,7 +105,7 @@ def _state_of(run: Run) -> State:
 
 
 def verdict_of(run: Run) -> Verdict | None:
-    """Return how it ended; of a run that was killed with its launcher, that it was; None while it goes on."""
+    """Return the verdict of a run, also of one that was killed with its launcher, or None while it runs."""
     summary = run.summary
     if summary is not None and summary.verdict is not None:
         return summary.verdict
@@ -114,12 +117,12 @@ def verdict_of(run: Run) -> Verdict | None:
 
 
 def was_killed(run: Run) -> bool:
-    """Return whether it ended without a word: with its launcher, or with the machine."""
+    """Return whether the run ended without a verdict: with its launcher, or with the machine."""
     return run.holder is None and (run.summary is None or run.summary.verdict is None)
 
 
 def ask_agents(run: Run) -> Live | None:
-    """Return what the agents of this machine say now, the first MAX_ASKED of them; None where nobody runs it."""
+    """Return what the first MAX_ASKED agents of this machine report now, or None if no process runs it here."""
     if run.holder is None or not run.holder.is_here:
         return None
     try:
@@ -148,7 +151,8 @@ def list_agents(folder: Path) -> list[Listed]:
 def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:
     """Yield the name, the rank, the phase and the value of each finite sample of a rank."""
     text = ""
-    with contextlib.suppress(OSError, ValueError):  # it has ended, or is about to
+    # The agent has ended, or is about to.
+    with contextlib.suppress(OSError, ValueError):
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read().decode(errors="replace")
     for name, labels, value in _SAMPLE.findall(text):

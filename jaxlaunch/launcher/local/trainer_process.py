@@ -1,4 +1,4 @@
-"""Programs of the trainer in processes of their own, since the launcher never imports jax, and the runs they read."""
+"""Programs of the trainer, in their own processes since the launcher never imports jax, and the runs that they read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def install_hint() -> str:
 
 
 def require_trainer(what: str) -> None:
-    """Raises UserError where the trainer, which `what` needs, is not installed here."""
+    """Raise UserError if the trainer, which `what` needs, is not installed."""
     if not is_installed():
         raise UserError(f"{what} needs the trainer, which is not installed here.", install_hint())
 
@@ -87,8 +87,8 @@ def stream_program(
 ) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects that `python -m module` prints, one a line. Raises UserError as `run_program` does.
 
-    Where `answer` is given, an object with `ask` is answered by what it returns, once the caller has seen it; None ends
-    the program's input.
+    If `answer` is given, its return value is sent after each object with the key `ask`, once the caller has seen the
+    object. None ends the program's input.
     """
     has_result, stdin = False, subprocess.DEVNULL if answer is None else subprocess.PIPE
     with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryFile("w+") as refusals:
@@ -101,7 +101,8 @@ def stream_program(
                     if answer is not None and "ask" in event:
                         _send_answer(process, answer())
             except BaseException:
-                process.kill()  # nobody reads it any more
+                # The caller reads no more of its output.
+                process.kill()
                 raise
         log.seek(0)
         _check_end(module, process.returncode, log.read(), refusals, None, has_result=has_result)
@@ -119,7 +120,8 @@ def _start(
 def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
     """Give a program one line of JSON; without a text, the end of its input."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and what it printed says why
+    # The program has ended, and its output says why.
+    with contextlib.suppress(BrokenPipeError):
         if text is None:
             process.stdin.close()
         else:
@@ -127,14 +129,15 @@ def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
 
 
 def _check_end(module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool) -> None:
-    """Raises UserError where a program failed, with its refusal or its log."""
+    """Raise UserError with the refusal or the log of a program that failed."""
     if code in contract.SENTENCES:
         refusals.seek(0)
         messages = [json.loads(line)["refusal"]["message"] for line in refusals]
         raise UserError((messages or log.strip().splitlines() or [""])[-1], hint)
     if code:
         raise UserError(f"{log.strip()}\n`python -m {module}` failed (exit {code}).")
-    if not has_result:  # code of the job's has ended the process, by os._exit(0)
+    # Code of the job has ended the process with os._exit(0).
+    if not has_result:
         raise UserError(f"{log.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip())
 
 
@@ -151,13 +154,14 @@ class Training(NamedTuple):
     def device_environ(self) -> dict[str, str]:
         """Return the environment of a program on the devices that JAX finds, and for a CPU job on the CPU alone."""
         environ = cpu_environ(self.job, self.train, self.folder)
-        if self.job.accelerator.platform != "cpu":  # whose weights may need accelerators
+        # The weights of such a job may need accelerators.
+        if self.job.accelerator.platform != "cpu":
             environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "")
         return environ
 
 
 def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
-    """Return the training of a run, with `overrides`. Raises UserError where it trains nothing."""
+    """Return the training of a run, with `overrides`. Raises UserError if it trains nothing."""
     folder = run_folders.resolve_folder(run)
     if not (folder / JOB).exists():
         raise UserError(
@@ -176,7 +180,7 @@ def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
 def find_weights(run: str) -> tuple[str, int | None]:
     """Return where the weights of `run` are, and the step whose folder `run` is.
 
-    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError when there is no
+    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError if there is no
     such folder, or the run's job.yaml does not determine it.
     """
     path = Path(run)
@@ -190,7 +194,7 @@ def find_weights(run: str) -> tuple[str, int | None]:
 def find_checkpoints(run: str) -> str:
     """Return the folder or URL of a run's checkpoints; a URL, and a folder that is not a run's, stay as they are.
 
-    Raises UserError when the run's job.yaml does not determine it.
+    Raises UserError if the run's job.yaml does not determine it.
     """
     if "://" in run:
         return run

@@ -1,4 +1,4 @@
-"""What a job will need: bytes of a device, whether they fit, room for checkpoints, what is requested of the cluster.
+"""Estimates of what a job needs: memory of a device, room for checkpoints, and requests to the cluster.
 
 Bytes come from the shapes of the job's arrays, traced by the trainer; here they are compared with the memory of the
 accelerator, and with the room for checkpoints as far as this machine can tell.
@@ -32,7 +32,8 @@ from jaxlaunch.trainer.spec import TASK_DEFAULTS, Decoder, Mesh, TrainSpec
 
 GIB = 1024**3
 
-Shapes = Mapping[str, Any]  # what trainer/plan prints
+# The output of trainer/plan.
+Shapes = Mapping[str, Any]
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def trace_shapes(
     compiled: bool = False,
     show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return what `python -m jaxlaunch.trainer.plan` finds of a job's train block.
+    """Return the output of `python -m jaxlaunch.trainer.plan` for a job's train block.
 
     Its code and data are relative to `base`. `show` gets the progress of a compilation, line by line. Raises UserError
     with the trainer's own message where the training would not start.
@@ -60,7 +61,8 @@ def trace_shapes(
     copies = 1 if compiled else _count_copies(train, job.devices)
 
     def show_progress(line: str) -> None:
-        if show is not None and line.startswith(contract.COMPILING):  # the rest is what compilers log
+        # All other lines are logs of compilers.
+        if show is not None and line.startswith(contract.COMPILING):
             show(line)
 
     shapes = trainer_process.run_program(
@@ -113,15 +115,16 @@ def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a training may use of one device, of each make that the accelerator comes in."""
+    """Memory of one device that a training may use, for each model of the accelerator."""
 
     usable: tuple[float, ...]  # bytes, the smallest make first
-    of: str  # what that is a part of
+    # The memory that this is a part of, as text.
+    of: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a training fits its devices: None where that is not known."""
+    """The answer whether a training fits its devices. `fits` is None if that is not known."""
 
     fits: bool | None
     says: str
@@ -129,9 +132,9 @@ class Verdict:
 
 
 def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | None:
-    """Return what the job's devices have for it, on nodes with one of these values of each label.
+    """Return the usable memory of the job's devices, on nodes with one of these values of each label.
 
-    It is None where neither the job nor the accelerator's name says it.
+    It is None if neither the job nor the accelerator's name determines it.
     """
     accelerator = KNOWN[job.accelerator.type]
     if accelerator.platform == "cpu":
@@ -155,7 +158,7 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Mem
 
 
 def _admitted_makes(sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> Sequence[float]:
-    """Return the makes of an accelerator that the labels admit: all where no label tells them apart."""
+    """Return the memory sizes of an accelerator that the labels admit, or all if no label distinguishes them."""
     named = [value for values in node_labels.values() for value in values if value in table.MEMORY_GB]
     admitted = {min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value])) for value in named}
     return sorted(admitted) or sizes_gib
@@ -208,7 +211,7 @@ def judge_memory(
 
 
 def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: float) -> str:
-    """Return the one change that would make it fit, where one does."""
+    """Return the change that would make the training fit, or the best advice."""
     full_bytes = peak_bytes(shapes, "full")[1]
     if full_bytes <= room_bytes:
         return f"train.remat: full needs {size(full_bytes)}."
@@ -226,7 +229,7 @@ def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: flo
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Bytes for checkpoints, those that the folder already holds included; None where that is not known here."""
+    """Bytes for checkpoints, including those already in the folder, or None if unknown on this machine."""
 
     folder: str
     bytes: int | None
@@ -234,7 +237,7 @@ class Room:
 
 
 def checkpoint_sizes(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
-    """Return what the checkpoints take: one more than are kept while one is being written."""
+    """Return the bytes of the checkpoints. While one is being written, there is one more than are kept."""
     one, kept = shapes["checkpoint"], train.checkpoint.kept()
     return {"folder": folder, "bytes": one, "kept": kept, "most": one * (kept + 1)}
 
@@ -280,7 +283,7 @@ def _local_room(folder: str, base: Path) -> Room:
 
 
 def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what will be requested of the cluster."""
+    """Return the requests to the cluster."""
     per_pod, together = demand.pod_requests(pod_template(jobset)["spec"]), demand.job_requests(jobset)
     return {
         "platform": job.nodes.platform,

@@ -1,4 +1,4 @@
-"""What `plan` notes of choices that are accepted, and cost time or progress on their platform. Pure."""
+"""Notes of `plan` on valid choices that cost time or progress on their platform. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxlaunch.launcher.wording import count
 
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
-    """Yield one sentence for each."""
+    """Yield one sentence for each choice."""
     if job.nodes.platform == "gke":
         yield from _spot(job)
     if job.nodes.platform == "eks":
@@ -59,7 +59,7 @@ def _slice(job: ResolvedJob) -> Iterator[str]:
 
 
 def _spot(job: ResolvedJob) -> Iterator[str]:
-    """A node that is reclaimed may be gone before the job's own time to save is over."""
+    # A reclaimed node may be gone before the job's own grace period is over.
     usual, most = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
     if job.spec.capacity == "spot" and job.spec.grace > usual:
         yield (
@@ -93,7 +93,7 @@ def _eks(job: ResolvedJob) -> Iterator[str]:
 
 
 def _tcp(job: ResolvedJob) -> Iterator[str]:
-    """Hosts whose GPUs have a fast network of their own, which the job does not use."""
+    # The GPUs of these hosts have a fast network of their own, which the job does not use.
     known = _GPU_NETWORKS.get(job.nodes.platform)
     if known is None or job.network.chosen != "default" or job.spec.host_count == 1:
         return
@@ -109,7 +109,7 @@ def _tcp(job: ResolvedJob) -> Iterator[str]:
 _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
     # Each interface for EFA is on a network card of its own, and TCP uses the first card.
-    "eks": (INSTANCE, {name: one.efa or 0 for name, one in eks.INSTANCES.items()}),
+    "eks": (INSTANCE, {name: instance.efa or 0 for name, instance in eks.INSTANCES.items()}),
 }
 
 
@@ -129,7 +129,7 @@ def _way(nodes: str) -> str:
 
 
 def _render(job: ResolvedJob) -> Iterator[str]:
-    """AMD's devices, which a user other than root opens by their group alone."""
+    # A user other than root can open AMD's devices only through their group.
     user = job.security.user
     if job.spec.accelerator.platform == "rocm" and user and "supplementalGroups" not in str(job.spec.pod):
         yield (
@@ -148,7 +148,7 @@ def _arm(job: ResolvedJob) -> Iterator[str]:
 
 
 def _numa(job: ResolvedJob) -> Iterator[str]:
-    """Chips of several NUMA nodes, which one process drives: Google's and xpk's pods have a container for each."""
+    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container for each node.
     known, asked = KNOWN[job.spec.accelerator.type], job.spec.accelerator
     if known.numa_nodes > 1 and asked.per_host > 1:
         yield (
@@ -166,7 +166,7 @@ def _any_gpu(job: ResolvedJob) -> Iterator[str]:
 
 
 def _cuda(job: ResolvedJob) -> Iterator[str]:
-    """GPUs that are older than a version of CUDA, of which the image's name may say that it is not the one."""
+    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an older one.
     kind = job.spec.accelerator.type
     capability, image = KNOWN[kind].capability, job.code.image or ""
     for cuda, oldest in OLDEST_CAPABILITY.items():

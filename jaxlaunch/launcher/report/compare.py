@@ -1,4 +1,4 @@
-"""Runs next to each other: what differs in their jobs, and their curves over steps, hours or examples."""
+"""Comparison of runs: differences of their jobs, and their curves over steps, hours or examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_DIFFERENCES = 300
 
 
 def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -> dict[str, Any]:
-    """Return the data of the page of a comparison. Raises UserError where no run has a metric of `metrics`."""
+    """Return the data of the page of a comparison. Raises UserError if no run has a metric of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves")
@@ -60,7 +60,7 @@ def _unique_names(runs: Sequence[RunReport]) -> list[str]:
 def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]:
     """Return the curve of each run that has the metric over an axis: step, hour or examples.
 
-    Raises UserError where a run does not say its examples.
+    Raises UserError if the number of examples of a run is unknown.
     """
     _require_metric(runs, metric)
     lines = list[Line]()

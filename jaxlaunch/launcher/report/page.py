@@ -1,7 +1,7 @@
-"""A page: one file of HTML with its data, its scripts and its style in it. It asks for nothing from anywhere.
+"""Pages: one HTML file each, with data, scripts and style in it. A page loads nothing from anywhere.
 
-All that others may have written is JSON in the page, of which the scripts make text and never HTML; the policy in the
-page lets no other script run.
+All data that others may have written is JSON in the page, from which the scripts make text and never HTML. The content
+security policy of the page lets no other script run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def render(kind: str, title: str, data: dict[str, Any]) -> str:
 
 
 def render_form(title: str, body: Iterable[str]) -> str:
-    """Return a page without a script, whose forms are sent to its own server, which learns that they are its own."""
+    """Return a page without scripts whose forms are sent to its own server, with a same-origin referrer."""
     style = _joined(("page.css",))
     policy = f"default-src 'none'; style-src '{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
     return _document(title, policy, "same-origin", style, body)
@@ -65,7 +65,7 @@ def _document(title: str, policy: str, referrer: str, style: str, body: Iterable
 
 
 def to_json(data: Any) -> str:
-    """Return JSON that may stand in HTML. Raises ValueError for a number that is not finite."""
+    """Return JSON that can be embedded in HTML. Raises ValueError for a number that is not finite."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_NOT_IN_HTML).encode("utf-8", "backslashreplace").decode()
 

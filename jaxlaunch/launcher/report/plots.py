@@ -15,7 +15,8 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import os_reason
 
 WIDTH, HEIGHT = 900, 360
-LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50  # of the frame around a curve
+# Margins around the frame of a curve.
+LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50
 COLOUR = "#0b5cad"
 CAUSES: Mapping[str, str] = {
     "step": "#2f9e6e",
@@ -28,13 +29,16 @@ CAUSES: Mapping[str, str] = {
     "down": "#4b5560",
 }
 _OTHER, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
-_COLUMNS, _ROWS = 60, 14  # characters of a plot in a terminal; each has eight dots
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of Unicode's braille patterns, by row and column
+# Characters of a plot in a terminal. Each of them has eight dots.
+_COLUMNS, _ROWS = 60, 14
+# Bits of Unicode's braille patterns, by row and column.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARKS = "●○■□▲△◆◇"
 
 # ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor, text)
 Shape = tuple[Any, ...]
-Line = tuple[str, Sequence[float], Sequence[float]]  # a run's name, and its curve
+# The name of a run, and its curve.
+Line = tuple[str, Sequence[float], Sequence[float]]
 
 
 def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""One run as its page and comparisons show it: all that its folder says, as plain values."""
+"""Report of one run for its page and for comparisons: the content of its folder as plain values."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.run_folder import rows as starts_of
 
-MAX_RANKS = 64  # whose log ends are on the page
-MAX_ATTEMPTS = 500  # the newest
+# The largest number of ranks whose log ends are on the page.
+MAX_RANKS = 64
+# The number of newest attempts on the page.
+MAX_ATTEMPTS = 500
 MAX_SAMPLES = 12
-MAX_TEXT_CHARS, MAX_PICTURE_CHARS = 4000, 400_000  # of one sample
+# Characters of one sample.
+MAX_TEXT_CHARS, MAX_PICTURE_CHARS = 4000, 400_000
 _STACK_CHARS, _MESSAGE_CHARS, _KEY_CHARS = 8000, 2000, 100
 _ENDS = {"done": "is done", "stopped": "was stopped", "failed": "failed"}
 
 
 class RunReader:
-    """Reads a run again and again: its files of numbers are read only once."""
+    """Reads a run repeatedly, and only the new part of its files of numbers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +60,7 @@ class RunReader:
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """A run at a moment."""
+    """A run at one moment."""
 
     brief: Brief
     summary: Summary | None
@@ -71,7 +74,7 @@ class RunReport:
         return self.metrics.curves | {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
 
     def sentence(self) -> dict[str, str]:
-        """Return state, cause and what to do, as `launcher explain` begins."""
+        """Return state, cause and advice, as in the first line of `launcher explain`."""
         state, step, name = self.brief.state, self.brief.step, f"Run {visible(self.brief.name)}"
         at = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
@@ -93,7 +96,7 @@ class RunReport:
         return {"state": state, "text": text, "todo": todo}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the data of the page. Every text in it is a stranger's until the page shows it as text."""
+        """Return the data of the page. All texts in it are untrusted until the page shows them as text."""
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds
         return {
             "name": visible(brief.name),
@@ -136,7 +139,7 @@ class RunReport:
         }
 
     def steps(self) -> int | None:
-        """Return the steps that the job wants: given, or as far as the rate of epochs says."""
+        """Return the steps of the job: given, or computed from the rate of epochs."""
         if self.brief.steps is not None:
             return self.brief.steps
         if self.brief.state == "done":
@@ -178,7 +181,7 @@ class RunReport:
         return marks[-1000:]
 
     def _ranks(self) -> list[dict[str, Any]]:
-        """Return the end of each rank's log, and where it was when the run hung."""
+        """Return the end of each rank's log, and its stack when the run hung."""
         stacks = {} if self.summary is None else dict(self.summary.stacks)
         verdict = None if self.summary is None else self.summary.verdict
         cause = None if verdict is None else verdict.rank
@@ -197,7 +200,7 @@ class RunReport:
         ]
 
     def _samples(self) -> list[dict[str, Any]]:
-        """Return what the model generated after its prompts, and what the program reported, by step."""
+        """Return by step the samples that the model generated, and those that the program reported."""
         folder = self.brief.folder
         rows = run_files.read_samples(folder / layout.SAMPLES, MAX_SAMPLES)
         samples_by_step = dict[int, list[Any]]()
@@ -220,7 +223,7 @@ class RunReport:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value of a sample, texts and numbers alone; what nests deeper than a sample does is left out."""
+    """Return a value of a sample with only texts and numbers, without values that nest deeper than a sample does."""
     if isinstance(value, str):
         is_picture = value.startswith("data:image/png;base64,")
         return value[:MAX_PICTURE_CHARS] if is_picture else visible(value[:MAX_TEXT_CHARS])

@@ -1,7 +1,7 @@
-"""Reads what the files of a run folder say: its numbers, samples, checkpoints and classes, its job and its state.
+"""Files of a run folder: numbers, samples, checkpoints, classes, job and state.
 
-Others may write these files: values of another type are left out, no link is followed, and neither a line nor a file is
-read beyond a bound.
+Others may write these files: values of another type are skipped, no link is followed, and lines and files are read only
+up to a limit.
 """
 
 from __future__ import annotations
@@ -25,22 +25,29 @@ from jaxlaunch.runs.journal import MAX_LINE, STEP
 from jaxlaunch.runs.layout import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
-MAX_POINTS = 1000  # of a curve; twice as many before it is thinned
+# Points of a curve. It grows to twice as many before it is thinned.
+MAX_POINTS = 1000
 MAX_CURVES = 100
 MAX_NAME_CHARS = 120
-MAX_REPORTED_BYTES = 2_500_000  # of pictures and texts on a page, the newest
-MAX_FILE_BYTES = 1 << 30  # of a longer file the end is read
-MAX_VALUE = 1e300  # beyond it, differences of two numbers overflow
+# Bytes of the newest pictures and texts on a page.
+MAX_REPORTED_BYTES = 2_500_000
+# Only the end of a longer file is read.
+MAX_FILE_BYTES = 1 << 30
+# Beyond this value, differences of two numbers overflow.
+MAX_VALUE = 1e300
 TIME = "time"
-KILLED = "killed"  # the state of a run that says it goes on, while no launcher holds its folder
+# The state of a run whose summary is open, while no launcher holds its folder.
+KILLED = "killed"
 
 _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_STEPS = 200
 _MAX_CLASSIFICATION_BYTES = 4 << 20
-_MAX_VALUE_CHARS = 300  # of a value of the job
-_PRIVATE_BLOCKS = ("env",)  # no page repeats their values: somebody puts a token there
+# Characters of a value of the job.
+_MAX_VALUE_CHARS = 300
+# No page shows the values of these blocks, which may contain tokens.
+_PRIVATE_BLOCKS = ("env",)
 _TOTAL_STEPS = ("train", "steps")
-# What json.loads and a file of another form raise.
+# Errors of json.loads, and of a file in another format.
 _WRONG_FORM = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 Checks = Mapping[str, Callable[[Any], Any]]  # the check of each key of a row
@@ -85,10 +92,11 @@ class Rows:
         self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals: list[Interval] = []  # thinned
         self._file: tuple[int, int] | None = None  # device and inode: a resumed run writes another file
-        self._at = 0  # where the last whole line begins: the next row of its step takes its place
+        # Offset of the last whole line: the next row of its step replaces it.
+        self._at = 0
 
     def read(self) -> bool:
-        """Read what is new. Return whether the file was begun again, as by a run that resumes: then all is read."""
+        """Read new rows. Return whether the file was replaced, as by a resumed run, and read from its start."""
         try:
             file = open(self._path, "rb", opener=regular_files.beneath(self._path.parent))
         except OSError:
@@ -130,7 +138,8 @@ class Rows:
         wall_s, *spent = (float(row[name]) if type(row.get(name)) is float else 0.0 for name in names)
         if wall_s <= 0 or math.isnan(time) or not all(0 <= seconds < 1e9 for seconds in (wall_s, *spent)):
             return
-        if self.intervals and self.intervals[-1][0] >= time:  # the same row again
+        # The same row was read again.
+        if self.intervals and self.intervals[-1][0] >= time:
             self.intervals.pop()
         self.intervals.append((time, wall_s, dict(zip(("data", "eval", "save"), spent, strict=True))))
         if len(self.intervals) > MAX_POINTS:
@@ -143,7 +152,7 @@ class Rows:
 
 
 def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
-    """Return the newest rows that a program reported of pictures and texts, the oldest first."""
+    """Return the newest rows of reported pictures and texts, the oldest first."""
     rows, left = list[dict[str, Any]](), MAX_REPORTED_BYTES
     for step in reporting.list_steps(folder / reporting.FOLDER)[:limit]:
         try:
@@ -181,7 +190,7 @@ def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def list_checkpoints(folder: Path, evals: Rows) -> list[dict[str, Any]]:
-    """Return the steps in the run folder, the newest first: `verified` where a manifest says what they hold."""
+    """Return the steps in the run folder, the newest first. `verified` steps have a manifest."""
     checkpoints = folder / layout.CHECKPOINTS
     try:
         descriptor = os.open(checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -209,7 +218,7 @@ def list_checkpoints(folder: Path, evals: Rows) -> list[dict[str, Any]]:
 
 
 def _manifest_bytes(manifest: Path, below: Path) -> int | None:
-    """Return the bytes of a step's files, or None where it has no manifest."""
+    """Return the bytes of a step's files, or None if it has no manifest."""
     try:
         files = json.loads(regular_files.read(manifest, _MAX_MANIFEST_BYTES, below=below))["manifest"]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
@@ -221,10 +230,10 @@ def _manifest_bytes(manifest: Path, below: Path) -> int | None:
 
 
 def read_classification(folder: Path) -> dict[str, Any] | None:
-    """Return what an evaluation found out about the classes: confusion, rates, calibration, the worst examples.
+    """Return the result of an evaluation by class: confusion, rates, calibration, and the worst examples.
 
-    The training and `launcher eval` write the file, and others may. It is None where there is no file, or one that does
-    not hold exactly what they write.
+    The training and `launcher eval` write the file, and others may. It is None if there is no file, or one with another
+    content.
     """
     try:
         text = regular_files.read(folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder)
@@ -236,7 +245,8 @@ def read_classification(folder: Path) -> dict[str, Any] | None:
 def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
     classes = [_check(row, _RATES) for row in _list(record["per_class"], 1000)]
     confusion = None
-    if "confusion" in record:  # examples by label (rows) and by what they are called
+    # Examples by label (rows) and by prediction (columns).
+    if "confusion" in record:
         confusion = [[_count(number) for number in _list(row, 50)] for row in _list(record["confusion"], 50)]
         if {len(confusion), *map(len, confusion)} != {len(classes)}:
             raise ValueError("a confusion matrix of other classes")
@@ -310,7 +320,7 @@ _WORST: Checks = {"label": _text, "predicted": _text, "confidence": _share, "los
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Return the job of a run as plain values; empty where there is none that can be read."""
+    """Return the job of a run as plain values, empty if there is none that can be read."""
     try:
         job = reader.read(folder / layout.JOB, regular_files.beneath(folder)).data
     except (OSError, UserError):
@@ -319,7 +329,7 @@ def read_job(folder: Path) -> dict[str, Any]:
 
 
 def job_value(folder: Path, *keys: str) -> Any:
-    """Return the value of a key of a run's job, or None where the job does not say it."""
+    """Return the value of a key of a run's job, or None if the job does not have it."""
     value: Any = read_job(folder)
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -335,7 +345,7 @@ def best_metric(folder: Path) -> tuple[str | None, str]:
 
 
 def job_batch(folder: Path) -> int | None:
-    """Return the examples of a step; None where the job does not say."""
+    """Return the examples of a step, or None if the job does not have the key."""
     batch = job_value(folder, "train", "batch")
     return batch if type(batch) is int else None
 
@@ -355,19 +365,19 @@ def job_text(folder: Path) -> str:
 
 
 def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
-    """Return the keys that not all jobs have with one value, and the value of each."""
+    """Return the keys whose values differ between jobs, with the value of each job."""
     return differing_rows([dict(_flatten(read_job(folder))) for folder in folders])
 
 
 def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys that not all tables have with one value, and the value of each; a key that one lacks is "–"."""
+    """Return the keys whose values differ between tables, with each value, which is "–" for a missing key."""
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _flatten(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys as overrides write them, with their values; those of private blocks only say that they are set."""
+    """Yield the keys in the form of overrides, with their values, which are hidden in private blocks."""
     is_private = prefix.startswith(tuple(f"{block}." for block in _PRIVATE_BLOCKS))
     for key, value in job.items():
         if isinstance(value, dict) and value:
@@ -382,7 +392,7 @@ def _value_text(value: Any) -> str:
 
 
 def list_changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
-    """Return what each start of a run changed since the one before it that trained, as its rows say."""
+    """Return the changes of each start since the last earlier start that trained, from its rows."""
     changes = []
     for start in starts:
         for key, values in start.changed.items():
@@ -414,24 +424,29 @@ def list_versions(summary: Summary | None) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Brief:
-    """A run in a table."""
+    """The row of a run in a table."""
 
     name: str
     folder: Path
-    state: str  # of Summary.status, or KILLED
-    why: str = ""  # the message of its verdict; empty while it runs
+    # A value of Summary.status, or KILLED.
+    state: str
+    # The message of the verdict, or "" while the run goes on.
+    why: str = ""
     code: int | None = None
     step: int | None = None
-    steps: int | None = None  # of the job; None: not known without computing it
+    # Steps of the job, or None if they are unknown without computing them.
+    steps: int | None = None
     goodput: float | None = None
     restarts: int = 0
-    began: float | None = None  # Unix time of its first start
-    at: float | None = None  # when this was true
+    # Unix time of the first start.
+    began: float | None = None
+    # Unix time at which this was true.
+    at: float | None = None
     owner: str = ""
 
 
 def read_brief(folder: Path) -> Brief:
-    """Return the row of a run, from at most two of its files. What they do not say, or say wrongly, is left out."""
+    """Return the row of a run, from at most two of its files. Missing and invalid values are left out."""
     summary, owner = RunFolder(folder).row(), layout.owner_name(folder) or ""
     if summary is None:
         return Brief(folder.name, folder, "running" if _is_held(folder) else "unknown", owner=owner)

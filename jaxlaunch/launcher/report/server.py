@@ -1,8 +1,8 @@
 """The dashboard's server: a table of runs, the page of each while it goes on, and several next to each other.
 
-It listens on this machine alone and answers only requests that have the token of its address. A page of another site
-can neither ask it (Host, Origin) nor read it. No path of a request is ever opened, and nothing is logged: an address or
-a header may have a token in it.
+It listens only on this machine and answers only requests with the token of its address. A page of another site can
+neither send requests to it (Host, Origin) nor read it. No path of a request is ever opened, and nothing is logged,
+because an address or a header may contain a token.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
-PERIOD_S = 1.0  # between two looks at a run
-LIST_S = 2.0  # between two looks at all
-IDLE_S = 15.0  # after which a stream says something, which ends those that nobody reads
+# Seconds between two reads of a run.
+PERIOD_S = 1.0
+# Seconds between two reads of all runs.
+LIST_S = 2.0
+# An idle stream sends a comment after this time, which ends streams that nobody reads.
+IDLE_S = 15.0
 MAX_COMPARED = 8
-MAX_STREAMS = 32  # at a time
-MAX_FOLLOWED = 64  # runs whose numbers are kept
+# The largest number of open streams.
+MAX_STREAMS = 32
+# The largest number of runs whose numbers are kept in memory.
+MAX_FOLLOWED = 64
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -52,7 +57,7 @@ Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]  # rows of a cluster
 
 
 class PageServer(http.server.ThreadingHTTPServer):
-    """Answers until it is shut down. Raises UserError where the port is taken."""
+    """Answers requests until it is shut down. Raises UserError if the port is in use."""
 
     daemon_threads = True
 
@@ -67,7 +72,7 @@ class PageServer(http.server.ThreadingHTTPServer):
             ) from None
 
     def server_bind(self) -> None:
-        """Take the port without asking a name server what the address is called."""
+        """Bind the port without asking a name server for the name of the address."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -77,13 +82,13 @@ class PageServer(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def shutdown(self) -> None:
-        """End the streams too."""
+        """Shut down, and end the streams too."""
         self.is_closing.set()
         super().shutdown()
 
 
 class PageHandler(http.server.BaseHTTPRequestHandler):
-    """One request, and the ways to answer it: always a status line, and headers that let a browser do little."""
+    """One request, and the ways to answer it, always with a status line and restrictive headers."""
 
     server: PageServer
     protocol_version = "HTTP/1.1"
@@ -91,7 +96,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "jaxlaunch", ""
 
     def target(self) -> urllib.parse.SplitResult | None:
-        """Return the address of the request, or None where it has none, as with half a bracket."""
+        """Return the address of the request, or None if it is invalid, as with an unclosed bracket."""
         try:
             return urllib.parse.urlsplit(self.path)
         except ValueError:
@@ -109,14 +114,15 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     def answer(self, status: HTTPStatus, kind: str, body: bytes, more: Headers = ()) -> None:
         """Answer with a body and with `more` headers, which replace ours."""
         self.send_response(status)
-        ends = [("Connection", "close")] * self.close_connection  # else a browser asks again where nobody listens
+        # Otherwise a browser sends its next request to a closed connection.
+        ends = [("Connection", "close")] * self.close_connection
         self._send_headers(kind, [("Content-Length", str(len(body))), *ends, *more])
         self.wfile.write(body)
 
     def stream(self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float) -> None:
-        """Send what `read` returns whenever it has changed, until it is None or the client leaves.
+        """Send the value of `read` whenever it has changed, until it is None or the client leaves.
 
-        After `limit_s` seconds the stream ends, and a browser that still shows the page asks again.
+        After `limit_s` seconds the stream ends, and a browser that still shows the page connects again.
         """
         if not self.server.streams.acquire(blocking=False):
             return self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
@@ -145,7 +151,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_response_only(self, code: int, message: str | None = None) -> None:
-        """Begin every answer with a status line, which one to a request of HTTP/0.9, or of no version, has not."""
+        """Send a status line also for requests of HTTP/0.9 or without a version, unlike the base class."""
         self.request_version = self.protocol_version
         super().send_response_only(code, message)
 
@@ -172,7 +178,7 @@ class Runs:
         if self._table is not None and time.monotonic() - self._table[0] < LIST_S:
             return self._table[1:]
         folders = [] if self._home is None else layout.find_own_runs(self._home)
-        # Addresses have digests: the name of a run may be anything.
+        # Addresses contain digests, because the name of a run may be anything.
         paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
         rows, unread = [{**self._row(path), "id": name} for name, path in paths.items()], list[str]()
         if self._jobs is not None:
@@ -195,7 +201,8 @@ class Runs:
                 "steps": brief.steps,
                 "goodput": brief.goodput,
                 "restarts": brief.restarts,
-                "began": brief.began,  # its age changes, and the row does not
+                # The age changes while the row does not.
+                "began": brief.began,
                 "owner": brief.owner,
                 "where": "this machine",
             }
@@ -224,7 +231,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class Server(PageServer):
-    """Serves `runs` until it is shut down. Raises UserError where the port is taken."""
+    """Serves `runs` until it is shut down. Raises UserError if the port is in use."""
 
     def __init__(self, runs: Runs, port: int = 0) -> None:
         self.runs, self.token = runs, secrets.token_urlsafe(24)
@@ -273,7 +280,7 @@ class Handler(PageHandler):
                 self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _is_ours(self) -> bool:
-        """Return whether the request is of our own page or of a person, and not of another site that found the port."""
+        """Return whether the request is from our own page or a person, and not from another site."""
         port = self.server.server_address[1]
         hosts = {f"{LOOPBACK}:{port}", f"localhost:{port}"}
         is_same_site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")

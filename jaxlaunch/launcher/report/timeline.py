@@ -1,6 +1,6 @@
-"""Where every second of a run went, in order: the strip above its curves, and the phases of its ranks.
+"""Timeline of a run: the cause of every second in order, and the phases of its ranks.
 
-Times are seconds of running: the hours between two starts of a run are left out. The records have the exact seconds of
+Times are seconds of running, without the hours between two starts of a run. The records have the exact seconds of
 each attempt by cause and the parts of each logged interval. Seconds of a cause that fall into no interval are drawn at
 the end of their attempt.
 """
@@ -18,9 +18,12 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
 DOWN, STEP, LOST = "down", "step", "lost_work"
-FIRST = "rendezvous"  # what a start begins with
-_TURNS = ("data", "eval", "save")  # what alternates with steps
-_MAX_PIECES = 400  # of an attempt
+# The cause that a start begins with.
+FIRST = "rendezvous"
+# Causes that alternate with steps.
+_TURNS = ("data", "eval", "save")
+# The largest number of pieces of an attempt.
+_MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
 
 Interval = tuple[float, float, Mapping[str, float]]  # Unix time at its end, its seconds, those by cause
@@ -36,7 +39,7 @@ class Segment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a start ran, in Unix time, and where it begins on the axis."""
+    """The Unix times of a start, and its begin on the axis."""
 
     started: float
     ended: float
@@ -61,7 +64,7 @@ class Timeline(NamedTuple):
     attempts: Sequence[Attempt]
 
     def at(self, time: float) -> float:
-        """Return the place of a moment on the axis; one between two starts is where the later one begins."""
+        """Return the position of a moment on the axis. Moments between two starts are at the begin of the later one."""
         for span in self.spans:
             if time <= span.ended:
                 return span.begin + max(0.0, time - span.started)
@@ -119,9 +122,11 @@ def _add_attempt(
     if total_s <= 0:
         pieces.append((DOWN, ended - began))
         return ended, began
-    scale = (ended - began) / total_s  # below 1 where clocks of two hosts, or of two attempts, overlap
+    # It is below 1 where the clocks of two hosts, or of two attempts, overlap.
+    scale = (ended - began) / total_s
     waits = [(cause, spent) for cause, spent in seconds.items() if cause not in (STEP, LOST, *_TURNS)]
-    waits.sort(key=lambda piece: piece[0] != DOWN)  # it waited for what came before it to end
+    # A "down" piece comes first: the attempt waited until the one before it had ended.
+    waits.sort(key=lambda piece: piece[0] != DOWN)
     first_step = began + sum(spent for _, spent in waits) * scale
     inner = [interval for interval in intervals if first_step < interval[0] <= ended + 1]
     pieces += [(cause, spent * scale) for cause, spent in (*waits, *_list_turns(seconds, inner))]
@@ -129,11 +134,12 @@ def _add_attempt(
 
 
 def _list_turns(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
-    """Return steps and what came between them, as the intervals say; lost work is the last of the steps."""
+    """Return steps and the pieces between them, by the intervals. Lost work is at the end of the steps."""
     left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _TURNS}
     steps_s = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
     pieces = list[Piece]()
-    size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1  # intervals are joined to as many as a screen can show
+    # Intervals are joined, so that there are no more of them than a screen can show.
+    size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1
     for at in range(0, len(intervals), size):
         group = intervals[at : at + size]
         wall_s = sum(interval[1] for interval in group)
@@ -159,7 +165,7 @@ def _list_turns(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> 
 
 
 def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
-    """Return the pieces one after the other; neighbours of one cause are one segment."""
+    """Return the pieces as consecutive segments, with neighbours of one cause joined."""
     segments = list[Segment]()
     for cause, spent in pieces:
         if spent <= 0:
@@ -173,7 +179,7 @@ def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
 
 
 def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
-    """Return the samples of the ranks as [from, to, letters, lags] on the axis of the strip; None for a single rank.
+    """Return the samples of the ranks as [from, to, letters, lags] on the axis of the strip, or None for a single rank.
 
     The letters are the phase of each rank, the lags how many steps it is behind the foremost. A sample stands for the
     time since the one before it, or for one period where that is longer ago.
@@ -189,6 +195,6 @@ def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
         if at > begin:
             columns.append([round(begin, 2), round(at, 2), column[1], column[2]])
         before = max(before, at)
-    # What has ended, or has said nothing, has no phase.
+    # Ranks that have ended, or have reported nothing, have no phase.
     letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
     return {"ranks": ranks, "letters": letters, "columns": columns}

@@ -1,10 +1,10 @@
-"""The dashboard in a cluster: the table of its jobs, as whoever opens it may see them.
+"""The dashboard in a cluster: a table of the jobs that the viewer may see.
 
-It has no rights. Each request of a viewer becomes one with their own token to the API server, and nothing of it is kept
-for the next request or for anybody else: who may list no jobs sees none. The token comes in the header Authorization,
-or in a cookie after a sign-in. A cookie holds the token encrypted by a key that ends with this process, so that it is
-of use to nobody but this server: a browser sends it to every port of `localhost`. What a viewer sends is sent on in one
-place only, the header Authorization, and is written nowhere; no page repeats it.
+The server has no rights of its own. Each request of a viewer becomes a request to the API server with their own token,
+and nothing of it is kept for later requests or other viewers: a viewer who may list no jobs sees none. The token comes
+in the header Authorization, or in a cookie after a sign-in. The cookie holds the token encrypted by a key that ends
+with this process, so that only this server can use it, although a browser sends it to every port of `localhost`. Input
+of a viewer is forwarded only in the header Authorization. It is written nowhere, and no page repeats it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,34 @@ from jaxlaunch.launcher.report import page
 from jaxlaunch.launcher.report.server import TEXT, PageHandler, PageServer
 from jaxlaunch.launcher.wording import visible
 
-LIST_S = 10.0  # between two looks of one viewer at all jobs
-MAX_STREAM_S = 600.0  # after which the browser asks again, and the token is checked again
-MAX_STREAMS = 256  # at a time
-MAX_CONNECTIONS = 512  # at a time: each has a thread
-MAX_READS = 16  # of the API server at a time, of all viewers
+# Seconds between two reads of all jobs for one viewer.
+LIST_S = 10.0
+# After this time the browser connects again, and the token is checked again.
+MAX_STREAM_S = 600.0
+# The largest number of open streams.
+MAX_STREAMS = 256
+# The largest number of open connections, each of which has a thread.
+MAX_CONNECTIONS = 512
+# The largest number of concurrent requests to the API server, of all viewers.
+MAX_READS = 16
 MAX_FORM_BYTES = 64 * 1024
-_MAX_DRAINED_BYTES = 8 * 1024 * 1024  # of a body that is refused: its sender reads the answer only afterwards
-OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})  # by which `kubectl port-forward` is reached
-_SAME_SITE = ("none", "same-origin")  # Sec-Fetch-Site of what a person asks for, and of our own page
+# The body of a refused request is read, because its sender reads the answer only afterwards.
+_MAX_DRAINED_BYTES = 8 * 1024 * 1024
+# The names by which `kubectl port-forward` reaches the server.
+OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+# Sec-Fetch-Site of a request by a person, and of one by our own page.
+_SAME_SITE = ("none", "same-origin")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE)
 
-MAX_TOKEN_CHARS = 16 * 1024  # those of clouds have up to four thousand
-MAX_COOKIE_CHARS = 2800  # that a cookie has room for, encrypted
+# Tokens of cloud providers have up to four thousand characters.
+MAX_TOKEN_CHARS = 16 * 1024
+# The longest token that fits into a cookie after encryption.
+MAX_COOKIE_CHARS = 2800
 SIGNED_IN_S = 12 * 3600
-COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"  # a browser takes the second over HTTPS alone
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750
+# A browser accepts the second cookie over HTTPS only.
+COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"
+# RFC 6750.
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 NOT_ACCEPTED = "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
 NO_RIGHTS = (
@@ -63,7 +75,7 @@ Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
 
 
 class Refusal(NamedTuple):
-    """Why a viewer sees nothing, in one sentence."""
+    """The reason why a viewer sees nothing, in one sentence."""
 
     status: HTTPStatus
     sentence: str
@@ -87,7 +99,7 @@ def check_token(text: str) -> str:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the headers Authorization, or None where there is none. Raises BadToken."""
+    """Return the token in the headers Authorization, or None if there is none. Raises BadToken."""
     if not headers:
         return None
     scheme, _, rest = headers[0].partition(" ")
@@ -166,7 +178,7 @@ class Server(PageServer):
             self._connections.release()
 
     def table(self, token: str) -> dict[str, Any] | Refusal:
-        """Return what the token may see now. Namespaces that it may not see are counted, and not named."""
+        """Return the jobs that the token may see now. Hidden namespaces are counted, and not named."""
         rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
         for namespace in self._namespaces:
             try:
@@ -187,7 +199,8 @@ class Server(PageServer):
                 unread += notes
         if hidden == len(self._namespaces):
             return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
-        if hidden + failed == len(self._namespaces):  # nothing shows that this token is anybody's
+        # No answer shows that this token is valid.
+        if hidden + failed == len(self._namespaces):
             return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server refuses to list jobs; try again later.")
         if hidden:
             unread.append(f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list jobs there.")
@@ -206,7 +219,8 @@ class Handler(PageHandler):
     def do_GET(self) -> None:
         """Answer the table, its stream or the form to sign in, or refuse."""
         self.close_connection = True
-        if (path := self._path()) == "/healthz":  # asked by the kubelet and load balancers, by any name
+        # The kubelet and load balancers request this path, by any host name.
+        if (path := self._path()) == "/healthz":
             return self.answer(HTTPStatus.OK, TEXT, b"ok\n")
         if not self._is_ours(may_link_here=path == "/"):
             return self._refuse_place()
@@ -244,7 +258,7 @@ class Handler(PageHandler):
         self.answer(HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)])
 
     def _read_form(self) -> str:
-        """Return the token that a form sends. Raises BadToken for a body that is no form, or too long for one."""
+        """Return the token of a form. Raises BadToken for a body that is not a form, or is too long."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,12}", length):
             raise BadToken("The form has no length: send Content-Length.")
@@ -268,7 +282,7 @@ class Handler(PageHandler):
             yield table
 
     def _read_table(self) -> dict[str, Any] | Refusal:
-        """Return what the token of this request may see now: its header's before its cookie's."""
+        """Return the jobs that the token of this request may see now. A header precedes a cookie."""
         try:
             token = bearer_token(self.headers.get_all("Authorization", []))
             if token is None:
@@ -282,12 +296,13 @@ class Handler(PageHandler):
         return "Authorization" in self.headers
 
     def _sign_in(self, refusal: Refusal, *, is_over: bool = False) -> None:
-        """Show a sentence, and the form to sign in where it helps; `is_over` ends what the cookie holds."""
+        """Show a sentence, and the sign-in form where it helps. `is_over` deletes the cookie."""
         is_link = self.headers.get("Sec-Fetch-Site", "none") not in _SAME_SITE
         headers = [("Referrer-Policy", "same-origin")]
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             headers.append(("WWW-Authenticate", "Bearer"))
-        if is_over and not is_link:  # a link from elsewhere comes without the cookie, and says nothing about it
+        # A link from another site comes without the cookie, and says nothing about it.
+        if is_over and not is_link:
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
         has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""The runs of a sweep: every combination of the values that are given, or some of them at random. Pure."""
+"""The runs of a sweep: all combinations of the given values, or a random part of them. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from dataclasses import dataclass
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import cut
 
-MAX_RUNS = 1000  # that nobody asked for by a number
+# The largest number of runs without an explicit limit.
+MAX_RUNS = 1000
 _WHOLE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
-_LOGARITHMIC = 10.0  # a range whose ends are that factor apart is drawn from by its logarithm
+# A range whose ends differ by this factor is sampled on a logarithmic scale.
+_LOGARITHMIC = 10.0
 _OPEN, _CLOSE, _QUOTES = "[{(", "]})", "'\""
 
-Point = tuple[str, ...]  # overrides, as `launcher run` takes them
+# Overrides, as `launcher run` takes them.
+Point = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key, and what it may be: some values, or any number of a range."""
+    """A key and its possible values: a list, or any number of a range."""
 
     key: str
     values: Sequence[str] = ()
     range: tuple[float, float] | None = None
 
     def draw(self, chance: random.Random) -> str:
-        """Return one of them, as an override."""
+        """Return a random value as an override."""
         if self.range is None:
             return f"{self.key}={chance.choice(self.values)}"
         low, high = self.range
@@ -41,7 +44,7 @@ class Axis:
 
 
 def parse_axes(arguments: Sequence[str]) -> list[Axis]:
-    """Return the keys with their values. Raises UserError for what cannot be read, or is there twice."""
+    """Return the keys with their values. Raises UserError for invalid and duplicate keys."""
     axes = [_parse_axis(argument) for argument in arguments]
     for key in {axis.key for axis in axes}:
         if sum(axis.key == key for axis in axes) > 1:
@@ -64,7 +67,10 @@ def make_grid(axes: Sequence[Axis], limit: int | None) -> list[Point]:
 
 
 def draw_points(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
-    """Return `count` different random combinations, or all there are. A larger count begins with the same ones."""
+    """Return `count` different random combinations, or all if there are fewer.
+
+    A larger count begins with the same combinations.
+    """
     chance = random.Random(seed)
     if all(axis.range is None for axis in axes):
         count = min(count, _grid_size(axes))
@@ -98,7 +104,8 @@ def _parse_axis(argument: str) -> Axis:
         if (match := _WHOLE.fullmatch(piece)) is None:
             values[piece] = None
             continue
-        first, last = map(int, match.groups())  # both ends included
+        # Both ends are included.
+        first, last = map(int, match.groups())
         if not first <= last < first + MAX_RUNS:
             raise UserError(f"The range {piece} of {cut(argument)} has no number, or more than {MAX_RUNS}.")
         values |= dict.fromkeys(map(str, range(first, last + 1)))
@@ -106,7 +113,7 @@ def _parse_axis(argument: str) -> Axis:
 
 
 def _split_values(text: str) -> Iterator[str]:
-    """Yield what stands between the commas that are in no brackets and no quotes."""
+    """Yield the parts between commas that are outside of brackets and quotes."""
     depth, quote, begin = 0, "", 0
     for at, letter in enumerate(text):
         if quote:

@@ -1,4 +1,4 @@
-"""Leads a sweep on this machine: several runs at a time, each a `launcher run` of its own.
+"""Execution of a sweep on this machine: several runs at a time, each a `launcher run` of its own.
 
 The folder of a run has its state: a sweep that was killed finds there which of its runs have ended and which still
 train, and goes on.
@@ -30,14 +30,17 @@ _ENDED = (RunState.DONE, RunState.FAILED, RunState.CUT)
 
 @dataclass(frozen=True)
 class Plan:
-    """How a sweep is led."""
+    """Settings of a sweep."""
 
     parallel: int
     metric: str
     is_higher_better: bool
-    rungs: Sequence[float]  # fractions of the steps below 1, steps from there on; none: no run is stopped early
-    may_pause: bool  # a run that waits for the others at a rung may end and go on later from what it saved
-    command: Callable[[Member], Sequence[str]]  # starts a run. Raises UserError where its job is another by now
+    # Fractions of the steps if below 1, otherwise steps. Without rungs, no run is stopped early.
+    rungs: Sequence[float]
+    # Whether a run that waits for the others at a rung may end, and resume later from its save.
+    may_pause: bool
+    # Returns the command of a run. Raises UserError if its job has changed since.
+    command: Callable[[Member], Sequence[str]]
 
 
 class Leader:
@@ -47,12 +50,13 @@ class Leader:
         self._table, self._members, self._plan, self._say = table, members, plan, say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._running: set[str] = set()
-        self._asked: set[str] = set()  # to stop, by us
+        # Runs that this process has asked to stop.
+        self._asked: set[str] = set()
         self._readers: dict[str, RunReader] = {}
         self._signals = self._passed_on = 0
 
     def run(self, lock: Lock) -> None:
-        """Lead until every run has ended, or a signal comes: then every run saves and ends; a second one kills them."""
+        """Run until every run has ended, or a signal makes them save and end. A second signal kills them."""
 
         def handle(number: int, frame: types.FrameType | None) -> None:
             self._signals += 1
@@ -74,7 +78,7 @@ class Leader:
         return self._signals > 0
 
     def _step(self) -> bool:
-        """Do what there is to do now; return False when nothing is left."""
+        """Do everything that is due now. Return False when nothing is left to do."""
         for member in self._members:
             if member.name in self._running and not self._is_alive(member):
                 self._end(member)
@@ -96,7 +100,7 @@ class Leader:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def _find_running(self) -> None:
-        """Continue with the runs as their folders have them."""
+        """Restore the states of the runs from their folders."""
         for member in self._members:
             if _find_holder(member) is not None:
                 self._running.add(member.name)
@@ -108,7 +112,8 @@ class Leader:
                 member.standing.is_over = True
             elif member.folder.is_dir():
                 self._end(member)
-                if member.state is RunState.STOPPED:  # which this command continues
+                # This command continues the run.
+                if member.state is RunState.STOPPED:
                     member.standing.is_over, member.state = False, RunState.WAITING
             else:
                 member.state = RunState.WAITING
@@ -135,7 +140,7 @@ class Leader:
         self._note(member, RunState.RUNNING, " ".join(member.changes))
 
     def _end(self, member: Member) -> None:
-        """Note how a run ended."""
+        """Record how a run ended."""
         self._running.discard(member.name)
         child = self._children.pop(member.name, None)
         is_cut = member.standing.cut is not None
@@ -154,7 +159,8 @@ class Leader:
             return
         elif (
             code in (contract.PREEMPTED, contract.LOST, contract.KILLED) or code < 0
-        ):  # stopped from outside, or killed
+            # The run was stopped from outside, or killed.
+        ):
             self._note(member, RunState.STOPPED, "the same command continues it")
         else:
             self._note(member, RunState.FAILED, f"exit {code}: {message}")
@@ -166,7 +172,7 @@ class Leader:
     # --- stopping early -----------------------------------------------------------------------------------------------
 
     def _judge(self) -> int:
-        """Stop the worse half at each rung that is decided, and let runs that wait at one make room.
+        """Stop the worse half at each decided rung, and pause runs that wait at a rung to make room for others.
 
         Returns the number of rungs that are decided.
         """
@@ -182,7 +188,8 @@ class Leader:
                     self._note(member, RunState.CUT, f"{value} is in the worse half at rung {rung + 1}", rung=rung)
                     member.standing.is_over = True
                     self._ask(member)
-        decided = count_decided(standings, len(self._plan.rungs))  # without those that were just stopped
+        # Count again without the runs that were just stopped.
+        decided = count_decided(standings, len(self._plan.rungs))
         waiting = sum(self._may_start(member, decided) for member in self._members)
         free = self._plan.parallel - len(self._running)
         for member in self._members:
@@ -192,7 +199,7 @@ class Leader:
         return decided
 
     def _read_values(self, member: Member) -> None:
-        """Note the first value of the metric from each rung on."""
+        """Record the first value of the metric from each rung on."""
         values = member.standing.values
         if len(values) == len(self._plan.rungs):
             return
@@ -207,7 +214,7 @@ class Leader:
             self._table.note(member, member.state, rung=number, step=int(point[0]), value=point[2])
 
     def _ask(self, member: Member) -> bool:
-        """Have a run save and end; return False where it was asked before."""
+        """Make a run save and end. Return False if it was asked before."""
         if member.name in self._asked or member.name not in self._running:
             return False
         self._asked.add(member.name)
@@ -219,7 +226,8 @@ class Leader:
         child = self._children.get(member.name)
         if child is not None and (self._passed_on > 1 or _find_holder(member) is None):
             return child.send_signal(signal.SIGTERM)
-        with contextlib.suppress(UserError):  # it has ended
+        # The run has ended.
+        with contextlib.suppress(UserError):
             run_folders.stop_run(run_folders.open_run(member.folder))
 
 
@@ -230,7 +238,7 @@ def newest_value(member: Member, metric: str) -> float | None:
 
 
 def fitting_runs(processes: int, platform: str) -> int:
-    """Return how many runs of so many processes fit this machine: its CPUs, or one where they need GPUs or TPUs."""
+    """Return how many runs fit this machine by its CPUs, or 1 if they need GPUs or TPUs."""
     return 1 if platform != "cpu" else max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -242,7 +250,7 @@ def _find_holder(member: Member) -> Holder | None:
 
 
 def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
-    """Return the code of a run that ended, and why: as its own folder says, or its command where that says nothing."""
+    """Return the code and the reason of a run that ended, from its folder, or from its command as a fallback."""
     verdict = status.verdict_of(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
     if exit_code is None:
         exit_code = contract.LOST if verdict is None else verdict.code

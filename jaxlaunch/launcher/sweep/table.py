@@ -1,8 +1,8 @@
-"""The folder of a sweep: its runs are folders in it, and a file of JSON lines says what became of each.
+"""The folder of a sweep: its runs are folders in it, and a file of JSON lines has the state of each.
 
-It also has the rule that stops runs early. At a rung, a number of steps, each run has its metric's first value from
-there on. When every run has one, or has ended, the worse half is stopped: of five the worst two. A run that ended
-without a value there is not counted.
+This module also has the rule that stops runs early. A rung is a number of steps, and the value of a run there is the
+first value of its metric from that step on. When every run has a value, or has ended, the worse half is stopped: of
+five runs the worst two. A run that ended without a value there is not counted.
 """
 
 from __future__ import annotations
@@ -22,34 +22,41 @@ from jaxlaunch.launcher.wording import os_reason
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import SWEEP
 
-LOCK = ".sweep"  # held by the launcher that leads the sweep
+# The lock held by the launcher that leads the sweep.
+LOCK = ".sweep"
 _MAX_BYTES = 64 << 20
 
 
 class RunState(enum.StrEnum):
-    """What a run of a sweep does; the table has the values."""
+    """The state of a run of a sweep. The values are in the table."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    PAUSED = "paused"  # it waits for the others at a rung
+    # The run waits for the others at a rung.
+    PAUSED = "paused"
     DONE = "done"
     FAILED = "failed"
-    STOPPED = "stopped"  # the same command continues it
-    CUT = "cut"  # stopped early
-    SUBMITTED = "submitted"  # as a job on a cluster
+    # The same command continues the run.
+    STOPPED = "stopped"
+    # The run was stopped early.
+    CUT = "cut"
+    # The run is a job on a cluster.
+    SUBMITTED = "submitted"
 
 
 @dataclass
 class Standing:
-    """How far a run is: its value at each rung that it has reached."""
+    """The progress of a run: its value at each rung that it has reached."""
 
-    is_over: bool = False  # it ended by itself: done, failed or stopped by somebody
+    # Whether the run ended by itself: done, failed, or stopped by somebody else.
+    is_over: bool = False
     values: dict[int, float] = field(default_factory=dict)  # by the number of the rung
-    cut: int | None = None  # the rung at which it was stopped early
+    # The rung at which the run was stopped early.
+    cut: int | None = None
 
 
 def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
-    """Return how many rungs are decided: at each of them every run that got there has a value or is over."""
+    """Return the number of decided rungs, at which every remaining run has a value or is over."""
     for rung in range(rungs):
         remaining = _remaining(standings, rung).values()
         if any(not standing.is_over and rung not in standing.values for standing in remaining):
@@ -58,7 +65,7 @@ def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
 
 
 def worse_half(standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool) -> Collection[str]:
-    """Return the runs to stop at a rung where every value is known; of equal ones the later."""
+    """Return the runs to stop at a decided rung. Of runs with equal values, the later ones are stopped."""
     remaining = _remaining(standings, rung)
     values = {name: standing.values[rung] for name, standing in remaining.items() if rung in standing.values}
     order = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
@@ -76,19 +83,22 @@ class Member:
 
     name: str
     folder: Path
-    changes: list[str]  # overrides that make it differ from the others
-    job: str  # a digest of its job
+    # Overrides that distinguish the run from the others.
+    changes: list[str]
+    # The digest of its job.
+    job: str
     state: RunState = RunState.WAITING
     note: str = ""
     standing: Standing = field(default_factory=Standing)
 
 
 class Table:
-    """What is known of the runs of a sweep; changes are appended."""
+    """The states of the runs of a sweep. Changes are appended to the file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.of: Mapping[str, Any] = {}  # what holds for all of them: the metric, its direction, the cluster
+        # Settings of all runs: the metric, its direction, the cluster.
+        self.of: Mapping[str, Any] = {}
         self.members: dict[str, Member] = {}
         try:
             text = regular_files.read(folder / SWEEP, _MAX_BYTES).decode(errors="replace")
@@ -105,7 +115,7 @@ class Table:
                 self._take(row)
 
     def begin(self, of: Mapping[str, Any], members: Mapping[str, Member]) -> None:
-        """Note the sweep and those of its runs that are new.
+        """Record the settings of the sweep, and its new runs.
 
         Raises:
             UserError: The folder has a sweep of other jobs, which could not be compared with these.
@@ -125,7 +135,7 @@ class Table:
                 self._append({"run": name, "set": member.changes, "job": member.job, "state": member.state})
 
     def note(self, member: Member, state: RunState, note: str = "", **more: Any) -> None:
-        """Note that a run is in another state."""
+        """Record a new state of a run."""
         self._append({"run": member.name, "state": state, **({"note": note} if note else {}), **more})
 
     def _append(self, row: Mapping[str, Any]) -> None:
@@ -133,7 +143,8 @@ class Table:
         with open(self.folder / SWEEP, "ab+", opener=regular_files.opener) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                text = text if file.read(1) == b"\n" else "\n" + text  # a line that was cut by a kill stays alone
+                # A line that a kill has cut stays on its own line.
+                text = text if file.read(1) == b"\n" else "\n" + text
             file.write(text.encode())
         self._take(json.loads(text))
 
