@@ -314,7 +314,7 @@ def _whole(line: bytes) -> Any:
     Raises:
         ValueError: There is no value in it.
     """
-    begins = [found.start() for found in _BEGIN.finditer(line, 1)]
+    begins = [match.start() for match in _BEGIN.finditer(line, 1)]
     for start in [0, *reversed(begins[-MAX_BEGINS:])]:
         try:
             return checked.decode_line(line[start:])

@@ -101,8 +101,8 @@ class Loop:
         Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use `on_exit_of` there.
 
         Args:
-            ending: Called with the pid while the kernel cannot reuse it yet.
-            ended: Called with the pid and the exit code (or minus the signal) after the child was reaped.
+            on_ending: Called with the pid while the kernel cannot reuse it yet.
+            on_reaped: Called with the pid and the exit code (or minus the signal) after the child was reaped.
         """
 
         def reap() -> None:

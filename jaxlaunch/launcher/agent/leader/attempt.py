@@ -155,7 +155,7 @@ class Attempt:
         return self._stop is None and self._fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
 
     def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
-        """Return how the attempt ends, or None if it goes on or the cause of a symptom may still arrive.
+        """Return how the attempt ends, or None if it continues or the cause of a symptom may still arrive.
 
         Args:
             now: Monotonic seconds.

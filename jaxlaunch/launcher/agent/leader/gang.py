@@ -521,7 +521,7 @@ def _exhausted_verdict(config: Config, records: Sequence[Record]) -> Verdict | N
 
 
 def _stop_verdict(cause: StopFacts, outcome: StopOutcome, previous: Verdict | None = None) -> Verdict:
-    """Return the verdict on a stop while no process ran, after an attempt with the `previous` verdict."""
+    """Return the verdict on a stop while no process ran, after an attempt with the previous verdict."""
     stop = dataclasses.replace(cause, outcome=outcome)
     facts = Failure(FailureKind.STOPPED, stop=stop, cause=None if previous is None else previous.facts)
     return verdict_for_code(cause.code, facts)

@@ -112,7 +112,7 @@ class SharedStatuses:
     """Makes one `Status` object for all ranks that come to equal statuses."""
 
     def __init__(self) -> None:
-        # By the id of the status before, which the entry keeps alive.
+        # Keyed by the id of the old status, which the entry keeps alive.
         self._successors: dict[int, tuple[Status, list[tuple[Mapping[str, Any], Status]]]] = {}
         self._recent: dict[tuple[str | None, int | None], Status] = {}
 
@@ -150,7 +150,7 @@ def _stays(status: Status) -> bool:
 
 
 def _move(counts: dict[Counted, int], before: Counted | None, after: Counted | None, ranks: int) -> None:
-    """Move `ranks` from one count to another; a count of 0 has no entry."""
+    """Move a number of ranks from one count to another; a count of 0 has no entry."""
     if after is not None:
         counts[after] = counts.get(after, 0) + ranks
     if before is not None:
