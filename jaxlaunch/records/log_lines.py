@@ -260,11 +260,16 @@ class Recorded:
     when: Annotated[str, like("|".join(WHEN))]
     attempt: Whole
     generation: Whole
-    step: Whole | None = None  # complete on every rank
-    committed: Whole | None = None  # the newest step whose checkpoint is complete on storage
-    goodput: Annotated[float, within(0, 1)] | None = None  # the share of all seconds that went into steps that count
-    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None  # restarts by cause
-    verdict: Verdict | None = None  # on the newest attempt that ended, without its traceback
+    # Complete on every rank.
+    step: Whole | None = None
+    # Newest step whose checkpoint is complete on storage.
+    committed: Whole | None = None
+    # Share of all seconds that went into useful steps.
+    goodput: Annotated[float, within(0, 1)] | None = None
+    # Restarts by cause.
+    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None
+    # Verdict on the newest finished attempt, without its traceback.
+    verdict: Verdict | None = None
 
     @property
     def is_end(self) -> bool:

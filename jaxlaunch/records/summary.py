@@ -37,14 +37,18 @@ class Record:
     attempt: Whole
     cause: Cause
     rank: Whole | None
-    first_committed: Whole | None  # in this attempt
+    # In this attempt.
+    first_committed: Whole | None
     last_committed: Whole | None
-    seconds: Mapping[str, Seconds]  # by contract.CLOCK, this attempt only
+    # By contract.CLOCK, in this attempt only.
+    seconds: Mapping[str, Seconds]
     verdict: Verdict
     started: Time
     ended: Time
-    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
-    members: Wire | None = None  # which hosts held its ranks; None: each its own, or not known
+    # Seconds of the restart that led to the attempt, by contract.RESTART.
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
+    # Hosts that held the ranks. None if each host held its own, or if not known.
+    members: Wire | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
@@ -66,14 +70,21 @@ class Of:
     attempt: Whole
     started: Time
     at: Time
-    seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # of this attempt alone, by contract.CLOCK
-    first_committed: Whole | None = None  # by this attempt, as the next
+    # By contract.CLOCK, in this attempt only.
+    seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
+    # In this attempt, as is the next field.
+    first_committed: Whole | None = None
     last_committed: Whole | None = None
-    unsafe_s: Seconds = 0.0  # of stepping since the last commit
-    first_step: Whole | None = None  # that it trains; None: it has not said so far
-    judged: Verdict | None = None  # on it, until its end is on record
-    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)  # that led to it, by contract.RESTART
-    made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)  # versions by name, and the code's digest
+    # Seconds of steps since the last commit.
+    unsafe_s: Seconds = 0.0
+    # First step that the attempt trains, or None if it has not reported it yet.
+    first_step: Whole | None = None
+    # Verdict on the attempt, until its end is on record.
+    judged: Verdict | None = None
+    # Seconds of the restart that led to the attempt, by contract.RESTART.
+    restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
+    # Versions by name, and the digest of the code.
+    made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +92,29 @@ class Restarted:
     """A row of summary.json with the seconds by cause until the first step of an attempt."""
 
     attempt: Whole
-    after: str | None  # the cause that ended the attempt before; None: it is the first that is known
-    seconds: Mapping[str, Seconds]  # by contract.RESTART
+    # Cause that ended the previous attempt, or None for the first known attempt.
+    after: str | None
+    # By contract.RESTART.
+    seconds: Mapping[str, Seconds]
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
     """A row of summary.json with the progress of one start of the run."""
 
-    start: Whole  # K, from 1
+    # Number K, from 1.
+    start: Whole
     uid: str
     started: Time
     ended: Time | None = None
-    code: Whole | None = None  # None while it goes on, or where it was killed before its agents began
-    first_step: Whole | None = None  # that it trained; None: none
-    last_step: Whole | None = None  # at which it ended
-    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)  # since one trained; key: then, now
+    # None while the start runs, or if it was killed before its agents began.
+    code: Whole | None = None
+    # First step that the start trained.
+    first_step: Whole | None = None
+    # Step at which the start ended.
+    last_step: Whole | None = None
+    # Changed keys of the job since the last start that trained, each with its old and new value.
+    changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def has_trained(self) -> bool:
@@ -123,18 +141,28 @@ class Start:
 class Summary:
     """The state of a run, as in summary.json."""
 
-    verdict: Verdict | None  # None while the run goes on
-    step: Whole | None  # complete on every rank that reports
-    seconds: Mapping[str, Seconds]  # of the whole run, by contract.CLOCK
-    restarts: Mapping[str, Whole]  # by cause
-    saved: Whole | None = None  # the newest step on storage that the run knows of
-    metrics: Mapping[str, Any] | None = None  # rank 0's newest
+    # None while the run continues.
+    verdict: Verdict | None
+    # Complete on every rank that reports.
+    step: Whole | None
+    # By contract.CLOCK, in the whole run.
+    seconds: Mapping[str, Seconds]
+    # By cause.
+    restarts: Mapping[str, Whole]
+    # Newest step on storage that the run knows of.
+    saved: Whole | None = None
+    # Newest metrics of rank 0.
+    metrics: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
-    stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by rank, after a hang
+    # By rank, after a hang.
+    stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
     of: Of | None = None
-    starts: Sequence[Start] = ()  # of the run, the newest last; none in what a start keeps
-    restart_seconds: Sequence[Restarted] = ()  # of the newest attempts, the last one last
-    nccl: str = ""  # what NCCL's RAS said, after a hang
+    # Starts of the run, newest last. Empty in the summary that a start keeps.
+    starts: Sequence[Start] = ()
+    # Restarts of the newest attempts, newest last.
+    restart_seconds: Sequence[Restarted] = ()
+    # Answer of NCCL's RAS after a hang.
+    nccl: str = ""
 
     @property
     def status(self) -> str:

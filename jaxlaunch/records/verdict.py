@@ -24,35 +24,55 @@ _T = TypeVar("_T")
 class FailureKind(str, enum.Enum):
     """Kind of the end of an attempt or a run."""
 
-    OTHER = "other"  # only `detail` says what, or a newer version of jaxlaunch knows this kind
+    # Only `detail` says more, or a newer version of jaxlaunch knows this kind.
+    OTHER = "other"
     DONE = "done"
     # A process.
-    EXCEPTION = "exception"  # the program raised `exception`
-    TRAINER_ERROR = "trainer_error"  # the trainer ended with the sentence in `exception`
+    # The program raised `exception`.
+    EXCEPTION = "exception"
+    # The trainer ended with the sentence in `exception`.
+    TRAINER_ERROR = "trainer_error"
     EXIT_CODE = "exit_code"
     SIGNAL = "signal"
     OOM_KILLED = "oom_killed"
-    NOT_STARTED = "not_started"  # the command could not be started
-    NO_TRAINER = "no_trainer"  # exit code 0 before the trainer began
-    ENDED_EARLY = "ended_early"  # exit code 0 before the last step
-    LEFT_EARLY = "left_early"  # the program ended while other ranks were still running
+    # The command could not be started.
+    NOT_STARTED = "not_started"
+    # The program ended with exit code 0 before the trainer began.
+    NO_TRAINER = "no_trainer"
+    # The program ended with exit code 0 before the last step.
+    ENDED_EARLY = "ended_early"
+    # The program ended while other ranks were still running.
+    LEFT_EARLY = "left_early"
     HANG = "hang"
-    HEARTBEATS_MISSED = "heartbeats_missed"  # by JAX's coordination service
-    MIXED_VERSIONS = "mixed_versions"  # of JAX, in one gang
+    # JAX's coordination service missed heartbeats.
+    HEARTBEATS_MISSED = "heartbeats_missed"
+    # The ranks of one gang have different versions of JAX.
+    MIXED_VERSIONS = "mixed_versions"
     # A host or its agent.
     HOST_LOST = "host_lost"
-    NOT_JOINED = "not_joined"  # host 0 waited in vain for `rendezvous.hosts`
-    CANNOT_JOIN = "cannot_join"  # a host cannot reach host 0, or is not admitted
-    REFUSED = "refused"  # host 0 does not admit a host, or a host cannot begin
-    AGENT_ENDED = "agent_ended"  # host 0's agent left with `exit_code` or `signal`, and wrote nothing
-    AGENTS_KILLED = "agents_killed"  # so did every other agent
-    UNRECORDED = "unrecorded"  # the agents left with the gang's `exit_code`, and could not write more
-    RUN_KILLED = "run_killed"  # launcher and agents were killed together
+    # Host 0 waited in vain for `rendezvous.hosts`.
+    NOT_JOINED = "not_joined"
+    # A host cannot reach host 0, or is not admitted.
+    CANNOT_JOIN = "cannot_join"
+    # Host 0 refuses a host, or a host cannot begin.
+    REFUSED = "refused"
+    # The agent of host 0 ended with `exit_code` or `signal`, and wrote nothing.
+    AGENT_ENDED = "agent_ended"
+    # The agent of host 0 and every other agent were killed.
+    AGENTS_KILLED = "agents_killed"
+    # The agents ended with the `exit_code` of the gang, and could not write more.
+    UNRECORDED = "unrecorded"
+    # Launcher and agents were killed together.
+    RUN_KILLED = "run_killed"
     # A run.
-    STOPPED = "stopped"  # for `stop.reason`
-    REPEATED = "repeated"  # `cause` came twice alike, before any progress
-    NO_PROGRESS = "no_progress"  # in `count` sets of pods; `cause` was the first error
-    PREEMPTED_TOO_OFTEN = "preempted_too_often"  # `count` times in a row, of `limit`; `cause` was the last
+    # The attempt was stopped for `stop.reason`.
+    STOPPED = "stopped"
+    # Two attempts in a row ended with the same `cause` before any progress.
+    REPEATED = "repeated"
+    # No step was committed in `count` sets of pods. `cause` was the first error.
+    NO_PROGRESS = "no_progress"
+    # The run was preempted `count` times in a row, of `limit`. `cause` was the last preemption.
+    PREEMPTED_TOO_OFTEN = "preempted_too_often"
 
     @classmethod
     def _missing_(cls, value: object) -> FailureKind | None:
@@ -62,11 +82,15 @@ class FailureKind(str, enum.Enum):
 class StopReason(str, enum.Enum):
     """Reason for which an attempt was stopped."""
 
-    OUTSIDE = "outside"  # a signal: a preemption, a drained node, `launcher stop`
-    USER = "user"  # of a run on this machine, which says no more
-    GROWTH = "growth"  # it goes on with more hosts
+    # A signal arrived, as for a preemption, a drained node or `launcher stop`.
+    OUTSIDE = "outside"
+    # A user stopped a run on this machine.
+    USER = "user"
+    # The run continues with more hosts.
+    GROWTH = "growth"
     DEADLINE = "deadline"
-    DISK_EXCEEDED = "disk_exceeded"  # the pod of a host has more on its node's disk than it may
+    # The pod of a host exceeded its limit of disk space on its node.
+    DISK_EXCEEDED = "disk_exceeded"
 
 
 class StopOutcome(str, enum.Enum):
@@ -75,9 +99,12 @@ class StopOutcome(str, enum.Enum):
     SAVED = "saved"
     NOT_SAVED = "not_saved"
     NOT_REPORTED = "not_reported"
-    NOT_JOINED = "not_joined"  # it came before every host had joined
-    BETWEEN_ATTEMPTS = "between_attempts"  # the attempt had already ended, for `cause`
-    NO_RANK = "no_rank"  # the host was a spare
+    # The stop came before every host had joined.
+    NOT_JOINED = "not_joined"
+    # The attempt had already ended, for `cause`.
+    BETWEEN_ATTEMPTS = "between_attempts"
+    # The host was a spare.
+    NO_RANK = "no_rank"
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -104,9 +131,12 @@ class ExceptionFacts(Sparse):
     """An exception of a program."""
 
     type: str = ""
-    message: str = ""  # its first line; of the trainer's own errors all of it, in one line
-    errno: Whole | None = None  # of the operating system, as "[Errno 28]" in its message
-    may_pass: bool = False  # a connection's or a peer's: the next attempt may not see it
+    # The first line, or for an error of the trainer the complete text in one line.
+    message: str = ""
+    # Error number of the operating system, as "[Errno 28]" in the message.
+    errno: Whole | None = None
+    # The exception is about a connection or a peer, so the next attempt may succeed.
+    may_pass: bool = False
     is_storage_full: bool = False
 
 
@@ -115,10 +145,12 @@ class LostHost(Sparse):
     """A host whose agent no longer answers."""
 
     host: Whole
-    reason: str = ""  # how the connection ended; "": its agent was killed before it could write anything
+    # How the connection ended. Empty if the agent was killed before it could write anything.
+    reason: str = ""
     first_rank: Whole | None = None
     last_rank: Whole | None = None
-    agent_signal: Whole | None = None  # that ended its agent, which only the launcher on its machine sees
+    # Signal that ended the agent, which only the launcher on its machine sees.
+    agent_signal: Whole | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +158,13 @@ class RendezvousFacts(Sparse):
     """A wait for hosts."""
 
     hosts: Numbers = Numbers()
-    waited_s: Seconds | None = None  # None: without end
-    timeout: str = ""  # the key of job.yaml
+    # None means without limit.
+    waited_s: Seconds | None = None
+    # Key of job.yaml.
+    timeout: str = ""
     refused: Annotated[tuple[str, ...], at_most(50)] = ()
-    address: str = ""  # of host 0
+    # Address of host 0.
+    address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +174,15 @@ class HangFacts(Sparse):
     phase: str = ""
     limit_s: Seconds = 0.0
     elapsed_s: Seconds = 0.0
-    first_rank: Whole = 0  # whose timeout passed first
-    stacks: str = ""  # where the ranks are, by their stacks
+    # Rank whose timeout passed first.
+    first_rank: Whole = 0
+    # Places of the ranks according to their stacks.
+    stacks: str = ""
     waiting: Numbers = Numbers()
-    late: Numbers = Numbers()  # for which the others wait
-    nccl: str = ""  # what NCCL's RAS said
+    # Ranks for which the others wait.
+    late: Numbers = Numbers()
+    # Answer of NCCL's RAS.
+    nccl: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +192,8 @@ class DiskExcess(Sparse):
     host: Whole
     used_bytes: Whole
     limit_bytes: Whole
-    folder: Annotated[str, at_most(4_000)] = ""  # of a volume with a limit of its own; "": of the whole pod
+    # Volume with a limit of its own. Empty if the limit is for the whole pod.
+    folder: Annotated[str, at_most(4_000)] = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +204,19 @@ class StopFacts(Sparse):
     outcome: StopOutcome | None = None
     deadline_s: Seconds | None = None
     excess: DiskExcess | None = None
-    hosts: Whole | None = None  # with which it goes on, after GROWTH
+    # Number of hosts with which the run continues after GROWTH.
+    hosts: Whole | None = None
     hosts_before: Whole | None = None
-    saved_step: Whole | None = None  # by the stop itself
-    committed_step: Whole | None = None  # the newest on storage, of a stop that saved nothing
-    deleted_step: Whole | None = None  # was on storage, and somebody deleted it
-    late: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)  # ranks that held the stop up, by phase
-    was_killed: bool = False  # a second signal ended it
+    # Step that the stop itself saved.
+    saved_step: Whole | None = None
+    # Newest step on storage, if the stop saved nothing.
+    committed_step: Whole | None = None
+    # Step that was on storage, and that somebody deleted.
+    deleted_step: Whole | None = None
+    # Ranks that delayed the stop, by phase.
+    late: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
+    # True if a second signal ended the stop.
+    was_killed: bool = False
 
     @property
     def code(self) -> int:
@@ -185,17 +231,21 @@ class Failure(Sparse):
 
     kind: FailureKind
     rank: Whole | None = None
-    phase: str = ""  # in which the rank was; "": in a step, or not known
-    step: Whole | None = None  # at which the rank was, once it had reported one in this attempt
+    # Phase of the rank. Empty in a step, or if not known.
+    phase: str = ""
+    # Step of the rank, if it has reported one in this attempt.
+    step: Whole | None = None
     exception: ExceptionFacts | None = None
     exit_code: Whole | None = None
     signal: Whole | None = None
-    detail: str = ""  # words of the operating system, of the program, or of another agent
+    # Text of the operating system, of the program, or of another agent.
+    detail: str = ""
     lost_hosts: tuple[LostHost, ...] = ()
     rendezvous: RendezvousFacts | None = None
     hang: HangFacts | None = None
     stop: StopFacts | None = None
-    versions: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of JAX, by rank
+    # Versions of JAX by rank.
+    versions: Mapping[int, str] = dataclasses.field(default_factory=dict)
     count: Whole | None = None
     limit: Whole | None = None
     cause: Failure | None = None

@@ -22,7 +22,8 @@ from jaxlaunch.launcher.agent.io.link import listen
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records.summary import ratio
 
-MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024  # bytes
+# In bytes.
+MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024
 # A further connection replaces the oldest one that waits for its client.
 MAX_CONNECTIONS = 16
 TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0

@@ -42,7 +42,8 @@ MAX_STACKS = 1024 * 1024
 _BANNER = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
 )
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# From linux/prctl.h.
+PR_SET_PDEATHSIG = 1
 _prctl: Any = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 OnOutput = Callable[["Child", bytes], None]

@@ -326,8 +326,10 @@ class ReportedMetrics:
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 DEFAULT_STEPS = 5
-MAX_SHOWN = 60  # characters of a wrong value
-_STEPS = re.compile(r"[0-9]{1,9}")  # int() raises for thousands of digits
+# In error messages, a wrong value is cut to this many characters.
+MAX_SHOWN = 60
+# The number of digits is limited because int() raises for thousands of them.
+_STEPS = re.compile(r"[0-9]{1,9}")
 
 Reply = tuple[HTTPStatus, Mapping[str, Any]]
 
