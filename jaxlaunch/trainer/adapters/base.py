@@ -1,7 +1,7 @@
-"""The frozen base of adapters, or the reference of preferences: read from its folder, and known by a digest.
+"""The frozen base of adapters, or the reference of preferences, which is read from its folder.
 
-A checkpoint does not hold it, but says which it was. Adapters are merged into it a tensor at a time:
-kernel + scaling × A · B.
+A checkpoint does not hold the frozen weights, only their digest, so that a resumed run can check that it reads the same
+ones. For an export, adapters are merged into the base one tensor at a time: kernel + scaling × A · B.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.spec import Lora, Published
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
-ADAPTERS, COMPARED = "adapters of", "a model compared with"  # what a checkpoint holds, before the name of the base
+# What a checkpoint holds, followed by the name of the base in messages.
+ADAPTERS, COMPARED = "adapters of", "a model compared with"
 
 
 def read_base(model: Published, wanted: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the frozen parameters `wanted` from the model's folder; return them and what a checkpoint says of them.
+    """Read the frozen parameters from the model's folder; return them and their record in a checkpoint.
 
-    One parameter after the other, each in its folder's dtype until it is cast or quantized: the digest is the same
-    whatever the base is kept in. Raises SpecError as load.each does.
+    Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The digest therefore does
+    not depend on the dtype in which the base is kept. Raises SpecError as load.iterate_parameters does.
     """
     inputs = {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
     stored = {name: like for name, like in wanted.items() if not name.endswith(peft.SCALE)}
@@ -58,7 +59,7 @@ def read_base(model: Published, wanted: Shapes) -> tuple[dict[str, Any], dict[st
 
 
 def record_base(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `recorded` would say of the folder of `model`: all of it is read once, by this process alone."""
+    """Return the record of the base in the folder of `model`, which this process reads completely."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     wanted = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
@@ -69,8 +70,16 @@ def record_base(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: str, holds: str = ADAPTERS) -> None:
-    """Raise CheckpointError where of the base of `owner` checkpoint and that of `model` one was read from a folder and
-    the other is drawn; `recorded` is None of a drawn one, `holds` what the checkpoint holds. Reads nothing."""
+    """Raise CheckpointError if only one of the bases of a checkpoint and of `model` was read from a folder.
+
+    Reads no files.
+
+    Args:
+        recorded: Record of the base in the checkpoint, or None if its weights were drawn from the seed.
+        model: Model of the job.
+        owner: Name of the checkpoint in messages.
+        holds: What the checkpoint holds, for messages.
+    """
     if recorded is not None and model.init_from is None:
         raise CheckpointError(
             f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; without "
@@ -86,7 +95,7 @@ def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: st
 def check_digest(
     recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS
 ) -> None:
-    """Raise CheckpointError where the base read now is not that of the checkpoint `owner`; `key` names its folder."""
+    """Raise CheckpointError if the current base differs from that of the checkpoint; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
         raise CheckpointError(
             f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; those of "
@@ -95,22 +104,23 @@ def check_digest(
 
 
 def _digest(model: Published, wanted: Shapes, keep: Any) -> str:
-    """Return one number for all parameters, whatever mesh they lie on; `keep` is called with each while it is here."""
+    """Return a digest of all parameters that does not depend on the mesh; `keep` is called with each of them."""
     sums = {}
     for name, array in load.iterate_parameters(model, wanted, is_cast=False):
-        # Each device adds up its own part.
+        # Each device sums its own part.
         everywhere = None
         if isinstance(array.sharding, NamedSharding):
             everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
         sums[name] = jax.jit(_sum_bits, out_shardings=everywhere)(array)
         keep(name, array)
-        del array  # before the next is read
+        # The array must be freed before the next one is read.
+        del array
     text = json.dumps({name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _sum_bits(array: Array) -> Array:
-    """Return two sums, modulo 2^32, over every number's bits mixed with its place."""
+    """Return two sums, modulo 2^32, over the bits of every number mixed with its position."""
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
     place = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
@@ -120,7 +130,7 @@ def _sum_bits(array: Array) -> Array:
 
 
 def _mix(bits: Array) -> Array:
-    """Spread every bit over all 32: the last steps of MurmurHash3, Appleby 2011."""
+    """Mix every bit into all 32 bits, with the finalizer of MurmurHash3 (Appleby 2011)."""
     bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     mixed: Array = bits ^ (bits >> jnp.uint32(16))
@@ -132,7 +142,7 @@ def _mix(bits: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class MergedParameter:
-    """A parameter of the base in its folder's dtype, with what an adapter adds. Slicing it reads it."""
+    """A parameter of the base merged with its adapter, in the folder's dtype. It is read when it is sliced."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -143,28 +153,30 @@ class MergedParameter:
     b: Parameter | None  # [layers, rank, outputs ...]
 
     def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        """Read a layer of a stacked parameter, by (int, slice, ...) of whole axes, or all of another one."""
+        """Read one layer of a stacked parameter, by (int, slice, ...) over whole axes, or all of another parameter."""
         indices = where if isinstance(where, tuple) else (where,)
         spans = tuple(
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
         )
         part = load.read_part(self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files)
-        self.files.close()  # else what was read stays this process's memory, up to the whole base
+        # Otherwise the pages that were read stay in this process's memory, up to the whole base.
+        self.files.close()
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
         if self.a is None or self.b is None:
             return part
         a, b = (np.asarray(matrix[indices[0]], np.float32) for matrix in (self.a, self.b))
-        added = self.scaling * np.tensordot(a, b, axes=1)  # over the rank
+        # The product sums over the rank.
+        added = self.scaling * np.tensordot(a, b, axes=1)
         return (part.astype(np.float32) + added).astype(self.dtype)
 
 
 def merge_stored(
     model: Published, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], owner: str
 ) -> dict[str, Parameter]:
-    """Return every parameter of the merged model, by name. `recorded` is what the checkpoint says of its base.
+    """Return every parameter of the merged model by name. `recorded` is the checkpoint's record of its base.
 
-    Raises SpecError where there is no folder to merge into, CheckpointError where it is not the one of the training.
+    Raises SpecError if there is no folder to merge into, and CheckpointError if it is not the one of the training.
     """
     if recorded is None or model.init_from is None:
         raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
@@ -186,10 +198,10 @@ def merge_stored(
 
 
 class MergingParameters(dict[str, Array]):
-    """The parameters of a training as those of a model without adapters; each is merged when it is popped."""
+    """The parameters of a training as those of a model without adapters. Each is merged when it is popped."""
 
     def __init__(self, params: Mapping[str, Array], model: Published, lora: Lora | None) -> None:
-        """`params` are all of the training's: the adapters, what they are of, and a frozen copy if there is one."""
+        """Take all parameters of the training: the adapters, the base, and the frozen reference if there is one."""
         ends = (peft.A, peft.B, peft.SCALE)
         names = [name for name in params if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)]
         super().__init__({name: params[name] for name in names})
@@ -198,7 +210,7 @@ class MergingParameters(dict[str, Array]):
         self._inputs = {kernel.name: len(kernel.inputs) for kernel in kernels}
 
     def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
-        """Return the parameter; a kernel with what its adapter adds, in float32."""
+        """Return the parameter; a kernel is merged with its adapter in float32."""
         kernel = super().pop(name, *default)
         scale, a, b = (self._params.get(name + end) for end in (peft.SCALE, peft.A, peft.B))
         if name not in self._inputs or (scale is None and a is None):
@@ -211,7 +223,7 @@ class MergingParameters(dict[str, Array]):
 def _merge_kernel(
     kernel: Array, scale: Array | None, a: Array | None, b: Array | None, inputs: int, scaling: float
 ) -> Array:
-    """Return kernel + scaling × A · B of every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
+    """Return kernel + scaling × A · B for every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
     whole = kernel.astype(jnp.float32) if scale is None else dequantize(kernel, scale, inputs)
     if a is None or b is None:
         return whole

@@ -1,6 +1,6 @@
-"""Which of a model's products have an adapter, and adapters as peft's folder, in and out.
+"""The kernels of a model that have adapters, and adapters in peft's format.
 
-The folder holds adapter_config.json and adapter_model.safetensors.
+A peft folder holds adapter_config.json and adapter_model.safetensors.
 """
 
 from __future__ import annotations
@@ -26,44 +26,58 @@ from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, Published, TrainSpec
 
-A, B = ".lora_a", ".lora_b"  # ends of the names of an adapter's two matrices, after its kernel's name
-SCALE = ".int8_scale"  # end of the name of a quantized kernel's factors
-PREFIX = "base_model.model."  # of a tensor's name with peft, before the model's own
+# Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's name.
+A, B = ".lora_a", ".lora_b"
+SCALE = ".int8_scale"
+# peft puts this before the model's own name of a tensor.
+PREFIX = "base_model.model."
 ALL = "all-linear"
-PRODUCTS = ("query", "key", "value", "qkv", "out", "gate", "up", "down")  # kernels that layers.product multiplies with
+# Kernels that layers.product multiplies with.
+PRODUCTS = ("query", "key", "value", "qkv", "out", "gate", "up", "down")
 
 
 class Kernel(NamedTuple):
-    """A kernel of a product, stacked over the layers: [layers, inputs ..., outputs ...]."""
+    """A kernel of a product, stacked over the layers: [layers, inputs ..., outputs ...].
+
+    Attributes:
+        name: Dotted name of the parameter.
+        module: peft's name of the module within a layer, such as `self_attn.q_proj`.
+        leaf: Layout of the parameter in a Hugging Face folder.
+        inputs: Letters of the input axes in the leaf.
+        outputs: Letters of the output axes.
+    """
 
     name: str
-    module: str  # theirs, without the layers' part: self_attn.q_proj
+    module: str
     leaf: Leaf
-    inputs: str  # the letters of its axes, by the leaf
+    inputs: str
     outputs: str
 
     @property
     def short_name(self) -> str:
-        """The last part of their name of its modules."""
+        """Last part of peft's name of the module."""
         return self.module.rpartition(".")[2]
 
     def matches(self, target: str) -> bool:
-        """Return whether a target names it, as with peft: a module of this name, or whose dotted name ends so; ours
-        too, whole or its end, and without `_proj`."""
+        """Return whether a target selects this kernel.
+
+        As in peft a target is the name of a module or the end of its dotted name. Our names of parameters work as well,
+        and so do names without `_proj`.
+        """
         own_name, short = self.name.rpartition(".")[2], self.short_name
         if target in (ALL, short, short.removesuffix("_proj"), self.name, own_name, self.module):
             return True
         return self.module.endswith(f".{target}") or self.name.endswith(f".{target}")
 
     def modules(self, model: Published) -> list[str]:
-        """Return their names of its modules, one of each layer."""
+        """Return peft's names of the modules, one per layer."""
         assert isinstance(model, Decoder | GPT2), "the spec checks it"
         layers = range(model.layers) if self.leaf.layers is None else self.leaf.layers
         return [self.leaf.name.removesuffix(".weight").format(l=layer) for layer in layers]
 
 
 def find_kernels(model: Published) -> list[Kernel]:
-    """Return every kernel of the model that can have an adapter. No product of experts is a plain one: they cannot."""
+    """Return every kernel of the model that can have an adapter. The products of experts cannot."""
     kernels = []
     for name, leaf in names.parameter_leaves(model).items():
         if leaf.stacked == "l" and name.rpartition(".")[2] in PRODUCTS:
@@ -74,7 +88,7 @@ def find_kernels(model: Published) -> list[Kernel]:
 
 
 def select_kernels(model: Published, lora: Lora) -> list[Kernel]:
-    """Return the kernels that have an adapter. Raises SpecError for a target that matches none."""
+    """Return the kernels that have an adapter. Raises SpecError for a target that matches no kernel."""
     kernels = find_kernels(model)
     for target in lora.targets:
         if not any(kernel.matches(target) for kernel in kernels):
@@ -83,10 +97,15 @@ def select_kernels(model: Published, lora: Lora) -> list[Kernel]:
 
 
 def read_targets(model: Published, modules: str | list[str], key: str) -> list[str]:
-    """Return `target_modules` of a peft folder as `train.lora.targets`: a list has names of modules or ends of them, a
-    text is a regular expression of a whole name.
+    """Translate `target_modules` of a peft folder to `train.lora.targets`.
 
-    `key` says where it is. Raises SpecError for what matches no product, or a product in some of its layers alone.
+    Args:
+        model: Model of the job.
+        modules: A list of module names or of their ends, or a regular expression for whole names.
+        key: Location of `target_modules`, for messages.
+
+    Raises:
+        SpecError: An entry matches no product, or a product in only some of its layers.
     """
     kernels = find_kernels(model)
     if isinstance(modules, list):
@@ -125,8 +144,11 @@ def _unmatched_error(key: str, target: str, model: Published) -> SpecError:
 
 
 def module_names(model: Published, kernels: Sequence[Kernel]) -> list[str]:
-    """Return the names by which peft finds just these kernels: the last part of each, or more where that is another's
-    too, as of an expert: the name within a layer, or those of all its layers."""
+    """Return the shortest module names by which peft finds exactly these kernels.
+
+    A name is the last part of the module's name. If another module, such as one of an expert, ends in the same part, it
+    is the name within a layer, or else the full names in all layers.
+    """
     ours = {kernel.name for kernel in kernels}
     others = [
         f".{leaf.name.removesuffix('.weight')}"
@@ -145,7 +167,7 @@ def module_names(model: Published, kernels: Sequence[Kernel]) -> list[str]:
 
 
 def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
-    """Return how the adapters of these kernels are stored, by our names: [r, inputs] and [outputs, r]."""
+    """Return the layout in a peft folder of the adapters of these kernels: [r, inputs] and [outputs, r]."""
     leaves = {}
     for kernel in kernels:
         stem, layers = PREFIX + kernel.leaf.name.removesuffix(".weight"), kernel.leaf.layers
@@ -155,7 +177,7 @@ def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter is an adapter's."""
+    """Return whether a parameter belongs to an adapter."""
     return name.endswith((A, B))
 
 
@@ -164,7 +186,8 @@ def is_adapter(name: str) -> bool:
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"
 KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
-DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}  # peft's, of keys that a file leaves out
+# peft's values of keys that a file leaves out.
+DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
 # Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization,
 # and of a key beside them that is refused.
 IGNORED = frozenset(
@@ -174,11 +197,14 @@ IGNORED = frozenset(
 )
 READ = frozenset({*KEYS, "peft_type", "target_modules"})
 # What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in November 2026.
-UNSET: tuple[Any, ...] = (None, False, "", [], {})  # one of them is the default of all keys but these
+# Every key without an entry in the next table has one of these as its default.
+UNSET: tuple[Any, ...] = (None, False, "", [], {})
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none", None),
-    "init_lora_weights": (True, None, False, "gaussian", "orthogonal", "eva"),  # others changed the base as well
-    "task_type": (None, "CAUSAL_LM"),  # others have a head of their own, or a base without one
+    # The other methods change the base as well.
+    "init_lora_weights": (True, None, False, "gaussian", "orthogonal", "eva"),
+    # Other tasks have a head of their own, or a base without one.
+    "task_type": (None, "CAUSAL_LM"),
 }
 
 
@@ -201,7 +227,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     for key in [key for key in settings if key in ours]:
         is_equal = ours[key] == settings[key]
         if key == "targets":
-            # Both may name the same kernels, each in its words.
+            # Two lists of targets may select the same kernels.
             is_equal = select_kernels(train.model, lora) == select_kernels(train.model, theirs)
         if not is_equal:
             raise SpecError(
@@ -212,7 +238,7 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
 
 
 def described_by(folder: str, model: Published) -> Lora:
-    """Return what the folder's adapter_config.json says of adapters of `model`. Raises SpecError, StorageError."""
+    """Read the settings in the folder's adapter_config.json for `model`. Raises SpecError, StorageError."""
     path = epath.Path(folder) / CONFIG
     try:
         if is_remote := remote.is_remote(folder):
@@ -250,9 +276,9 @@ def described_by(folder: str, model: Published) -> Lora:
 def read_adapters(
     lora: Lora, kernels: Sequence[Kernel], wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """Read the adapters `wanted` from the folder of `lora`, by our names, with their shapes, dtypes and shardings.
+    """Read adapters from the folder of `lora`, with the names, shapes, dtypes and shardings that are given.
 
-    Raises SpecError where a tensor is missing, left over or of another shape.
+    Raises SpecError if a tensor is missing, unexpected or of another shape.
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = Files(folder, KEY)
@@ -267,12 +293,12 @@ def write_adapters(
     params: Mapping[str, Parameter],
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[str]:
-    """Write adapters as peft does, `beside` them the tokenizer's files; return the names of the weights' files.
+    """Write adapters and further files, such as the tokenizer's, in peft's format; return the names of weight files.
 
-    Raises SpecError where `folder` is not empty.
+    Raises SpecError if `folder` is not empty.
     """
     kernels = select_kernels(model, lora)
-    # What peft knows besides, it takes by its defaults.
+    # peft uses its defaults for all other keys.
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -282,7 +308,8 @@ def write_adapters(
         "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
         "target_modules": module_names(model, kernels),
-        "fan_in_fan_out": isinstance(model, GPT2),  # its kernels are [inputs, outputs]
+        # GPT-2's kernels are [inputs, outputs].
+        "fan_in_fan_out": isinstance(model, GPT2),
         "bias": "none",
         "use_dora": False,
         "lora_bias": False,

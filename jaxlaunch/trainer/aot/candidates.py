@@ -1,8 +1,9 @@
-"""What `launcher tune` chooses between, and which candidates to compile first.
+"""The candidates of `launcher tune`, and the order in which to compile them.
 
-A candidate is a mesh, rematerialization, micro-batches, attention and precision of one job. Its seconds and bytes are
-computed by arithmetic, from shapes that were traced once. Only the order counts: what a candidate really takes is the
-compiler's to say, and `Forecast.learn` brings what it said of some into the order of the others.
+A candidate is a choice of mesh, rematerialization, micro-batches, attention and precision for one job. An arithmetic
+model estimates its time and memory from shapes that were traced once. The estimates only determine the order: the
+compiler decides what a candidate really takes, and `Forecast` corrects the estimates of the other candidates by the
+results so far.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ Choice = Literal["mesh", "remat", "accumulate", "attention", "precision"]
 CHOICES: Sequence[Choice] = get_args(Choice)
 PRECISIONS: Sequence[str] = get_args(get_args(Precision)[0])
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
-_WIDEST_MP = 16  # devices: activations cross mp in every layer, so more are never faster
+# Activations cross mp in every layer, so more devices are never faster.
+_WIDEST_MP = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting of every choice."""
+    """One value for every choice."""
 
     mesh: tuple[int, int, int, int]  # dp, fsdp, ep, mp
     remat: str | tuple[str, ...]
@@ -39,7 +41,7 @@ class Candidate:
 
     @classmethod
     def of_job(cls, spec: TrainSpec, devices: int) -> Candidate:
-        """Return the settings of a job on so many devices."""
+        """Return the settings of a job on this number of devices."""
         return cls(
             spec.mesh.resolve(devices),
             tuple(spec.remat) if isinstance(spec.remat, list) else spec.remat,
@@ -49,7 +51,7 @@ class Candidate:
         )
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of the train block that it sets, as job.yaml has them."""
+        """Return the candidate as keys of the train block of job.yaml."""
         sizes = {axis: size for axis, size in zip(MESH_AXES, self.mesh, strict=True) if size > 1}
         return {
             "mesh": sizes or {"dp": 1},
@@ -60,12 +62,12 @@ class Candidate:
         }
 
     def changes(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
-        """Return those of its keys that differ from a job on so many devices, by their full names."""
+        """Return the keys that differ from a job on this number of devices, by their full names."""
         job_keys = Candidate.of_job(spec, devices).keys()
         return {f"train.{key}": value for key, value in self.keys().items() if job_keys[key] != value}
 
     def apply_to(self, spec: TrainSpec) -> TrainSpec:
-        """Return the training with these settings. The axes of its mesh are divided over slices by themselves."""
+        """Return the spec with these settings. Its mesh is divided over slices automatically."""
         keys = self.keys()
         keys["mesh"] = Mesh(**keys["mesh"])
         if keys["precision"] not in PRECISIONS:
@@ -74,10 +76,9 @@ class Candidate:
 
 
 def enumerate_candidates(spec: TrainSpec, devices: int, over: Collection[Choice]) -> Iterator[Candidate]:
-    """Yield all that can be chosen for `over`, the job itself included; other choices stay the job's.
+    """Yield the candidates that vary these choices, including the job itself; other choices stay the job's.
 
-    What cannot divide the batch is left out, and of rematerialization all but none, full and the job's own. A fixed
-    number of micro-batches is kept where no mesh changes it.
+    Candidates that do not divide the batch are left out. Rematerialization varies over none, full and the job's own.
     """
     job = Candidate.of_job(spec, devices)
     options: dict[Choice, Collection[Any]] = {
@@ -95,7 +96,7 @@ def enumerate_candidates(spec: TrainSpec, devices: int, over: Collection[Choice]
 
 
 def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ways to divide devices over the axes that the model can be split by."""
+    """Yield the ways to divide devices over the axes by which the model can be split."""
     sizes = model_sizes(spec.model)
     experts, heads = sizes.experts or 1, sizes.heads or _WIDEST_MP
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
@@ -107,32 +108,48 @@ def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int,
 
 # --- the order --------------------------------------------------------------------------------------------------------
 
-_OF_PEAK = 0.5  # what matrix products reach
-_EXPOSED = 0.5  # of what is communicated
-_UNKNOWN = Machine(None, 5e10, 1e10, 1e10, 5e9)  # a device of which nothing is known, such as a CPU core
-_UNKNOWN_PEAK = 1e11  # FLOP/s of such a device
-_RECOMPUTATION = {"none": 1.0, "full": 4 / 3}  # the forward pass is a third of a step; others are in between
-# Standard deviations before anything is known: the arithmetic may be wrong by e as a whole, and by a fifth for each
-# setting, or each doubling of it; what the settings do not explain.
+# Share of the peak FLOP/s that matrix products reach.
+_OF_PEAK = 0.5
+# Share of the communication that is not hidden behind compute.
+_EXPOSED = 0.5
+# A device about which nothing is known, such as a CPU core.
+_UNKNOWN = Machine(None, 5e10, 1e10, 1e10, 5e9)
+_UNKNOWN_PEAK = 1e11  # FLOP/s
+# The forward pass is a third of a step; the other settings lie in between.
+_RECOMPUTATION = {"none": 1.0, "full": 4 / 3}
+# Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole, and by a fifth for
+# each setting or each doubling of it. The noise is what the settings do not explain.
 _PRIOR, _NOISE = np.array([1.0, *[0.2] * 9]), 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What of a training does not depend on its mesh. Bytes and FLOPs are of all devices together."""
+    """Sizes of a training that do not depend on its mesh. Bytes and FLOPs are for all devices together.
 
-    type: str  # the accelerator, a name in KNOWN
+    Attributes:
+        type: Accelerator, a name in KNOWN.
+        slices: Number of slices.
+        parameters: Number of parameters.
+        state: Bytes of the parameters, the optimizer and the moving average.
+        flops: FLOPs of a step.
+        residuals: Bytes by rematerialization, for a batch and for one of twice the rows.
+        layers: Number of layers.
+        rows: Tokens of a batch, or examples.
+        width: Width of the residual stream.
+    """
+
+    type: str
     slices: int
     parameters: int
-    state: int  # bytes of parameters, optimizer and average
+    state: int
     flops: float
-    residuals: Mapping[Any, tuple[int, int]]  # by remat: of a batch, and of one of twice the rows
+    residuals: Mapping[Any, tuple[int, int]]
     layers: int
-    rows: int  # tokens, or examples, of a batch
+    rows: int
     width: int
 
     def bytes(self, candidate: Candidate) -> int:
-        """Return the least bytes of a device while a step runs."""
+        """Return a lower bound for the bytes on a device during a step."""
         dp, fsdp, ep, mp = candidate.mesh
         of_batch, of_twice = (size // candidate.accumulate for size in self.residuals[candidate.remat])
         residuals = memory.residuals_per_device(of_batch, of_twice, dp * fsdp * ep, fsdp, mp).low
@@ -146,7 +163,8 @@ class Traced:
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
         computed = self.flops * _RECOMPUTATION.get(str(candidate.remat), 7 / 6) / devices / peak / _OF_PEAK
-        weights = 2 * self.parameters / mp * 3 * count  # read forward and twice backward, in two bytes each
+        # Weights are read once forward and twice backward, in two bytes each.
+        weights = 2 * self.parameters / mp * 3 * count
         residuals = 3 * self.residuals[candidate.remat][0] / devices
         touched = weights + residuals + 2 * self.state / (fsdp * ep * mp)
         gathered = (2 + (candidate.remat != "none")) * count * 2 * self.parameters / mp * (1 - 1 / (fsdp * ep))
@@ -159,33 +177,33 @@ class Traced:
 
 
 class Forecast:
-    """The seconds of candidates, corrected by what the compiler or a measurement said of others.
+    """Predicted step times, corrected by the results of the compiler or of measurements for other candidates.
 
-    How much longer a candidate takes than by arithmetic is a linear function of its settings, as a logarithm, whose
-    weights are learned (Bayesian linear regression). What is known little of gets the benefit of the doubt, or a
-    setting that the arithmetic thinks little of would never be tried.
+    The logarithm of the ratio between the real and the estimated time is modelled as a linear function of the settings,
+    whose weights are learned by Bayesian linear regression. An uncertain candidate is ranked by an optimistic
+    prediction. Otherwise a setting that the arithmetic underestimates would never be tried.
     """
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        # Of the weights, a normal distribution: its precision, and that times its mean.
+        # Normal distribution of the weights: its precision matrix, and the precision matrix times the mean.
         self._precision, self._sums = np.diag(1 / _PRIOR**2), np.zeros(len(_PRIOR))
 
     def learn(self, candidate: Candidate, seconds: float) -> None:
-        """Take in what a candidate takes."""
+        """Update the weights with the time of a candidate."""
         features = _features(candidate)
         self._precision = self._precision + np.outer(features, features) / _NOISE**2
         self._sums = self._sums + features * math.log(seconds / self._traced.seconds(candidate)) / _NOISE**2
 
     def seconds(self, candidate: Candidate, doubt: float = 0.0) -> float:
-        """Return what a candidate is expected to take, less `doubt` standard deviations."""
+        """Return the expected seconds of a candidate, less `doubt` standard deviations."""
         features = _features(candidate)
         weights = np.linalg.solve(self._precision, features)
         return self._traced.seconds(candidate) * math.exp(weights @ self._sums - doubt * math.sqrt(weights @ features))
 
 
 def _features(candidate: Candidate) -> np.ndarray[Any, Any]:
-    """Return the settings as numbers; the first is how wrong the arithmetic is of all."""
+    """Return the settings as numbers, after a constant for the error that all candidates share."""
     counts = [math.log2(size) for size in (*candidate.mesh, candidate.accumulate)]
     remat, is_xla, is_bf16 = candidate.remat, candidate.attention == "xla", candidate.precision == "bf16"
     return np.array([1.0, *counts, remat == "full", remat == "none", is_xla, is_bf16], float)

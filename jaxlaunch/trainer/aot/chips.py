@@ -1,4 +1,4 @@
-"""Devices that are not here: the topology that a TPU or GPU compiler takes in their place."""
+"""Topologies that TPU and GPU compilers accept in place of devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxlaunch import installation
 from jaxlaunch.accelerators import KNOWN, sides_of
 from jaxlaunch.trainer.errors import SpecError
 
-# libtpu otherwise asks a cloud's metadata server who it is, writes logs, and refuses to be loaded twice on a machine.
+# Otherwise libtpu queries a cloud's metadata server, writes logs, and refuses to be loaded twice on a machine.
 _LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -30,10 +30,11 @@ _LIBTPU = {
 }
 _CUDA = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# libtpu's name of a generation, where it is not ours; and how its chips' cores are used. Source: MaxText's
-# accelerator_to_spec_map.py, read 2026-11, and libtpu 0.0.42.1, which refuses other names.
+# libtpu's names of generations if they differ from ours. Source: MaxText's accelerator_to_spec_map.py, read 2026-11,
+# and libtpu 0.0.42.1, which refuses other names.
 _LIBTPU_TYPES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
-_MEGACORE = ("v4", "v5p")  # the two cores of a chip are one device
+# The two cores of one of these chips form one device.
+_MEGACORE = ("v4", "v5p")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Chips:
 
     @classmethod
     def parse(cls, text: str) -> Chips:
-        """Parse such a JSON object."""
+        """Parse the launcher's JSON object."""
         return cls(**json.loads(text))
 
     def __str__(self) -> str:
@@ -59,14 +60,14 @@ class Chips:
 
     @property
     def compiler(self) -> str:
-        """The package that compiles for them, with its version."""
+        """Name and version of the package that compiles for these chips."""
         name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(KNOWN[self.type].platform, _cuda_plugin().replace("_", "-"))
         return f"{name} {metadata.version(name)}"
 
     def devices(self) -> list[jax.Device]:
-        """Return the devices to compile for; but for CPUs none of them can hold an array.
+        """Return the devices to compile for. Except for CPUs they cannot hold arrays.
 
-        Raises SpecError where their compiler is not installed, or does not know them.
+        Raises SpecError if the compiler is not installed, or does not support the devices.
         """
         match KNOWN[self.type].platform:
             case "cpu":
@@ -84,11 +85,12 @@ class Chips:
         assert self.topology is not None, "the schema requires it of TPUs"
         os.environ.update(_LIBTPU)
         sides = sides_of(self.topology) or ()
-        is_one_host = self.per_host == math.prod(sides)  # a machine that is a slice of its own
+        # A machine can be a slice of its own.
+        is_one_host = self.per_host == math.prod(sides)
         options: dict[str, Any] = {
             "chips_per_host_bounds": (*sides, 1)[:3] if is_one_host else (2, 2, 1),
             "num_slices": self.slices,
-            # An axis is a ring where it is of whole cubes, or of 16 chips of a flat slice.
+            # An axis is a ring if it consists of whole cubes, or of 16 chips in a flat slice.
             "wrap": tuple(side == 16 if len(sides) == 2 else side % 4 == 0 for side in (*sides, 1)[:3]),
         }
         if self.type in _MEGACORE:
@@ -124,15 +126,15 @@ class Chips:
 
 
 def _cuda_plugin() -> str:
-    """Return the module of the CUDA plugin that is installed; empty if none is."""
+    """Return the module of the installed CUDA plugin, or an empty string."""
     return next((name for name in _PLUGINS if importlib.util.find_spec(name) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What differs between GPUs that can be compiled for."""
+    """The properties by which a GPU's description for XLA differs from another's."""
 
-    name: str  # as the driver says it
+    name: str  # as the driver reports it
     capability: tuple[int, int]
     processors: int  # streaming multiprocessors
     clock_ghz: float
@@ -153,7 +155,7 @@ GPU_TARGETS: Mapping[str, Target] = {
 
 
 def render_gpu(target: Target) -> str:
-    """Return the description of a GPU as XLA reads it."""
+    """Return the description of a GPU in XLA's text format."""
     major, minor = target.capability
     return f"""gpu_device_info {{
   threads_per_block_limit: 1024

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: kind, mesh axes, bytes, and whether the schedule hides them behind compute."""
+"""The collectives of a compiled program: their kind, mesh axes and bytes, and whether compute hides them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 
 from jaxlaunch.trainer.numerics.hlo import Operation, Program, array_bytes
 
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")  # as HLO names them
-_SYNCHRONOUS = '"is_sync":true'  # XLA's GPU compiler says so of a start that waits for its end
+# The names are those of HLO.
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# XLA's GPU compiler marks a start with this if it waits for its end.
+_SYNCHRONOUS = '"is_sync":true'
 _TRANSFER = re.compile(r'rendezvous="([^"]+)".*_xla_megascale_transfer_type="(\w+)"')
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -21,24 +23,34 @@ _MESH = re.compile(
     r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, ?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
 )
 _MESH_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
-Shape = tuple[int, ...]  # of a mesh
+Shape = tuple[int, ...]  # sizes of the mesh axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a step, with all of its executions."""
+    """One collective of a step, with all of its executions.
 
-    name: str  # of the operation that starts it
-    kind: str  # one of COLLECTIVES
-    axes: tuple[str, ...]  # the mesh axes that its groups span
-    group: int  # devices that take part together
-    times: float  # executions in a step, those in loops by their trips
-    bytes: int  # of the whole array on one device: gathered, reduced, or before it is scattered
-    exposed: float  # share of its time in which the schedule computes nothing else
+    Attributes:
+        name: Name of the operation that starts it.
+        kind: One of COLLECTIVES.
+        axes: Mesh axes that its groups span.
+        group_size: Number of devices that take part together.
+        executions: Executions in a step; those in loops are multiplied by the trip counts.
+        size_bytes: Bytes of the whole array on one device: after a gather or reduction, or before a scatter.
+        exposed_share: Share of its time in which the schedule computes nothing else.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    group: int
+    times: float
+    bytes: int
+    exposed: float
 
     @property
     def wire(self) -> float:
-        """Bytes that a device sends for all executions, by a ring."""
+        """Bytes that a device sends for all executions with a ring algorithm."""
         share = (self.group - 1) / self.group if self.group else 0.0
         factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
         return self.bytes * factor * self.times
@@ -47,16 +59,20 @@ class Collective:
 def find_collectives(
     program: Program, names: Sequence[str], shape: Shape, across: Mapping[str, int]
 ) -> list[Collective]:
-    """Return the collectives of a program for a mesh of these axes and sizes, whose devices are numbered in its order.
+    """Return the collectives of a program.
 
-    `across` has the axes along which devices are in other slices, and how many slices those are.
+    Args:
+        program: The compiled program.
+        names: Axes of the mesh, whose devices are numbered in its order.
+        shape: Sizes of the axes.
+        across: Number of slices along each axis that spans several.
     """
     transfers = _find_transfers(program, tuple(across), math.prod(across.values()))
     return [*_find_scheduled(program, names, shape), *_find_fused(program, names, shape), *transfers]
 
 
 def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Collective]:
-    """Yield those between TPU slices: each device hands its part to its host, and waits for what comes back."""
+    """Yield collectives between TPU slices: each device sends its part to its host and waits for the result."""
     for computation, times in program.runs.items():
         operations = program.computations[computation]
         for index, send in enumerate(operations):
@@ -71,7 +87,7 @@ def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> I
 
 
 def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
-    """Yield those that the schedule itself lists: at once, or as a start and a done with other work between them."""
+    """Yield collectives of the schedule itself: synchronous ones, and pairs of a start and a done operation."""
     for computation, times in program.runs.items():
         operations = program.computations[computation]
         for index, operation in enumerate(operations):
@@ -80,7 +96,8 @@ def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Ite
                 is_hidden = operation.kind != kind and _works_until_done(operation, later, program)
                 is_hidden = is_hidden and _SYNCHRONOUS not in operation.attributes
                 yield _read_collective(operation, kind, names, shape, times, is_hidden=is_hidden)
-            elif operation.kind in ("async-start", "call-start") and times:  # a TPU7x's run beside its cores
+            elif operation.kind in ("async-start", "call-start") and times:
+                # A TPU7x runs these in parallel to its cores.
                 inner = next((part for part in program.parts(operation) if part.kind in COLLECTIVES), None)
                 if inner is not None:
                     is_hidden = _works_until_done(operation, later, program)
@@ -89,7 +106,7 @@ def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Ite
 
 
 def _works_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:
-    """Return whether something is computed between the start of a collective and the operation that waits for it."""
+    """Return whether anything is computed between the start of a collective and the operation that waits for it."""
     for operation in later:
         if start.name in operation.operands and operation.kind.endswith("-done"):
             return False
@@ -99,7 +116,7 @@ def _works_until_done(start: Operation, later: Iterable[Operation], program: Pro
 
 
 def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
-    """Yield those inside fusions: a TPU's asynchronous ones run along several fusions, the same channel in each."""
+    """Yield collectives inside fusions. A TPU's asynchronous ones span several fusions with the same channel."""
     chained: dict[str, tuple[Operation, float]] = {}
     for fusion, times in program.scheduled():
         if fusion.kind != "fusion" or not times:
@@ -109,7 +126,8 @@ def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterato
                 continue
             if "chain_id" in part.attributes:
                 chained.setdefault(part.attribute("channel_id") or part.name, (part, times))
-            else:  # the pieces of an all-reduce that each device keeps one of
+            else:
+                # Each device keeps one piece of an all-reduce.
                 kind = "reduce-scatter" if any("all-reduce-scatter" in name for name in fusion.called) else part.kind
                 yield _read_collective(part, kind, names, shape, times, is_hidden=False)
     for part, times in chained.values():
@@ -126,19 +144,19 @@ def _read_collective(
         # The axes along which the members of some group differ.
         places = zip(names, np.unravel_index(groups, shape), strict=True)
         axes = tuple(name for name, along in places if (along != along[:, :1]).any())
-    # Of all arrays that one operation sends together.
+    # One operation may send several arrays.
     arrays, count = array_bytes(operation.result), len(operation.operands)
     if operation.kind.endswith("-start") and kind != "all-reduce":
-        # The result of other starts is a tuple of operands and results, on a TPU with more behind them.
+        # The result of the other starts is a tuple of operands and results, followed by further values on a TPU.
         arrays = arrays[:count] if kind == "reduce-scatter" else arrays[count : 2 * count]
     size_bytes = sum(arrays) * (group if operation.kind == "reduce-scatter" else 1)
     return Collective(operation.name, kind, axes, group, times, size_bytes, float(not is_hidden))
 
 
 def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
-    """Return the groups of devices that communicate, [groups, members], in any of the three forms that XLA writes.
+    """Return the groups of devices that communicate, [groups, members], from any of XLA's three notations.
 
-    Raises ValueError for a fourth: whom it joins is not guessed.
+    Raises ValueError for an unknown notation.
     """
     if (listed := _LISTED.search(attributes)) is not None:
         groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
@@ -150,14 +168,15 @@ def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
     if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
         form = attributes[attributes.index("replica_groups=") :]
         raise ValueError(f"groups of devices in a form that is not known here: {form[:120]}")
-    return np.arange(devices).reshape(1, -1)  # no groups: all devices together
+    # Without groups all devices take part.
+    return np.arange(devices).reshape(1, -1)
 
 
 def _mesh_groups(mesh: re.Match[str], devices: int) -> np.ndarray[Any, Any]:
-    """Return groups along axes of a mesh of XLA's own: `mesh['a'=2,'b'=4] {'b'}`, an axis also in part, `'b':(1)2`."""
+    """Return groups along axes of XLA's own mesh: `mesh['a'=2,'b'=4] {'b'}`, or along part of one: `'b':(1)2`."""
     ids = _numbered(devices, mesh[2] or str(devices), mesh[3])
     shape, is_chosen = [], []
-    axes = {name: (int(before or 1), int(size or 0)) for name, before, size in _MESH_AXIS.findall(mesh[4])}
+    axes = {name: (int(outer or 1), int(size or 0)) for name, outer, size in _MESH_AXIS.findall(mesh[4])}
     for name, extent in re.findall(r"'(\w+)'=(\d+)", mesh[1]):
         before, size = axes.get(name, (1, 1))
         size = size or int(extent)

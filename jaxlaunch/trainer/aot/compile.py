@@ -1,4 +1,4 @@
-"""Compiles a job's steps for its chips without having one, and says what their compiler found."""
+"""Compilation of a job's steps for chips that are not present, and the compiler's results."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ from jaxlaunch.trainer.task import Task
 GIB = 1024**3
 REPORT_INTERVAL_S = 15.0
 MAX_COMPILATION_S = 3600.0
-MAX_MEMORY_SHARE = 0.8  # of the memory that is free at the start
+# Share of the memory that is free when the compilation starts.
+MAX_MEMORY_SHARE = 0.8
 
 
 class TooLarge(Exception):
-    """The compiler refuses the program: it does not fit the memory of a device. Its message is the compiler's."""
+    """The program does not fit into the memory of a device. The message is the compiler's."""
 
 
 class AheadOfTime:
-    """A training on chips that are not here. `batch` gives the shapes of a global batch of so many rows."""
+    """A training on chips that are not present. `batch` has the shapes of a global batch."""
 
     def __init__(self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int) -> None:
         self._task, self._spec, self._chips = task, spec, chips
@@ -53,7 +54,7 @@ class AheadOfTime:
         self.devices = chips.devices()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the compiler says of the steps; where they do not fit, also of the nearest change that does."""
+        """Compile the steps and return the results; if they do not fit, those of the smallest change that does."""
         try:
             return self.compile(self._spec)
         except TooLarge as error:
@@ -71,8 +72,15 @@ class AheadOfTime:
             }
 
     def compile(self, spec: TrainSpec, *, is_measured: bool = False) -> dict[str, Any]:
-        """Return what the compiler says of the steps of `spec`, a change of this training; with `is_measured` also what
-        a train step takes, on devices that are here. Raises TooLarge, SpecError.
+        """Compile the steps of `spec` and return the results.
+
+        Args:
+            spec: This training, or a variation of it.
+            is_measured: Whether to measure the time of a train step, on devices that are present.
+
+        Raises:
+            ProgramTooLarge: The steps do not fit into the memory of a device.
+            SpecError: The spec is not valid for these devices.
         """
         started = time.monotonic()
         step = Step(self._task, spec, mesh.build(spec.mesh, self.devices), self._total_steps)
@@ -82,11 +90,12 @@ class AheadOfTime:
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # The compiler's own first sentences, without the list of buffers behind them.
+            # The first sentences of the compiler's message, without the list of buffers that follows.
             raise TooLarge(re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()) from None
         memory = {name: _memory_bytes(executable) for name, executable in step.compiled.items()}
         peak, sizes_gib = max(sizes["peak"] for sizes in memory.values()), KNOWN[self._chips.type].memory_gib
-        if sizes_gib and peak > max(sizes_gib) * GIB:  # a GPU's compiler does not refuse
+        # A GPU's compiler does not refuse a program that is too large.
+        if sizes_gib and peak > max(sizes_gib) * GIB:
             device = f"a {self._chips.type} has {max(sizes_gib):g} GiB"
             raise TooLarge(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
         return {
@@ -104,11 +113,11 @@ class AheadOfTime:
 
     @cached_property
     def _rates(self) -> Rates:
-        """What devices of which no table knows reach, such as a CPU's cores."""
+        """Measured rates of devices that are in no table, such as a CPU's cores."""
         return step_time.measure_rates(self.devices, precision.policy(self._spec.precision).compute)
 
     def _figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
-        """Return costs, collectives and the modelled time of a train step; without a program text only its costs."""
+        """Return the costs, collectives and modelled time of a train step; only costs if the program is unreadable."""
         train = step.compiled["train"]
         costs = train.costs()
         figures: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": costs.get("bytes accessed")}
@@ -118,13 +127,14 @@ class AheadOfTime:
             collectives = find_collectives(program, list(sizes), tuple(sizes.values()), across)
         except (JaxRuntimeError, ValueError) as error:
             return {**figures, "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}"}
-        moved = float(figures["bytes_accessed"] or step_time.program_bytes(program))  # GPUs' compiler counts none
+        # The compiler for GPUs counts no bytes.
+        moved = float(figures["bytes_accessed"] or step_time.program_bytes(program))
         model = step_time.StepTimeModel(self._chips, across, rates)
         rows = model.with_exposed_shares(program, collectives)
         model_flops, in_kernels = step.flops(self._batch), 0.0
         kernels = sum(times for row, times in program.scheduled() if "tpu_custom_call" in row.attributes)
         if kernels:
-            # Causal attention, which no estimate of the compiler's covers where a kernel computes it.
+            # The compiler's estimates do not cover causal attention in a kernel.
             forward = step.forward(self._batch)
             whole = flops.train_step(forward, trained=step.trained_arrays)
             half = flops.train_step(forward, 0.5, step.trained_arrays)
@@ -141,7 +151,7 @@ class AheadOfTime:
 
 
 def _memory_bytes(executable: Executable) -> dict[str, int]:
-    """Return bytes on a device: what is handed in, what is computed meanwhile, and the largest sum at any time."""
+    """Return the bytes of arguments, outputs and temporaries on a device, and their peak."""
     stats = executable.memory()
     parts = {
         "argument": stats.argument_size_in_bytes,
@@ -151,11 +161,12 @@ def _memory_bytes(executable: Executable) -> dict[str, int]:
     }
     total = parts["argument"] + parts["output"] - parts["alias"] + parts["temp"]
     peak = stats.peak_memory_in_bytes
-    return {**parts, "peak": peak if peak > parts["temp"] else total}  # the CPU's leaves the temporaries out
+    # The CPU's peak leaves out the temporaries.
+    return {**parts, "peak": peak if peak > parts["temp"] else total}
 
 
 def _sum_by_kind(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Return collectives of one kind over the same axes as one row, the most bytes first."""
+    """Sum the collectives of one kind over the same axes into one row, sorted by bytes in descending order."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for row in collectives:
         if row.group > 1:
@@ -175,7 +186,7 @@ def _sum_by_kind(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
 
 
 def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
-    """Return over how many slices, or hosts of GPUs, the devices along an axis are, for axes with more than one."""
+    """Return the number of slices, or hosts of GPUs, along each axis that spans more than one."""
     counts = {}
     for axis, name in enumerate(device_mesh.axis_names):
         along = np.moveaxis(device_mesh.devices, axis, 0).reshape(device_mesh.devices.shape[axis], -1)[:, 0]
@@ -186,7 +197,7 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
 
 
 def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str, Any], TrainSpec]]:
-    """Yield what makes a step smaller, the cheapest first: rematerialization, smaller micro-batches, more sharding."""
+    """Yield changes that save memory, cheapest first: rematerialization, smaller micro-batches, more sharding."""
     base: dict[str, Any] = {}
     if spec.remat != "full":
         base = {"train.remat": "full"}
@@ -203,9 +214,9 @@ def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str,
 
 @contextlib.contextmanager
 def limit_compilation() -> Iterator[None]:
-    """End the process with a refusal when it takes longer, or holds more memory, than it may; report on the way.
+    """Report progress, and exit with a refusal if the process takes too long or too much memory.
 
-    A compiler's call does not return before it is done, so nothing milder ends it.
+    A call of the compiler cannot be interrupted, so the whole process has to end.
     """
     done, max_bytes = threading.Event(), _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
 
@@ -239,4 +250,5 @@ def _refuse(reason: str) -> None:
 
 def _proc_bytes(path: str, key: str) -> int:
     line = next(line for line in Path(path).read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024  # /proc gives kB
+    # /proc gives kB.
+    return int(line.split()[1]) * 1024

@@ -1,7 +1,8 @@
-"""How long a compiled step takes: by a stated model (docs/plan.md), or as measured on devices that are here.
+"""The time of a compiled step, by the model in docs/plan.md or as measured on devices that are present.
 
-An operation of the program is counted as the FLOPs of its matrix products and the bytes that it reads and writes. The
-model gives a range, since half of what decides is not in the program.
+The model counts the FLOPs of an operation's matrix products and the bytes that it reads and writes. It walks through
+the schedule with two clocks, one for compute and one for the links, to find the communication that compute does not
+hide. The result is a range, because much of what decides the time is not in the program.
 """
 
 from __future__ import annotations
@@ -29,23 +30,35 @@ from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, arra
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
-Operations = Mapping[str, Operation]  # of a computation, by name
+Operations = Mapping[str, Operation]  # name -> operation of one computation
 
 
 class Computed(NamedTuple):
-    """What of a step no collective is."""
+    """Costs of a step without its collectives.
 
-    flops: float | None  # the model's, of all devices
-    in_kernels: float  # those of them that the compiler's cycles leave out
-    moved: float  # bytes that a device reads and writes
+    Attributes:
+        flops: The model's FLOPs on all devices.
+        kernel_flops: Part of these FLOPs that the compiler's cycle estimates leave out.
+        moved_bytes: Bytes that a device reads and writes.
+    """
+
+    flops: float | None
+    in_kernels: float
+    moved: float
 
 
 class _End(NamedTuple):
-    """One end of the range."""
+    """One end of the range.
 
-    of_peak: float  # the share that products reach
-    of_memory: float  # the share of its bandwidth
-    is_best: bool  # a collective uses all links
+    Attributes:
+        peak_share: Share of the peak FLOP/s that matrix products reach.
+        bandwidth_share: Share of the memory bandwidth that is reached.
+        is_best: Whether a collective uses all links.
+    """
+
+    of_peak: float
+    of_memory: float
+    is_best: bool
 
 
 _BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
@@ -53,26 +66,39 @@ _BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a device reaches."""
+    """Rates that a device reaches.
 
-    flops: float  # a second, of matrix products
-    memory: float  # bytes a second
-    start: float = 0.0  # seconds that starting an operation adds
-    meeting: float = 0.0  # seconds that devices waiting for each other in a collective add
+    Attributes:
+        flops_per_s: FLOP/s of matrix products.
+        bytes_per_s: Memory bandwidth.
+        start_s: Additional seconds to start an operation.
+        meeting_s: Additional seconds in which the devices of a collective wait for each other.
+    """
+
+    flops: float
+    memory: float
+    start: float = 0.0
+    meeting: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTimeModel:
-    """The seconds of programs on the devices of a job."""
+    """Step times of programs on the devices of a job.
+
+    Attributes:
+        chips: Devices of the job.
+        domains_by_axis: Number of slices, or hosts of GPUs, over which the devices along a mesh axis are spread.
+        measured_rates: Rates of devices whose machine is unknown.
+    """
 
     chips: Chips
-    between: Mapping[str, int]  # of a mesh axis: over how many slices, or hosts of GPUs, its devices are spread
-    measured: Rates | None = None  # of devices of whose machine nothing is known
+    between: Mapping[str, int]
+    measured: Rates | None = None
 
     def with_exposed_shares(self, program: Program, collectives: Sequence[Collective]) -> Sequence[Collective]:
-        """Return the collectives, each with the share of its time in which the best end computes nothing.
+        """Return the collectives with the share of their time that the best end does not hide behind compute.
 
-        They are as they were where the compiler estimates cycles, or nothing is known of the machine.
+        They are unchanged if the compiler estimates cycles, or if the machine is unknown.
         """
         machine = KNOWN[self.chips.type].machine
         if machine is None or machine.clock is not None:
@@ -87,13 +113,13 @@ class StepTimeModel:
     def estimate(
         self, program: Program, collectives: Sequence[Collective], computed: Computed
     ) -> dict[str, Any] | None:
-        """Return the seconds of a step, [least, most], and their parts; None if nothing is known of the machine."""
+        """Return the seconds of a step, [lowest, highest], and their parts; None if the machine is unknown."""
         machine = KNOWN[self.chips.type].machine
         cycles = sum(operation.cycles * times for operation, times in program.scheduled())
         if machine is not None:
             ends = [self._estimate_end(machine, program, collectives, computed, cycles, end) for end in (_BEST, _WORST)]
         elif self.measured is not None:
-            # Such devices share a memory: what a collective sends is read and written, alone.
+            # Such devices share a memory, so a collective only reads and writes what it sends.
             rates = self.measured
             sends = {row.name: rates.meeting + 2 * row.wire / row.times / rates.memory for row in collectives}
             timeline = Timeline(program, rates, sends)
@@ -118,12 +144,13 @@ class StepTimeModel:
         sends = self._send_seconds(machine, collectives, end)
         if machine.clock is None or not cycles:
             timeline = self._timeline(machine, program, sends, end)
-            # What is no matrix product, such as a convolution, is in the model's FLOPs alone.
+            # Convolutions and the like are only in the model's FLOPs, since operations count matrix products alone.
             floor = max((computed.flops or 0.0) / peak, computed.moved / machine.hbm / end.of_memory)
             return max(floor, timeline.computed), timeline.total_waited
         seconds = cycles / machine.clock + computed.in_kernels / peak
         waited = sum(sends[row.name] * row.times * row.exposed for row in collectives)
-        if not end.is_best:  # hidden communication shows where it takes longer than all of the computation
+        if not end.is_best:
+            # Hidden communication shows if it takes longer than all of the computation.
             waited += max(0.0, sum(sends[row.name] * row.times * (1 - row.exposed) for row in collectives) - seconds)
         return seconds, waited
 
@@ -131,10 +158,10 @@ class StepTimeModel:
         return Timeline(program, Rates(self._device_peak * end.of_peak, machine.hbm * end.of_memory), sends)
 
     def _send_seconds(self, machine: Machine, collectives: Sequence[Collective], end: _End) -> dict[str, float]:
-        """Return the seconds of one execution of each collective, by its name.
+        """Return the seconds of one execution of each collective by name.
 
-        A device sends over all of its links, or over one ring. Between hosts of GPUs, whose ports each carry a part, it
-        uses as many ports as the collective has GPUs on a host; half of their bandwidth at worst.
+        A device sends over all of its links at best, and over one ring at worst. Between hosts of GPUs a collective
+        uses as many network ports as it has GPUs on a host, and reaches half of their bandwidth at worst.
         """
         seconds = {}
         for row in collectives:
@@ -157,17 +184,17 @@ class StepTimeModel:
 
 
 class Timeline:
-    """A program's seconds at such rates. `sends` has those of one execution of each collective, by its name."""
+    """The time of a program at given rates. `sends` has the seconds of one execution of each collective by name."""
 
     def __init__(self, program: Program, rates: Rates, sends: Mapping[str, float]) -> None:
         self._program, self._rates, self._sends = program, rates, sends
-        self.waited: defaultdict[str, float] = defaultdict(float)  # seconds for each collective, of all executions
+        self.waited: defaultdict[str, float] = defaultdict(float)  # seconds by collective, over all executions
         self.seconds = self._run(program.entry, 1.0)
         self.total_waited = sum(self.waited.values())
         self.computed = self.seconds - self.total_waited
 
     def _run(self, name: str, times: float) -> float:
-        """Return the seconds of one execution of a computation that runs so often."""
+        """Return the seconds of one execution of a computation that runs `times` times."""
         operations = self._program.computations[name]
         by_name = {operation.name: operation for operation in operations}
         clock, link_free, ends = 0.0, 0.0, dict[str, float]()
@@ -180,7 +207,7 @@ class Timeline:
                     flops = operation_flops(self._program, operation, operations) / self._rates.flops
                     moved = touched_bytes(self._program, operation, by_name) / self._rates.memory
                     clock += self._rates.start + max(flops, moved)
-            # It waits for the collective whose end it is, or for itself where it is no start.
+            # A done operation waits for its start. A synchronous collective waits for itself.
             waits_for = None
             if operation.name in ends and not operation.kind.endswith("-start"):
                 waits_for = operation.name
@@ -193,7 +220,7 @@ class Timeline:
         return clock
 
     def _run_called(self, operation: Operation, caller: str, times: float) -> float:
-        """Return the seconds of the computations that a loop, a call or a branch runs."""
+        """Return the seconds of the computations that a loop, call or branch runs."""
         computations = self._program.computations
         if operation.kind == "while":
             body, trips = operation.attribute("body") or "", self._program.trips(operation, caller)
@@ -205,29 +232,30 @@ class Timeline:
 
 # --- the work of an operation -----------------------------------------------------------------------------------------
 
-# They move nothing by themselves: names of what is there, and what runs computations, whose operations count as theirs.
+# These move no data themselves: they name existing values, or run computations whose operations are counted instead.
 _FREE = frozenset(
     "after-all bitcast call conditional constant get-tuple-element parameter partition-id tuple while".split()
 )
-_PARTS = ("dynamic-slice", "gather", "slice")  # they read as much of their operand as they return
+# These read as much of their operand as they return.
+_PARTS = ("dynamic-slice", "gather", "slice")
 _VIEWS = ("bitcast", "copy", "get-tuple-element", "reshape")
-# cuDNN's attention: how many products of queries and keys, or of the like, a kernel computes.
+# Number of products, such as that of queries and keys, in each of cuDNN's attention kernels.
 _ATTENTION = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
-# jax.checkpoint names the scope so, and XLA keeps it in an operation's metadata.
+# jax.checkpoint gives its scope this name, and XLA keeps it in the metadata of operations.
 _RECOMPUTED = "rematted_computation"
 
 
 def is_free(operation: Operation) -> bool:
-    """Return whether an operation takes no time by itself: a name of what is there, or an end of a transfer."""
+    """Return whether an operation takes no time itself: it names an existing value, or starts or ends a transfer."""
     return operation.kind in _FREE or operation.kind.endswith(("-start", "-done"))
 
 
 def matrix_products(
     program: Program, operation: Operation, computation: Computation
 ) -> Iterator[tuple[Operation, float]]:
-    """Yield the matrix products of an operation of `computation`, at any depth, with the FLOPs of each."""
+    """Yield the matrix products inside an operation of `computation`, at any depth, with their FLOPs."""
     if operation.kind == "dot":
-        # Two for each element of the result and each element that it is summed over.
+        # Two FLOPs for each element of the result and each element of the contracted axes.
         left = next((row for row in computation if row.name == operation.operands[0]), None)
         summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", operation.attributes)
         flops = 0.0
@@ -244,11 +272,11 @@ def matrix_products(
 
 
 def operation_flops(program: Program, operation: Operation, computation: Computation) -> float:
-    """Return the FLOPs of one execution of an operation: of its matrix products, and of cuDNN's attention."""
+    """Return the FLOPs of one execution of an operation, from its matrix products or from cuDNN's attention."""
     target = re.search(r'custom_call_target="([^"]+)"', operation.attributes)
     if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION:
         return sum(flops for _, flops in matrix_products(program, operation, computation))
-    # Products of queries [B, L, H, K] and keys [B, S, G, K]; half of each where the mask is causal.
+    # Products of queries [B, L, H, K] and keys [B, S, G, K], half of each if the mask is causal.
     query, key = (next(row for row in computation if row.name == name) for name in operation.operands[:2])
     (batch, length, heads, size), keys = dimensions(query.result), dimensions(key.result)[1]
     share = 0.5 if re.search(r'mask_type": ?"\w*CAUSAL', operation.attributes) else 1.0
@@ -265,7 +293,7 @@ def program_bytes(program: Program) -> float:
 
 
 def touched_bytes(program: Program, operation: Operation, by_name: Operations) -> float:
-    """Return the bytes that one execution reads and writes; `by_name` are the operations of its computation."""
+    """Return the bytes that one execution reads and writes; `by_name` has the operations of its computation."""
     if is_free(operation):
         return 0.0
     written = sum(array_bytes(operation.result))
@@ -281,7 +309,7 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
 
 
 def _fusion_read(parts: Operations, index: int, whole: int) -> float:
-    """Return the bytes that a fusion reads of an operand: the slices, nothing of what it updates in place, or all."""
+    """Return the bytes that a fusion reads of an operand: its slices, nothing if updated in place, or all of it."""
     parameter = next((part for part in parts.values() if part.kind == "parameter" and part.inside == str(index)), None)
     if parameter is None:
         return float(whole)
@@ -295,7 +323,7 @@ def _fusion_read(parts: Operations, index: int, whole: int) -> float:
 
 
 def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]:
-    """Yield what reads `name`, also as another view of it, and under which name."""
+    """Yield the operations that read `name` or a view of it, with the name that they read."""
     for user in parts.values():
         if name in user.operands:
             if user.kind in _VIEWS and not user.is_root:
@@ -305,7 +333,7 @@ def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]
 
 
 def _fusion_written(parts: Operations, whole: int) -> float:
-    """Return the bytes that a fusion writes: the part that it replaces where it does so in place, or all."""
+    """Return the bytes that a fusion writes: the part that it updates in place, or all of its result."""
     root = next((part for part in parts.values() if part.is_root), None)
     if root is None:
         return float(whole)
@@ -320,11 +348,13 @@ def _fusion_written(parts: Operations, whole: int) -> float:
 
 
 def recomputed_share(program: Program) -> float | None:
-    """Return the part of a step that is computed again: of the compiler's cycles, or of the FLOPs of matrix products
-    where it estimates no cycles. A fusion counts by the operation that it is named for. None where nothing can be
-    weighed."""
-    # What a loop, a call or a branch that is computed again runs: JAX traces what two passes call once, so that the
-    # operations in it have the names of the first. A computation comes behind the one that runs it.
+    """Return the share of a step that is recomputed in the backward pass.
+
+    The share is one of the compiler's cycles, or of the FLOPs of matrix products if it estimates no cycles. A fusion
+    counts by the operation after which it is named. Returns None if there is nothing to weigh.
+    """
+    # Computations that a recomputed loop, call or branch runs. JAX traces what both passes call only once, so that its
+    # operations carry the names of the first pass. A computation comes after the one that runs it.
     inside: set[str | None] = set()
     for name in program.runs:
         for operation in program.computations[name]:
@@ -347,14 +377,17 @@ def recomputed_share(program: Program) -> float | None:
 # --- measurements -----------------------------------------------------------------------------------------------------
 
 _WARMUP_RUNS, _MIN_RUNS = 2, 5
-_MEASURE_S = 2.0  # that a measurement takes, or longer where _MIN_RUNS do
-_SIDE = 512  # of the matrices of a product
-_ARRAY = 2**21  # elements of a pass, more than a core's own caches hold
+# Duration of a measurement; _MIN_RUNS may take longer.
+_MEASURE_S = 2.0
+# Side of the matrices of a product.
+_SIDE = 512
+# Elements of one pass, more than fit into a core's own caches.
+_ARRAY = 2**21
 
 
 def measure_step_s(step: Step, batch: Batch) -> float:
-    """Return the median time of a train step on rows of zeros; `step` is compiled for batches like this one."""
-    # Weights of one, since a step without weight changes nothing.
+    """Return the median time of a train step on rows of zeros; `step` is compiled for batches of this shape."""
+    # The weights are one, because a step without weight changes nothing.
     rows = {name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype) for name, like in batch.items()}
     placed, state = step.put(rows), step.init()
 
@@ -367,16 +400,15 @@ def measure_step_s(step: Step, batch: Batch) -> float:
 
 
 def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
-    """Measure what each of the devices reaches while all of them work.
+    """Measure the rates of each device while all devices are busy.
 
-    FLOP/s of products in `dtype`, bytes a second that a pass over float32 reads and writes, and the seconds that an
-    operation and a collective take of almost nothing. Devices that share cores, as those of a CPU do, share what they
-    reach.
+    Measures the FLOP/s of products in `dtype`, the bandwidth of a pass over float32, and the seconds of a tiny
+    operation and of a tiny collective. Devices that share cores, as those of a CPU do, share these rates.
     """
     mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
 
     def turn_s(body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32) -> float:
-        """Return the seconds of one of the turns of `body`, which gets an array of this shape on each device."""
+        """Return the seconds of one iteration of `body` on an array of this shape on each device."""
         loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, array: body(array))
         run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
         array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)

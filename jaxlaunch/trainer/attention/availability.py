@@ -1,6 +1,7 @@
-"""The attention that a job gets on its devices: the one that it names, or for auto the fastest that is available.
+"""Choice of the attention implementation: the one that a job names, or for auto the fastest that is available.
 
-Where the one that a job names is unavailable, xla is used; a note says so, and what auto is on an accelerator.
+If the named implementation is unavailable, xla is used instead. A note reports this, and what auto selects on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
 ANYWHERE = ("auto", "xla")
-KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> what auto is there
+KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> implementation that auto uses
 AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
 
 
 class Accelerator(NamedTuple):
-    """As much of a device as the choice depends on."""
+    """The properties of a device that decide which kernels are available."""
 
-    platform: str  # cuda, tpu, cpu, or another of JAX's
-    capability: tuple[int, int] | None = None  # the compute capability of a CUDA device; None: not known
+    platform: str  # cuda, tpu, cpu, or another platform of JAX
+    capability: tuple[int, int] | None = None  # compute capability of a CUDA device, if known
 
     @classmethod
     def of(cls, device: jax.Device) -> Accelerator:
-        """Return what a device is; a ROCm device is one of the platform gpu."""
+        """Describe a device; a ROCm device keeps JAX's platform name, gpu."""
         if not _is_cuda(device):
             return cls(device.platform)
-        # Only the devices of CUDA have this attribute, and JAX's type does not declare it.
+        # Only CUDA devices have this attribute, and JAX's type does not declare it.
         return cls("cuda", capability(getattr(device, "compute_capability", None)))
 
 
 def _is_cuda(device: jax.Device) -> bool:
-    # The client of a GPU that is only compiled for does not tell that it is CUDA's, but the GPU's name does.
+    # In ahead-of-time compilation the client does not identify CUDA, but the name of the GPU does.
     names = f"{device.client.platform_version} {device.device_kind}".lower()
     return device.platform == "gpu" and ("cuda" in names or "nvidia" in names)
 
 
 def capability(text: str | None) -> tuple[int, int] | None:
-    """Return `8.0` as (8, 0)."""
+    """Parse a compute capability: `8.0` becomes (8, 0)."""
     if text is None:
         return None
     major, _, minor = str(text).partition(".")
@@ -53,19 +54,19 @@ def capability(text: str | None) -> tuple[int, int] | None:
 
 
 class Shape(NamedTuple):
-    """The sizes of a model's attention, and what a kernel must know of its scores."""
+    """Sizes of a model's attention, and the options of its scores."""
 
     length: int  # tokens
-    heads: int  # of queries
-    groups: int  # heads of keys and values
-    size: int  # channels of a head
+    heads: int  # query heads
+    groups: int  # key and value heads
+    size: int  # channels per head
     is_causal: bool
-    window: int | None = None  # of some layers
+    window: int | None = None  # of the layers that have one
     cap: float | None = None
 
 
 def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """Return the spec with attention that works on `device`, and a note where that is not the one it names."""
+    """Return the spec with an attention that works on `device`, and a note if that differs from the spec."""
     if spec.attention == "auto":
         return _resolve_auto(spec, device)
     reason = why_unavailable(spec, device)
@@ -76,7 +77,7 @@ def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str |
 
 
 def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """Return the spec with what auto is on `device`, and a note of it where the device has a kernel of its own."""
+    """Return the spec with the choice of auto on `device`, and a note if the device has a kernel of its own."""
     kernel = KERNELS.get(Accelerator.of(device).platform)
     if kernel is None or shape_of(spec.model) is None:
         return spec, None
@@ -88,9 +89,9 @@ def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str |
 
 
 def for_plan(spec: TrainSpec, on: Accelerator | None = None) -> TrainSpec:
-    """Return the spec to trace without its devices: `fused` in place of a kernel that they have, else xla.
+    """Return the spec for tracing without its devices, with `fused` in place of an available kernel, or else xla.
 
-    Without `on` a kernel counts as on its own devices, and auto is xla.
+    Without an accelerator a named kernel counts as available, and auto is xla.
     """
     name = KERNELS.get(on.platform, "xla") if spec.attention == "auto" and on is not None else spec.attention
     named, shape = _with_attention(spec, name), shape_of(spec.model)
@@ -100,7 +101,7 @@ def for_plan(spec: TrainSpec, on: Accelerator | None = None) -> TrainSpec:
 
 
 def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
-    """Return whether an accelerator has the named kernel; cuDNN's own checks need a GPU, splash's do not."""
+    """Return whether an accelerator has the named kernel. cuDNN's own checks need a GPU, those of splash do not."""
     if on is not None and KERNELS.get(on.platform) != spec.attention:
         return False
     if spec.attention == "splash":
@@ -111,9 +112,12 @@ def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
 
 
 def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
-    """Return why the named attention is unavailable on `device`; None if it is available, or the model has none.
+    """Return why the named attention is unavailable on `device`, or None if it is available or not needed.
 
-    `is_masked`: also where the examples hide some keys from some queries.
+    Args:
+        spec: Spec of the training.
+        device: One of its devices.
+        is_masked: Whether to check also for examples that hide some keys from some queries.
     """
     shape, name = shape_of(spec.model), spec.attention
     if shape is None or name in (*ANYWHERE, implementations.FUSED):
@@ -130,7 +134,7 @@ def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = Fa
 
 
 def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
-    """Return what cuDNN's kernel lacks for the spec on a GPU of this compute capability, None if that is unknown."""
+    """Return why cuDNN's kernel cannot run the spec on a GPU with this compute capability, if known."""
     if precision.policy(spec.precision).compute == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
     if seen is not None and seen < AMPERE:
@@ -139,9 +143,9 @@ def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
 
 
 def _auto_fault(spec: TrainSpec) -> str | None:
-    """Return what keeps auto from a kernel that a job may name.
+    """Return why auto does not select a kernel that a job may name.
 
-    A TPU's products of float32 operands are its compiler's, and cuDNN's windows have not been tried on a GPU.
+    On a TPU, float32 products are left to the compiler. cuDNN's windows have not been tested on a GPU.
     """
     if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
@@ -156,7 +160,7 @@ def _with_attention(spec: TrainSpec, name: str) -> TrainSpec:
 
 
 def shape_of(model: Model) -> Shape | None:
-    """Return the attention of a built-in model; None for one without attention and for a custom model."""
+    """Return the attention sizes of a built-in model; None without attention and for custom models."""
     match model:
         case Decoder():
             window = model.window if "window" in model.looks else None
@@ -170,7 +174,7 @@ def shape_of(model: Model) -> Shape | None:
 
 
 def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
-    """Return the reason against training with it (a cap, head size, cuDNN's version, the device) or None."""
+    """Return why JAX refuses to train with this kernel (a cap, head size, cuDNN's version, the device), or None."""
     described = partial(jax.ShapeDtypeStruct, dtype=dtype)
     query = described((1, shape.length, shape.heads, shape.size))
     key = described((1, shape.length, shape.groups, shape.size))

@@ -1,10 +1,10 @@
-"""Attention by the name of its implementation; `auto` is resolved by trainer/attention/availability, and xla here.
+"""Implementations of attention by name. trainer/attention/availability resolves `auto`, which is xla here.
 
-| name | where | what |
+| name | where | implementation |
 |---|---|---|
 | xla | everywhere | the scores of all pairs, softmax in float32 |
 | cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
-| splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips blocks that nothing sees |
+| splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips fully masked blocks |
 
 B batch, L length, H query heads, G key and value heads, K head size.
 """
@@ -27,19 +27,25 @@ from jaxlaunch.trainer.numerics import flops
 
 
 class Visible(NamedTuple):
-    """Which keys a query may see, within what causality leaves it. A field that is None restricts nothing."""
+    """Restrictions on the keys that a query may see, in addition to causality. A field that is None restricts nothing.
 
-    mask_BL: Array | None = None  # no query sees a key whose mask is 0
-    segments_BL: Array | None = None  # a query sees the keys of its own segment: rows of several examples
-    lengths_B: Array | None = None  # no query sees a key at or after this position: rows padded at their end
+    Attributes:
+        mask_BL: Keys whose mask is 0 are hidden from all queries.
+        segments_BL: A query sees only keys of its own segment, for rows that pack several examples.
+        lengths_B: Keys at or after this position are hidden, for rows that are padded at their end.
+    """
+
+    mask_BL: Array | None = None
+    segments_BL: Array | None = None
+    lengths_B: Array | None = None
 
     def as_keys(self) -> dict[str, Array]:
-        """Return what is restricted, by the keys of an example."""
+        """Return the restrictions by the keys of an example."""
         named = zip(("attention_mask", "segments", "length"), self, strict=True)
         return {key: array for key, array in named if array is not None}
 
     def pairs_B1LL(self, length: int) -> Array | None:
-        """Return one boolean mask [B, 1, L or 1, L], the third axis 1 if all queries see the same keys; None: all."""
+        """Return a boolean mask [B, 1, L or 1, L], or None; the third axis is 1 if all queries see the same keys."""
         parts = []
         if self.mask_BL is not None:
             parts.append((self.mask_BL != 0)[:, None, None, :])
@@ -51,7 +57,7 @@ class Visible(NamedTuple):
 
     @property
     def places_BL(self) -> Array | None:
-        """The position of each token in its segment, from 0; None without segments."""
+        """Position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
         index_BL = jnp.broadcast_to(jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape)
@@ -60,36 +66,47 @@ class Visible(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Which scores there are, and what they are."""
+    """Options of the attention scores.
 
-    is_causal: bool  # a query sees the keys up to its own position,
-    window: int | None = None  # and of these only the last so many, its own included
-    cap: float | None = None  # scores are within ±cap by a tanh
-    scale: float | None = None  # scores are times this; default K^-½
+    Attributes:
+        is_causal: Whether a query sees only the keys up to its own position.
+        window: Number of the last of these keys that it sees, including its own.
+        cap: Bound of the scores, applied with a tanh.
+        scale: Factor of the scores, K^-½ by default.
+    """
+
+    is_causal: bool
+    window: int | None = None
+    cap: float | None = None
+    scale: float | None = None
 
 
-UNSEEN = -1e38  # a score: far below all others, and finite after a subtraction
-FUSED = "fused"  # for plans; a job cannot name it
-SPLASH = "splash"  # it names its result itself, with what its backward pass needs of it
-MIXED = "mixed"  # the name by which remat may keep what attention makes
-Keys = Array | Visible | None  # an array is a mask
+# A score far below all others that stays finite after a subtraction.
+UNSEEN = -1e38
+# A stand-in for plans, which a job cannot name.
+FUSED = "fused"
+# Splash attention names its own result and the residuals of its backward pass.
+SPLASH = "splash"
+# Rematerialization may keep the result of attention by this name.
+MIXED = "mixed"
+Keys = Array | Visible | None  # a bare array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
-# A query that sees no key takes the mean of some values, which is finite: its gradient does no harm where the loss
-# gives it no weight.
+# A query that sees no key returns the mean of some values. The mean is finite, so that its gradient is harmless if the
+# loss gives it no weight.
 Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
 def visible(keys: Keys) -> Visible:
-    """Return `keys` as a Visible: an array is its mask."""
+    """Convert `keys` to a Visible; an array is a mask."""
     return keys if isinstance(keys, Visible) else Visible(keys)
 
 
 def causal(name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None) -> Attention:
-    """Return the causal implementation `name`; see Scores. Raises SpecError for an unknown name."""
+    """Return the causal implementation `name` with options of Scores. Raises SpecError for an unknown name."""
     attend, scores = _implementation(name), Scores(True, window, cap, scale)
 
     def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
-        # By this scope its FLOPs are counted.
+        # The scope tells trainer/numerics/flops how to count.
         with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
             return attend(query_BLHK, key_BLGK, value_BLGK, keys, scores)
 
@@ -97,7 +114,7 @@ def causal(name: str, *, window: int | None = None, cap: float | None = None, sc
 
 
 def full(name: str) -> Attention:
-    """Return the implementation `name` by which every query sees every key. Raises SpecError for an unknown name."""
+    """Return the implementation `name` without a causal mask. Raises SpecError for an unknown name."""
     return partial(_implementation(name), scores=Scores(False))
 
 
@@ -106,23 +123,26 @@ def _implementation(name: str) -> Callable[..., Array]:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
     kernel = TRACED[name]
     named = kernel if name == SPLASH else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), MIXED)
-    return jax.named_scope("attention")(named)  # the scope by which a profile recognizes it
+    # A profile recognizes attention by this scope.
+    return jax.named_scope("attention")(named)
 
 
 def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
     """Compute scores and softmax in float32.
 
-    Heads come first, each a matrix of its own, and the queries carry the scale: half the time on a CPU of jax.nn's,
-    which scales the scores and leaves the order to the products.
+    The heads are moved to the front, so that each is one matrix, and the scale is applied to the queries. On a CPU this
+    takes half the time of jax.nn's implementation.
     """
     mask_B1LL = visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
     operands = query_BLHK * (size**-0.5 if scores.scale is None else scores.scale), key_BLGK, value_BLGK
-    if dtype == jnp.float16 and jax.default_backend() == "cpu":  # XLA has no such product on CPU
+    # XLA has no such product on CPU.
+    if dtype == jnp.float16 and jax.default_backend() == "cpu":
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
-    rows, sharing = heads // groups * length, heads // groups  # R: the queries that read the same keys
+    # R counts the queries that read the same keys.
+    rows, sharing = heads // groups * length, heads // groups
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
     scores_BGRL = jnp.einsum("bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32)
     if scores.cap is not None:
@@ -141,14 +161,14 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scor
 
 
 def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
-    """Call cuDNN, which computes nothing past lengths, but reads other masks whole. Raises ValueError for a cap."""
+    """Call cuDNN, which skips keys past `lengths` but reads other masks completely. Raises ValueError for a cap."""
     if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
     seen, length = visible(keys), query_BLHK.shape[1]
     mask_BLL, lengths_B = None, seen.lengths_B
     if seen.mask_BL is not None or seen.segments_BL is not None:
         mask_BLL, lengths_B = seen.pairs_B1LL(length), None
-    # JAX refuses every odd length in training, as if there were a mask (0.10.2, 0.11.2): one more that is not seen.
+    # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden position is added.
     odd = length % 2
     if odd and mask_BLL is None and lengths_B is None and not scores.is_causal:
         lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
@@ -159,7 +179,8 @@ def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, sc
         mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
         mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, odd), (0, odd)))
     if lengths_B is not None:
-        lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)  # a row of no keys has no softmax
+        # The softmax of a row without keys is undefined.
+        lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)
     window = None if scores.window is None or scores.window >= length else (scores.window - 1, 0)
     with jax.numpy_dtype_promotion("standard"):
         mixed_BLHK: Array = jax.nn.dot_product_attention(
@@ -178,7 +199,7 @@ def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, sc
 
 
 def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
-    """Call splash attention; keys that no query may see get a segment of their own."""
+    """Call splash attention. Hidden keys get a segment of their own."""
     seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
     ids = None
     if any(restriction is not None for restriction in seen):
@@ -186,22 +207,22 @@ def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, s
         is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
-    from jaxlaunch.trainer.attention import splash  # Pallas takes half a second to import
+    # Importing Pallas takes half a second.
+    from jaxlaunch.trainer.attention import splash
 
     return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=MIXED)
 
 
 # --- a stand-in for a fused kernel ------------------------------------------------------------------------------------
 
-# A plan may be traced without the kernel's devices. To JAX the stand-in is one operation, as a kernel is: no policy of
-# rematerialization sees what it computes inside, and the backward pass keeps its operands, its result and one number a
-# row.
+# A plan may be traced without the kernel's devices. Like a kernel, the stand-in is a single operation for JAX: policies
+# of rematerialization do not look inside, and the backward pass keeps its operands, its result and one number per row.
 KERNEL = Primitive("fused_attention")
 KERNEL.multiple_results = True
 
 
 def fused(plain: Callable[..., Array]) -> Callable[..., Array]:
-    """Return `plain`, an implementation of attention, as one operation."""
+    """Wrap `plain`, an implementation of attention, in a single operation."""
 
     def attend(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
         arrays, tree = jax.tree.flatten(keys)
@@ -244,7 +265,7 @@ def _kernel_computed(query: Array, *operands: Array, plain: Callable[..., Array]
 
 
 def _kernel_batched(operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]) -> Any:
-    """Bind the same operation with one more dimension before the others: what is mapped over, at least of the query."""
+    """Bind the operation with the mapped dimension in front, which the query always gets."""
     (query, *others), (axis, *axes) = operands, dims
     if axis is None:
         size = next(other.shape[place] for other, place in zip(others, axes, strict=True) if place is not None)

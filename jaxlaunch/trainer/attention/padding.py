@@ -1,6 +1,6 @@
-"""Which tokens of a row are text, and which fill it up: one answer for the loss, routers, counts and speeds.
+"""Masks of the tokens that are text and not padding, shared by the loss, routers, counts and speeds.
 
-A row tells by the keys that it has, of those that trainer/tasks/lm lists. Functions of arrays of numpy or JAX.
+The keys of an example that trainer/tasks/lm lists decide. The functions accept arrays of numpy or JAX.
 
 B batch, L length, T = L + 1 tokens.
 """
@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Arrays = Mapping[str, Any]  # by the names of an example's keys, [B, ...]
+Arrays = Mapping[str, Any]  # key of an example -> array [B, ...]
 
 
 def real_tokens(batch: Arrays) -> Any:
-    """Return which of `tokens` [B, T] are text: boolean, [B, T].
+    """Return which of `tokens` [B, T] are text, as a boolean array [B, T].
 
-    None of a row of `weight` 0, where `attention_mask` is 0, or from `length` on; nor of a segment numbered 0 or less,
-    in which nothing is predicted. Segments may be counted from 0 all the same: without a `mask` [B, T - 1] such a
-    number is a segment's where the row begins with it. Of a row that has its mask alone, nothing behind the last target
-    is: no one reads it.
+    Tokens are padding in a row of `weight` 0, where `attention_mask` is 0, and from `length` on. A segment numbered 0
+    or less is padding if nothing in it is predicted. Without a `mask` [B, T - 1], such a segment counts as text if the
+    row begins with it, since segments may be counted from 0. If a row has only a mask, the tokens after its last target
+    are padding, because they influence no loss.
     """
     shape, xp = batch["tokens"].shape, np if isinstance(batch["tokens"], np.ndarray) else jnp
     index_1T, real_BT = np.arange(shape[1], dtype=np.int32)[None, :], xp.ones(shape, bool)
@@ -47,10 +47,10 @@ def real_tokens(batch: Arrays) -> Any:
 
 
 def read(batch: Arrays) -> Any:
-    """Return which of the tokens that a model reads, all but the last of a row, count: boolean, [B, T - 1].
+    """Return which input tokens, all but the last of a row, count, as a boolean array [B, T - 1].
 
-    Those that are text, but for the last of it: where a row is filled up a model reads that too, and where it is not it
-    does not.
+    These are the text tokens except for the last one. A model reads the last text token only in a padded row, so
+    leaving it out makes the count independent of padding.
     """
     real_BT = real_tokens(batch)
     index_1T = np.arange(real_BT.shape[1], dtype=np.int32)[None, :]
@@ -59,9 +59,9 @@ def read(batch: Arrays) -> Any:
 
 
 def targets(batch: Arrays) -> Any:
-    """Return which of `tokens` [B, T] but the first are predicted: boolean, [B, T - 1].
+    """Return which of `tokens` [B, T] after the first are predicted, as a boolean array [B, T - 1].
 
-    Those where the `mask` is not 0, if there is one, that are text and follow text of their own segment.
+    A target is text that follows text of its own segment, and whose `mask` is not 0 if there is one.
     """
     real_BT = real_tokens(batch)
     is_target_BL = real_BT[:, 1:] & real_BT[:, :-1]
@@ -82,7 +82,7 @@ def rows(batch: Arrays) -> dict[str, Any]:
 
 
 def counted(batch: Arrays) -> jax.Array:
-    """Return how many tokens of a batch are `read`, an int32 scalar, by those of its keys that have the right shape."""
+    """Count the tokens of a batch in `input_mask`, as an int32 scalar. Keys of unexpected shapes are ignored."""
     split = rows(batch)
     size, length = split["tokens"].shape
     shapes: dict[str, tuple[int, ...]] = {key: (size, length) for key in ("tokens", "attention_mask", "segments")}

@@ -1,4 +1,4 @@
-"""JAX's splash attention for TPU: its block sizes, and its split over the devices.
+"""JAX's splash attention for TPU, with block sizes and a split over the devices.
 
 B batch, L length, H query heads, G key and value heads, K head size.
 """
@@ -17,8 +17,10 @@ from jax.sharding import PartitionSpec
 from jaxlaunch.trainer.attention.implementations import Scores
 from jaxlaunch.trainer.parallel.sharding import RULES
 
-LANES = 128  # every block's sides are multiples of it
-BLOCKS = (512, 256, LANES)  # sides of a block, the largest that divides the length
+# The sides of every block are multiples of this.
+LANES = 128
+# The largest side that divides the length is used.
+BLOCKS = (512, 256, LANES)
 Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
 
 
@@ -32,11 +34,19 @@ def attend(
     name: str | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return out_BLHK, each device computing its own rows and heads: the compiler cannot split a kernel.
+    """Return out_BLHK. Each device computes its own rows and heads, because the compiler cannot split a kernel.
 
-    Raises ValueError for a length that blocks do not divide. `name` is that of its result, and of the sums by which its
-    backward pass does without the scores, for a remat that keeps some by name. `interpret` computes it on any device,
-    slowly.
+    Args:
+        query_BLHK: Queries.
+        key_BLGK: Keys.
+        value_BLGK: Values.
+        ids: Segments of queries and keys, if any.
+        scores: Options of the scores.
+        name: Name of the result and of the log-sums that its backward pass needs, for remat policies.
+        interpret: Whether to run on any device, slowly.
+
+    Raises:
+        ValueError: No block size divides the length.
     """
 
     def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
@@ -56,14 +66,16 @@ def attend(
         return on_a_device(query_BLHK, key_BLGK, value_BLGK, ids)
     axes_of = dict(RULES)
     if query_BLHK.shape[0] % math.prod(mesh.shape[axis] for axis in axes_of["batch"]):
-        axes_of["batch"] = ()  # one row at a time, as a bare loss is evaluated
+        # A bare loss is evaluated one row at a time.
+        axes_of["batch"] = ()
     rows, query, key = (PartitionSpec(*(axes_of[axis] or None for axis in axes)) for axes in AXES)
     split = jax.shard_map(
         on_a_device,
         mesh=mesh,
         in_specs=(query, key, key, None if ids is None else (rows, rows)),
         out_specs=query,
-        check_vma=False,  # the kernel does not say what it varies over
+        # The kernel does not declare the axes over which it varies.
+        check_vma=False,
     )
     return split(query_BLHK, key_BLGK, value_BLGK, ids)
 

@@ -1,7 +1,8 @@
-"""Failures of storage: whether an exception means that storage failed, or that what was asked is wrong; retries.
+"""Classification of storage errors, and retries.
 
-Storage that failed may be back at the next attempt (84); wrong data stay wrong (65). A right that is missing was never
-given, as long as the run has not trained; after that it was there, and may be back.
+A storage failure may be gone at the next attempt (exit code 84), whereas wrong data stay wrong (65). A missing
+permission counts as wrong before the run has trained, because it was never granted. Afterwards it counts as a failure,
+because the permission existed and may return.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, StorageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-OF_A_DISK = (*FULL, errno.EIO, errno.ESTALE)  # what the system says of a disk that is full or broken
+# The system reports these for a disk that is full or broken.
+OF_A_DISK = (*FULL, errno.EIO, errno.ESTALE)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-# A missing file stays missing, and so does a right to read it.
+# A missing file stays missing, and so does the permission to read it.
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-# Without an errno as well: `raise TimeoutError("no answer")`.
+# These count even without an errno: `raise TimeoutError("no answer")`.
 NETWORK = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
-# Clients of storage whose exceptions need not be OSErrors. None is imported to find out.
+# Storage clients whose exceptions need not be OSErrors. They are recognized without importing them.
 CLIENTS = (
     *("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "grpc", "httpcore", "httpx"),
     *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
@@ -35,7 +37,8 @@ LOST = re.compile(
     "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|"
     "Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
 )
-BUSY = (408, 425, 429)  # statuses of HTTP below 500 that another attempt may not meet
+# HTTP statuses below 500 that may not occur again.
+BUSY = (408, 425, 429)
 UNAUTHORIZED = (401, 403)
 LONGEST_PAUSE_S = 8.0
 
@@ -43,9 +46,9 @@ T = TypeVar("T")
 
 
 def again(act: Callable[[], T]) -> T:
-    """Return what `act` returns; call it again while it raises a StorageError, for as long as the agent allows.
+    """Retry an operation that raises StorageError, for as long as the agent allows; return its result.
 
-    Raises the first error: those that follow may only be its consequences. A full disk is not waited for.
+    Raises the first error, because later ones may be its consequences. A full disk is not retried.
     """
     until = time.monotonic() + float(os.environ.get(contract.STORAGE_WAIT, 0.0))
     pause_s, first = 1.0, None
@@ -65,7 +68,7 @@ def again(act: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def training() -> Iterator[None]:
-    """Let this process and those that it starts know that the run trains."""
+    """Record in the environment, for this process and its children, that the run trains."""
     is_first = contract.SAVED not in os.environ
     os.environ.setdefault(contract.SAVED, "0")
     try:
@@ -76,42 +79,44 @@ def training() -> Iterator[None]:
 
 
 def has_trained() -> bool:
-    """Return whether this run has trained, in an earlier attempt or in this one: its storage let it."""
+    """Return whether this run has trained, in this attempt or an earlier one."""
     return contract.SAVED in os.environ
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether a disk has no room, as an error of ours says: waiting does not make any."""
+    """Return whether the message of an error says that a disk is full."""
     return any(os.strerror(number) in str(error) for number in FULL)
 
 
 def unreadable(what: str, error: BaseException) -> DataError | StorageError:
-    """Return the error that ends a run in which `error` was raised while `what` was read, in one sentence."""
+    """Return the error that ends a run if `error` was raised while the subject was read."""
     return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
 
 
 def kind_of(error: BaseException) -> type[DataError] | type[StorageError]:
-    """Return the kind of error to end with: that of storage or that of the data."""
+    """Return StorageError or DataError, whichever `error` amounts to."""
     return StorageError if is_storage(error) else DataError
 
 
 def is_storage(error: BaseException) -> bool:
     """Return whether a disk or a network failed, so that another attempt may succeed.
 
-    What `error` was raised from, or while handling, decides where it says nothing itself.
+    If `error` itself does not tell, the exceptions that it was raised from or during are examined.
     """
     for link in _chain(error):
         if isinstance(link, LASTING):
             return isinstance(link, PermissionError) and has_trained()
         if (status := _status(link)) is not None:
-            is_refused = status in UNAUTHORIZED or "expired" in str(link).lower()  # ExpiredToken of S3 has 400
+            # S3's ExpiredToken has status 400.
+            is_refused = status in UNAUTHORIZED or "expired" in str(link).lower()
             return status in BUSY or status >= 500 or (is_refused and has_trained())
-        # A URLError may carry what happened: `file:///gone` is one around a FileNotFoundError.
+        # A URLError may wrap the cause: `file:///gone` raises one around a FileNotFoundError.
         is_wrapper = isinstance(link, URLError) and isinstance(link.reason, BaseException)
         if isinstance(link, NETWORK) and not is_wrapper:
             return True
         if isinstance(link, OSError) and link.errno is not None and not _client_kinds(link.__cause__):
-            return True  # a client's own error, which s3fs puts into an OSError, says more
+            # s3fs wraps a client's own error, which says more, into an OSError.
+            return True
         kinds = _client_kinds(link)
         if any(LOST.search(kind.__name__) for kind in kinds) or (kinds and has_trained()):
             return True
@@ -119,17 +124,17 @@ def is_storage(error: BaseException) -> bool:
 
 
 def is_from_store(error: BaseException) -> bool:
-    """Return whether a disk, a network or a client of storage raised `error`, or what it came from: it is no bug."""
+    """Return whether `error` or one of its causes came from a disk, a network or a storage client."""
     return any(isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link) for link in _chain(error))
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether a store will answer the same again: no right to it, no credentials, no such bucket."""
+    """Return whether a store will refuse again: missing permissions or credentials, or no such bucket."""
     return is_from_store(error) and not is_storage(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and what it was raised from, as a traceback does; `reason` is how urllib and urllib3 chain."""
+    """Yield `error` and its causes as a traceback does. urllib and urllib3 chain by `reason`."""
     seen: list[BaseException] = []
     following: Any = error
     while isinstance(following, BaseException) and following not in seen:
@@ -141,18 +146,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of a client's exception: urllib, requests, httpx, aiohttp, botocore, google."""
+    """Return the HTTP status of an exception from urllib, requests, httpx, aiohttp, botocore or google."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
-    if type(error) is OSError and str(error).startswith("Forbidden: "):  # of gcsfs, which leaves the status out
+    if type(error) is OSError and str(error).startswith("Forbidden: "):
+        # gcsfs leaves out the status.
         return 403
     response = getattr(error, "response", None)
-    if isinstance(response, dict):  # botocore's ClientError
+    if isinstance(response, dict):
+        # botocore's ClientError has a dict here.
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     codes = (getattr(error, "code", None), getattr(error, "status", None), getattr(response, "status_code", response))
     return next((int(code) for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
 def _client_kinds(error: BaseException | None) -> list[type]:
-    """Return those of the classes of an exception that a client of storage defines."""
+    """Return the classes of an exception that a storage client defines."""
     return [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENTS]

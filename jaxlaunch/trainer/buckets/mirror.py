@@ -28,26 +28,30 @@ from jaxlaunch.runs import layout
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
-EVERY_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}  # what the next generation needs first
+# The next generation needs these files first.
+EVERY_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
 OTHERS_S = 5.0
 CHUNK = 1 << 20  # bytes that are read at once
-BYTES_PER_S = 1 << 20  # a file is put no more often than at this rate
+# A file is not uploaded more often than at this rate.
+BYTES_PER_S = 1 << 20
 LOG = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
-LINES = layout.ATTEMPTS  # the one file that a second host adds to, when the first is lost
-SHOWN = 32  # ranks whose logs the leader shows the ends of
+# The only file that a second host appends to if the first is lost.
+LINES = layout.ATTEMPTS
+# The leader shows the ends of the logs of this many ranks.
+SHOWN = 32
 
-State = tuple[int, int]  # time of the last change in ns, size
+State = tuple[int, int]  # (modification time in ns, size in bytes)
 
 
 class Mirror:
-    """A folder and its copy. Files that begin with a dot, or are drafts of others, are left out."""
+    """A folder and its copy in a bucket. Files that begin with a dot and temporary files are left out."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
-        self._put: dict[str, tuple[State, float]] = {}  # what was put, and when
+        self._put: dict[str, tuple[State, float]] = {}  # name -> state that was uploaded, and when
 
     def pull(self, ranks: range, is_whole: bool) -> None:
-        """Fetch what earlier attempts left: all but other hosts' logs, or only the logs of `ranks`."""
+        """Fetch the files of earlier attempts: all except other hosts' logs, or only the logs of `ranks`."""
         with remote.storage(f"reading the run folder {self._url}", SpecError), contextlib.suppress(FileNotFoundError):
             names = remote.names(self._url)
             newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
@@ -60,7 +64,7 @@ class Mirror:
                     self._put[name] = (about.st_mtime_ns, about.st_size), 0.0
 
     def move(self, before: range, ranks: range) -> None:
-        """Put the logs that others continue and fetch its own, when the host has `ranks` in place of `before`."""
+        """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
         self.push(at_once=True)
         for name in list(self._put):
             log = LOG.fullmatch(name)
@@ -72,7 +76,7 @@ class Mirror:
                 self.pull(range(rank, rank + 1), False)
 
     def push(self, *, at_once: bool = False) -> None:
-        """Put the files that changed and are due, or all that changed. Raises StorageError, SpecError."""
+        """Upload the changed files that are due, or all changed files. Raises StorageError, SpecError."""
         now = time.monotonic()
         for name, state in self._states().items():
             before, when = self._put.get(name, ((0, -1), 0.0))
@@ -87,7 +91,7 @@ class Mirror:
                 self._put[name] = state, now
 
     def _joined(self, ours: bytes) -> bytes:
-        """Return our attempts after those that another host added meanwhile."""
+        """Return our attempts after those that another host has added."""
         theirs = b""
         with contextlib.suppress(FileNotFoundError):
             theirs = remote.filesystem(self._url).cat_file(f"{self._url}/{LINES}")
@@ -108,7 +112,7 @@ class Mirror:
 
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
-    """Return whether a host of `ranks` needs a file: of logs those of the `newest` start, its own and the first."""
+    """Return whether a host needs a file; of the logs it needs its own and the first ranks' of the newest start."""
     if log := LOG.fullmatch(name):
         start, rank = int(log[1] or 0), int(log[2])
         return start == newest and (rank in ranks or (is_whole and rank < SHOWN))
@@ -124,7 +128,8 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="fetch all files, not the logs of these ranks alone")
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # what the processes write while they stop is put too
+        # Output that the processes write while they stop must be uploaded too.
+        signal.signal(number, signal.SIG_IGN)
     mirror = Mirror(options.url, options.folder)
     try:
         remote.check("the run folder", options.url)
@@ -147,7 +152,8 @@ def _follow(mirror: Mirror, ranks: range) -> int:
                 failure = str(error)
                 print(f"mirror: {failure}", file=sys.stderr, flush=True)
         if is_last and not failure:
-            print("done", flush=True)  # its exit code reaches nobody: the agent reaps every child of its own loop
+            # Nobody reads the exit code, because the agent reaps every child in its own loop.
+            print("done", flush=True)
         if is_last:
             return contract.STORAGE if failure else contract.DONE
         readable, _, _ = select.select([0], [], [], min(EVERY_S.values()))

@@ -1,6 +1,6 @@
-"""Objects in gs:// and s3://, through fsspec: what exists, what is where, parts of it. Never imports jax.
+"""Access to objects in gs:// and s3:// through fsspec. Never imports jax.
 
-Listings are never kept: tensorstore and the other processes of a run write beside us.
+Listings are never cached, because tensorstore and other processes of the run write to the same places.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
 
-SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}  # scheme -> fsspec's name, and the package that has it; the
-# extra of jaxlaunch has the name of fsspec's
+# scheme -> (fsspec's name, package). The extra of jaxlaunch is called like fsspec's name.
+SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}
 
 for _protocol, _ in SCHEMES.values():
     fsspec.config.conf.setdefault(_protocol, {})["use_listings_cache"] = False
-fsspec.config.conf["gcs"]["finalize_on_close"] = True  # as etils.epath makes it, so that both are one
-# It logs the traceback of what it raises too, and what it raises ends in a sentence of ours.
+# etils.epath sets this too, so that both use the same file system.
+fsspec.config.conf["gcs"]["finalize_on_close"] = True
+# gcsfs also logs the traceback of the errors that it raises, which we report in one sentence.
 logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
@@ -34,7 +35,7 @@ def is_remote(path: str) -> bool:
 
 
 def check(key: str, url: str) -> None:
-    """Raise SpecError, in which `key` names the place, if `url` is not of a store that can be used here."""
+    """Raise SpecError if `url` is not in a store that can be used here; `key` names its origin in the message."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         known = " and ".join(f"{name}://" for name in SCHEMES)
@@ -49,19 +50,19 @@ def check(key: str, url: str) -> None:
 
 
 def filesystem(url: str) -> Any:
-    """Return fsspec's file system of `url`. Raises ImportError where its package is not installed."""
+    """Return fsspec's file system for `url`. Raises ImportError if its package is not installed."""
     return fsspec.filesystem(SCHEMES[url.partition("://")[0]][0])
 
 
 def names(url: str) -> list[str]:
-    """Return the names of all objects below `url`, relative to it, in order."""
+    """Return the sorted names of all objects below `url`, relative to it."""
     system = filesystem(url)
     root = str(system._strip_protocol(url)).rstrip("/")
     return sorted(name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/"))
 
 
 def matched(pattern: str) -> list[str]:
-    """Return the URLs of the objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
+    """Return the URLs of objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
     scheme = pattern.partition("://")[0]
     with storage(f"listing {pattern}"):
         objects = filesystem(pattern).glob(pattern, detail=True)
@@ -69,7 +70,7 @@ def matched(pattern: str) -> list[str]:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder, in order; none where there is no such folder. Raises StorageError, DataError."""
+    """Return the sorted names in a folder, none if it does not exist. Raises StorageError, DataError."""
     try:
         with storage(f"listing {folder}"):
             paths = filesystem(folder).ls(folder, detail=False)
@@ -80,12 +81,12 @@ def entries(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def storage(doing: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
-    """Turn what a store raises, except FileNotFoundError, into StorageError, or a `refusal` if it would do so again."""
+    """Convert a store's errors, except FileNotFoundError, to StorageError, or to `refusal` if they would recur."""
     try:
         yield
     except (FileNotFoundError, TrainerError):
         raise
     except Exception as error:
-        # Each store has errors of its own: aiohttp's, botocore's, Google's.
+        # Stores raise errors of different libraries: aiohttp, botocore, Google's clients.
         kind = refusal if faults.is_refusal(error) else StorageError
         raise kind(f"{doing} failed: {first_line(error)}") from error

@@ -47,12 +47,16 @@ from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
 
-SHOWN = 20  # rows of the result where no file is written
-CHUNK = 256  # examples at a time, at most
-COLUMN_ROWS = 256  # of a Parquet file that are in memory at once
+# Rows in the result if no file is written.
+SHOWN = 20
+# Largest number of examples in a batch.
+CHUNK = 256
+# Rows of a Parquet file that are in memory at once.
+COLUMN_ROWS = 256
 Row = dict[str, Any]
 Array = np.ndarray[Any, Any]
-Skip = Callable[[str], None]  # of what cannot be read: refuses it, or leaves it out
+# Called with the description of an unreadable input: raises, or records that it is left out.
+Skip = Callable[[str], None]
 
 
 def main() -> int:
@@ -62,7 +66,7 @@ def main() -> int:
 
 
 def predict(options: programs.Predict) -> dict[str, Any]:
-    """Write the table, or return its first rows; and how many there are. Raises a TrainerError."""
+    """Write the table, or return its first rows, with the number of rows. Raises a TrainerError."""
     if options.output is not None:
         _check_output(options.output)
     if remote.is_remote(options.folder):
@@ -97,7 +101,7 @@ def predict(options: programs.Predict) -> dict[str, Any]:
 
 
 def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
-    """Return the files: those of a folder by their names, in order. Raises DataError where there is none."""
+    """Return the files; those of a folder are sorted by name. Raises DataError if a folder has none."""
     paths: list[str] = []
     for name in names:
         if listing.is_folder(name):
@@ -106,7 +110,7 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
             if kind == "table":
                 endings, readable = tables.ENDINGS, [member for member in members if tables.is_table(member)]
             else:
-                # Images; where there are none, what holds images.
+                # Images, or containers of images if there are none.
                 readable = [member for member in members if listing.file_kind(member) == "files"]
                 readable = readable or [member for member in members if listing.file_kind(member) in ("tar", "table")]
             if not readable:
@@ -123,7 +127,7 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
 
 
 def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Callable[[str], None]) -> TaskModel:
-    """Load the model of a folder of checkpoints, or of one that `launcher export` wrote. Raises a TrainerError."""
+    """Load the model from a folder of checkpoints or from an export. Raises a TrainerError."""
     folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
         return trained.load(folder, train, step=step, ema=options.ema, note=note)
@@ -146,31 +150,32 @@ def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Calla
 
 
 def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.Published, precision: Any) -> TrainSpec:
-    """Return what a model of the built-in task was trained as, as far as a prediction asks."""
+    """Return a spec of the built-in task with the keys that a prediction needs."""
     loss = {"target": inputs["target"]}
     keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision, "loss": loss, "batch": CHUNK}
-    return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})  # it has no state
+    # SGD has no state.
+    return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """Some examples: where each is from, and arrays [N, …] by name."""
+    """A batch of examples: the origin of each, and arrays [N, …] by name."""
 
     places: list[Row]
     arrays: dict[str, Array]
 
 
 class Item(NamedTuple):
-    """An image that is not read yet; `name` is the file, and what in it the image is called."""
+    """An image that has not been read yet; `name` is its file and its name in there."""
 
     name: str
     read: Callable[[], bytes]
 
 
 def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
-    """Yield `image`, uint8 of the shape that the model reads, as an evaluation sees it, up to `size` at a time."""
+    """Yield batches of up to `size` images, uint8 in the model's shape, transformed as in an evaluation."""
     shape = inputs["shape"]
     channels = shape[2] if len(shape) == 3 else 1
     transform = Transform(Augment(eval_crop=inputs["eval_crop"]), (shape[0], shape[1]), "eval")
@@ -181,7 +186,7 @@ def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
                 yield from _items(path)
 
     def read_pixels(item: Item) -> Array | str:
-        """Return the pixels of an image, or what is wrong with it."""
+        """Return the pixels of an image, or a description of its fault."""
         try:
             return transform(Picture(item.read(), channels)).reshape(shape)
         except Broken as error:
@@ -214,8 +219,10 @@ def _skipping(path: str, skip: Skip) -> Iterator[None]:
 
 
 def _items(path: str) -> Iterator[Item]:
-    """Yield the images of a file: itself, members of a tar, rows of Parquet and Arrow. Raises DataError where it is
-    damaged or holds none, OSError and StorageError."""
+    """Yield the images of a file: the file itself, members of a tar, or rows of Parquet and Arrow.
+
+    Raises DataError if the file is damaged or holds no image, and OSError or StorageError if it cannot be read.
+    """
     kind = listing.file_kind(path)
     if kind not in ("tar", "table"):
         yield Item(printable(path), partial(index.read_file, path))
@@ -240,7 +247,7 @@ def _tar_items(path: str) -> Iterator[Item]:
 
 
 def _table_items(path: str) -> Iterator[Item]:
-    """Yield the rows of the column that holds images; a row without one is empty bytes, which are no image."""
+    """Yield the rows of the image column. A row without an image yields empty bytes, which are reported as broken."""
     import pyarrow
     from pyarrow import parquet
 
@@ -263,13 +270,14 @@ def _table_items(path: str) -> Iterator[Item]:
                 row += 1
                 yield Item(f"{printable(path)}, row {row}", partial(bytes, value.as_py() or b""))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+        if isinstance(error, OSError) and error.errno is not None:
+            # Errors with an errno come from the file system.
             raise
         raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
 
 
 def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
-    """Yield `features`, float32 [N, F] of the rows, which are numbered from 1 in each file, up to `size` at a time."""
+    """Yield batches of up to `size` rows as `features`, float32 [N, F]. Rows are numbered from 1 in each file."""
     features = Features.of(inputs)
     for path in paths:
         contents = None
@@ -290,17 +298,18 @@ def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
 # --- the table --------------------------------------------------------------------------------------------------------
 
 TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
-GROUP_ROWS = 4096  # of a group of Parquet
+# Rows of a row group in a Parquet file.
+GROUP_ROWS = 4096
 
 
 def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iterator[Row]:
-    """Yield a row of the table for each example: where it is from, then what the model says of it."""
+    """Yield a row of the table for each example: its origin, followed by the prediction."""
     outputs_BV = np.asarray(outputs, np.float64)
     if inputs["target"] in ("regression", "multi_label"):
         is_regression = inputs["target"] == "regression"
         defaults = [f"value_{number + 1}" if is_regression else str(number) for number in range(outputs_BV.shape[1])]
         names = inputs.get("label") or defaults
-        # The sigmoid, which does not overflow.
+        # This form of the sigmoid does not overflow.
         values_BV = outputs_BV if is_regression else 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
         for place, value_V in zip(part.places, values_BV, strict=True):
             yield place | dict(zip(names, value_V.tolist(), strict=True))
@@ -310,7 +319,7 @@ def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iter
     classes = inputs.get("classes", ())
     for place, chance_V in zip(part.places, chances_BV, strict=True):
         row = dict(place)
-        # The labels of the largest probabilities; of equal ones the first.
+        # The labels of the largest probabilities; of equal ones the first label wins.
         for rank, label in enumerate(np.argsort(-chance_V, kind="stable")[:top].tolist(), 1):
             ending = "" if rank == 1 else f"_{rank}"
             row[f"label{ending}"] = classes[label] if label < len(classes) else str(label)
@@ -319,7 +328,7 @@ def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iter
 
 
 def _check_output(path: str) -> None:
-    """Raise SpecError for a name or a place that no table is written to."""
+    """Raise SpecError for a path to which no table can be written."""
     if "://" in path:
         raise SpecError(f"{path} is not a local file; write to a local one, and copy it from there")
     if os.path.splitext(path)[1] not in TABLE_ENDINGS:
@@ -330,7 +339,7 @@ def _check_output(path: str) -> None:
 
 
 def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]:
-    """Write the rows; return their number, and without a path the first of them. Raises DataError where none is."""
+    """Write the rows; return their number, and without a path the first rows. Raises DataError if there are none."""
     first = next(rows, None)
     if first is None:
         raise DataError("nothing is left that can be read")

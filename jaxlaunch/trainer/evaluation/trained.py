@@ -1,7 +1,7 @@
-"""A trained model and its evaluation, whatever its task: `jaxlaunch.load`, and the program behind `launcher eval`.
+"""A trained model of any task and its evaluation, for `jaxlaunch.load` and `launcher eval`.
 
-The numbers are those that the training logged, because the step, the data and the task are: what is held out, in which
-batches, with which weights. The mesh may be another.
+An evaluation reproduces the numbers that the training logged, because it uses the same step, task, held-out data,
+batches and weights. Only the mesh may differ.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TaskModel:
         size = min(self.spec.batch, -(-count // shards) * shards)
         parts = []
         for start in range(0, count, size):
-            # The last part is filled up with the first rows.
+            # The last batch is filled up with the first rows.
             rows = np.arange(start, start + size) % count
             batch = {name: jax.device_put(array[rows], split) for name, array in arrays.items()}
             with self._step.builder.context():
@@ -159,7 +159,7 @@ class TaskModel:
         reports: list[Classification] = []
 
         def add(number: int, outputs: Any) -> None:
-            # The classes are known once the loss was traced.
+            # The classes are only known after the loss has been traced.
             if not reports:
                 reports.append(task.classification())
             seen, weight_B = jax.device_get(outputs)
@@ -174,7 +174,13 @@ class TaskModel:
         also: Callable[..., Any] | None,
         add: Callable[[int, Any], None] | None,
     ) -> dict[str, float]:
-        """Return the means of one pass over the held-out data; `add` gets what `also` makes of each batch."""
+        """Return the means of one pass over the held-out data.
+
+        Args:
+            evaluation: The held-out data.
+            also: Function whose outputs are computed for each batch in addition, if any.
+            add: Called with the number and these outputs of each batch, if any.
+        """
         means, compiled = Means(self._task.derived), None
         for number, batch in enumerate(evaluation.iterate(self._step.put)):
             compiled = compiled or self._step.evaluator(batch, also)
@@ -218,11 +224,19 @@ def load(
     mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TaskModel:
-    """Load the model of a folder of checkpoints whose training has the train block `train`, as JSON; by default its
-    newest undamaged step.
+    """Load the model from a folder of checkpoints.
 
-    `ema` takes the moving average. The mesh is the training's where it fits the devices that are here, else all of them
-    split the batch, or the first alone has it. Raises CheckpointError, DataError, SpecError and StorageError.
+    Args:
+        folder: Folder or URL of the checkpoints.
+        train: Train block of the job, as JSON.
+        step: Step to load, by default the newest undamaged one.
+        ema: Whether to use the moving average of the parameters.
+        mesh: Devices per axis. By default the mesh of the training if it fits the devices. Otherwise all devices split
+            the batch if they divide it, or only the first device is used.
+        note: Called with sentences for the user.
+
+    Raises:
+        TrainerError: A CheckpointError, DataError, SpecError or StorageError.
     """
     if remote.is_remote(folder):
         remote.check("the folder of checkpoints", folder)
@@ -236,7 +250,7 @@ def load(
     if inputs is not None and isinstance(task, Classify):
         task.use_inputs(inputs)
     if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
-        # The step records the sizes of a whole model: the folder that it began with may be gone.
+        # The checkpoint records the sizes of the model, because the folder that it started from may be gone.
         model: Any = reader.model(stored).model_copy(update={"init_from": None})
         spec = spec.model_copy(update={"model": model})
     else:
@@ -256,7 +270,7 @@ def load(
 
 
 def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
-    """Read stored arrays onto the devices, each whole and by itself. Raises SpecError, StorageError."""
+    """Read stored arrays onto the devices, one complete array at a time. Raises SpecError, StorageError."""
     arrays: dict[str, Array] = {}
     for name, leaf in like.items():
         if name not in stored:
@@ -271,7 +285,7 @@ def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
 
 
 def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
-    """Return the mesh asked for; else the training's where it fits, all devices that divide the batch, or the first."""
+    """Return the requested mesh, or else the training's if it fits, all devices if they divide the batch, or one."""
     if asked is not None:
         return meshes.asked(asked)
     count = jax.device_count()

@@ -23,8 +23,10 @@ from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.text.chats import ASSISTANT, Chats
 from jaxlaunch.trainer.text.documents import Unfit
 
-CHAT_MAX_TOKENS = 512  # of an answer, where nothing else is asked for
-INCOMPLETE = "\ufffd"  # stands for a character whose last bytes are still to come
+# Default length of an answer.
+CHAT_MAX_TOKENS = 512
+# Decoding puts this in place of a character whose last bytes have not been generated yet.
+INCOMPLETE = "\ufffd"
 
 
 def main() -> int:
@@ -40,7 +42,7 @@ def main() -> int:
 
 
 def sample(options: programs.Sample, tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Return the samples that the arguments ask for; `tell` gets a single one piece by piece."""
+    """Generate the requested samples; a single sample is also emitted in pieces."""
     model, notes = _load(options)
     rows, how = model.rows([*options.prompt, *map(_parse_ids, options.ids)]), options.how()
     began = time.perf_counter()
@@ -61,7 +63,7 @@ def sample(options: programs.Sample, tell: Callable[[Mapping[str, Any]], None]) 
 def converse(
     options: programs.Sample, lines: Iterable[str], tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """Answer what each line says until there are no more; `tell` gets the answers in pieces, and how each ended."""
+    """Answer the lines until there are no more. The answers are emitted in pieces, with the end of each."""
     model, notes = _load(options)
     chat = Chat(model, cast(SamplingOptions, options.how()), options.system)
     tokens, seconds = 0, 0.0
@@ -80,7 +82,7 @@ def converse(
 
 
 class Chat:
-    """A conversation, by the chat template of the model's tokenizer. Raises SpecError where either is missing."""
+    """A conversation in the chat template of the model's tokenizer. Raises SpecError if either is missing."""
 
     def __init__(self, model: TextModel, how: SamplingOptions, system: str | None) -> None:
         if model.tokenizer is None:
@@ -95,10 +97,10 @@ class Chat:
         end_also(model, self._turn_end())
 
     def answer(self, text: str, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
-        """Return the model's answer to what the user says; `tell` gets it piece by piece.
+        """Return the model's answer to a message of the user, which is also emitted in pieces.
 
-        Raises SpecError where the template refuses the messages or the model has no positions left for them. The
-        messages are then as before.
+        Raises SpecError if the template refuses the messages, or if the model has no positions left for them. The
+        messages are unchanged in this case.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -110,9 +112,10 @@ class Chat:
         return sample
 
     def _turn_end(self) -> tuple[int, ...]:
-        """Return the special token with which the template ends an assistant's turn; it need not be a text's end.
+        """Return the special token with which the template ends an assistant's turn, if there is one.
 
-        A template that writes none, or refuses the turns that are tried, leaves it to the tokens that end a text.
+        It can differ from the end-of-text token. The result is empty if the template writes no such token, or if it
+        refuses the trial messages. An answer then ends only with the end-of-text tokens.
         """
         try:
             rest = self._chats.after_an_answer()
@@ -136,7 +139,7 @@ def _parse_ids(text: str) -> Prompt:
 
 
 def _stream(model: TextModel, prompt: Ids, how: SamplingOptions, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
-    """Return the sample of a prompt; `tell` gets its text in pieces, or its ids where there is no tokenizer."""
+    """Return the sample of a prompt, and emit its text in pieces, or its ids without a tokenizer."""
     told, text, sample = "", "", Sample([], 0.0, False)
     for sample in model.stream(prompt, **how):
         decoded = model.text(sample)
@@ -151,7 +154,7 @@ def _stream(model: TextModel, prompt: Ids, how: SamplingOptions, tell: Callable[
 
 
 def _to_json(model: TextModel, sample: Sample) -> dict[str, Any]:
-    """Return a sample as JSON, with its text where there is a tokenizer."""
+    """Return a sample as JSON, including its text if there is a tokenizer."""
     text = model.text(sample)
     numbers = {"ids": sample.ids, "score": sample.score, "ended": sample.ended}
     return numbers if text is None else {"text": text, **numbers}

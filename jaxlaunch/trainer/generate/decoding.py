@@ -1,9 +1,9 @@
-"""The next token of each row, out of the logits: the likeliest, one drawn at a temperature, or by beam search.
+"""Choice of the next token of each row: the likeliest, one drawn at a temperature, or by beam search.
 
-Beam search finds the likeliest texts, as far as so many beams at a time find them. A text that ends is scored by the
-mean log-probability of its tokens, its end included, as transformers does with its `length_penalty` of 1 and
-`early_stopping="never"`: the search goes on as long as a beam could still become one of the best. Beams that reach the
-limit count as ended there.
+Beam search approximates the likeliest texts with a fixed number of beams. A finished text is scored by the mean
+log-probability of its tokens, including its end, as in transformers with `length_penalty` 1 and
+`early_stopping="never"`: the search continues as long as a beam could still become one of the best texts. Beams that
+reach the limit count as finished.
 
 B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N tokens that fit, V vocabulary.
 """
@@ -24,11 +24,12 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.network import Cache, Network, Weights
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-CUTTING = ("top_k", "top_p", "min_p")  # fields of Sampling that leave out tokens
+# Fields of Sampling that leave out tokens.
+CUTTING = ("top_k", "top_p", "min_p")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of Sampling, for type checkers of calls that pass them on."""
+    """The fields of Sampling, for the types of functions that pass them on."""
 
     max_tokens: int
     temperature: float
@@ -42,15 +43,26 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Raises SpecError for a number that is out of its range, or that would do nothing."""
+    """How tokens are chosen. Raises SpecError for a number that is out of range or has no effect.
+
+    Attributes:
+        max_tokens: Largest number of tokens in a sample.
+        temperature: Temperature of the draw; 0 always takes the likeliest token.
+        top_k: Draw from this number of likeliest tokens.
+        top_p: Draw from the fewest likeliest tokens with this total probability.
+        min_p: Draw from tokens with at least this share of the largest probability.
+        beams: Number of beams.
+        n: Samples per prompt.
+        seed: Seed of the draws.
+    """
 
     max_tokens: int = 128
     temperature: float = 0.0  # 0: greedy
-    top_k: int | None = None  # of the likeliest tokens alone
-    top_p: float | None = None  # of the fewest likeliest tokens that together are this likely
-    min_p: float | None = None  # of the tokens at least this share as likely as the likeliest
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     beams: int = 1
-    n: int = 1  # samples of a prompt
+    n: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,12 +93,12 @@ class Sampling:
 
     @property
     def cutting(self) -> list[str]:
-        """The fields by which tokens are left out of what is drawn from."""
+        """Names of the fields in use that exclude tokens from the draw."""
         return [name for name in CUTTING if getattr(self, name) is not None]
 
 
 class Draw(NamedTuple):
-    """A Sampling on the device: one program serves all of its numbers."""
+    """The numbers of a Sampling as device arrays, so that one program serves all of them."""
 
     temperature: Array
     top_k: Array
@@ -96,7 +108,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, sampling: Sampling, vocab: int) -> Draw:
-        """Return it with every number given: top_k = V, top_p = 1 and min_p = 0 leave nothing out."""
+        """Convert a Sampling. The defaults top_k = V, top_p = 1 and min_p = 0 exclude no token."""
         high, low = divmod(sampling.seed, 2**32)
         key = jax.random.key(np.uint32(low))
         return cls(
@@ -109,15 +121,15 @@ class Draw(NamedTuple):
 
 
 def likeliest_tokens(logits_BV: Array) -> Array:
-    """Return the likeliest token of each row; of equals the first."""
+    """Return the likeliest token of each row, the first of equal ones."""
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
 def draw_tokens(logits_BV: Array, draw: Draw, sample_B: Array, at: Array, *, is_cut: bool) -> Array:
-    """Draw a token of each row, for its sample number and index: a row draws the same whatever rows are beside it.
+    """Draw a token for each row from its sample number and token index, independently of the other rows.
 
-    `is_cut`: whether top_k, top_p and min_p are looked at. As in transformers, top_k is applied to the tempered logits,
-    top_p to what it leaves, and min_p to what both leave, among which the likeliest token always is.
+    As in transformers, top_k is applied to the logits divided by the temperature, top_p to the remaining tokens, and
+    min_p to those that are left then. The likeliest token always remains. Without `is_cut` all three are ignored.
     """
     logits_BV = logits_BV.astype(jnp.float32) / draw.temperature
     if is_cut:
@@ -127,11 +139,12 @@ def draw_tokens(logits_BV: Array, draw: Draw, sample_B: Array, at: Array, *, is_
 
 
 def _cut_logits(logits_BV: Array, draw: Draw) -> Array:
-    """Return logits without the tokens that `draw` leaves out; tokens as likely as the last that stays, stay."""
+    """Mask the logits of excluded tokens. Tokens as likely as the last remaining one are kept."""
     ranked_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), axis=-1)
     is_in_BV = jnp.arange(logits_BV.shape[1])[None, :] < draw.top_k
     share_BV = jax.nn.softmax(jnp.where(is_in_BV, ranked_BV, UNSEEN))
-    is_in_BV &= jnp.cumsum(share_BV, axis=-1) - share_BV < draw.top_p  # the likelier ones do not suffice
+    # A token stays if the likelier ones do not reach top_p.
+    is_in_BV &= jnp.cumsum(share_BV, axis=-1) - share_BV < draw.top_p
     is_in_BV &= share_BV >= draw.min_p * share_BV[:, :1]
     least_B1 = jnp.min(jnp.where(is_in_BV, ranked_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits_BV >= least_B1, logits_BV, UNSEEN)
@@ -145,11 +158,12 @@ def is_end(token: Array, ends_E: Array) -> Array:
 
 # --- beam search ------------------------------------------------------------------------------------------------------
 
-NEVER = -1e30  # a score that no text has, finite after a division
+# Below the score of every text, and finite after a division.
+NEVER = -1e30
 
 
 class Texts(NamedTuple):
-    """The K best texts of each row of a kind, the best first."""
+    """The K best texts of each row, best first."""
 
     tokens_BKN: Array
     length_BK: Array
@@ -157,7 +171,7 @@ class Texts(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the search carries: running beams with summed scores, and ended texts with mean ones."""
+    """State of the search: running beams with summed scores, and finished texts with mean scores."""
 
     caches: tuple[Cache, ...]
     logits_RV: Array
@@ -186,7 +200,8 @@ def search_beams(
         jnp.zeros((batch, count), jnp.int32),
         jnp.full((batch, count), NEVER, jnp.float32),
     )
-    first = none._replace(score_BK=none.score_BK.at[:, 0].set(0.0))  # equal beams would stay equal
+    # Only one beam starts, because equal beams would stay equal.
+    first = none._replace(score_BK=none.score_BK.at[:, 0].set(0.0))
 
     def can_improve(state: Search) -> Array:
         hope_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
@@ -208,9 +223,9 @@ def search_beams(
 
 
 def _extend_beams(state: Search, ends_E: Array) -> tuple[Array, Texts, Texts]:
-    """Return the beam that each of the best running beams was, these with one more token, and the ended texts.
+    """Extend the beams by a token; return the parents of the best beams, these beams, and the finished texts.
 
-    Only a candidate that would be among the K best ends a text, as in transformers.
+    As in transformers, a text only finishes if it would be among the K best candidates.
     """
     (batch, count), vocab = state.running.score_BK.shape, state.logits_RV.shape[1]
     logprob_BKV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32)).reshape(batch, count, vocab)
@@ -230,7 +245,7 @@ def _extend_beams(state: Search, ends_E: Array) -> tuple[Array, Texts, Texts]:
 
 
 def _mean_score(score: Array, length: Array) -> Array:
-    """Return the mean log-probability of a text's tokens; a beam that was never there stays far below all others."""
+    """Return the mean log-probability of a text's tokens. Impossible beams stay far below all others."""
     mean = score / jnp.maximum(length, 1).astype(jnp.float32)
     return jnp.where(score > NEVER / 2, mean, NEVER)
 

@@ -1,10 +1,10 @@
-"""Generates tokens after prompts: one program for the prompts, one for the loop over new tokens.
+"""Generation of tokens after prompts, with one program for the prompts and one for the loop over new tokens.
 
-Both are compiled for the shapes of a batch: rows, prompt length rounded up to an eighth of a power of two, and slots
-rounded up. The loop runs on the device up to an index that is an argument: the same program streams token by token and
-runs to the end.
+Both programs are compiled for the shapes of a batch. The number of rows is rounded up to the mesh, the prompt length to
+an eighth of a power of two, and the number of new tokens to a multiple of 32. The loop runs on the device until an
+index that is an argument, so that the same program can stream single tokens or run to the end.
 
-B batch (prompts × samples), P tokens of the prompts, N tokens that fit after them, V vocabulary.
+B batch (prompts × samples), P tokens of the prompts, N slots for new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ from jaxlaunch.trainer.generate.network import Cache, Config, Network, Weights
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-MIN_LENGTH = 16  # tokens of the shortest prompt that a program is compiled for
-MAX_SAMPLES = 1 << 16  # samples of a prompt, each of which draws by its prompt's number and its own
-ROUND = 32  # the tokens that fit after the prompts are a multiple of it
+# Length of the shortest prompt for which a program is compiled.
+MIN_LENGTH = 16
+# Largest number of samples for a prompt. A row draws by the numbers of its prompt and of its sample.
+MAX_SAMPLES = 1 << 16
+# The number of slots for new tokens is a multiple of this.
+ROUND = 32
 Ids = list[int]
-Stops = Callable[[Ids], bool]  # whether the tokens so far are enough
+Stops = Callable[[Ids], bool]  # tokens so far -> whether they suffice
 
 
 class Sample(NamedTuple):
@@ -55,21 +58,33 @@ class Sample(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the loop carries."""
+    """State of the loop.
+
+    Attributes:
+        caches: Caches of the layers.
+        logits_BV: Logits of the next token.
+        tokens_BN: New tokens.
+        score_B: Sum of the log-probabilities of the new tokens.
+        length_B: Number of new tokens, including the one that ends a row.
+        done_B: Whether a row has ended.
+        pad_B: Number of padding tokens before a prompt.
+        sample_B: Number of a row's prompt and sample, from which its draws are derived.
+        at: Number of tokens that have been chosen.
+    """
 
     caches: tuple[Cache, ...]
-    logits_BV: Array  # of the next token
+    logits_BV: Array
     tokens_BN: Array
     score_B: Array
-    length_B: Array  # tokens of a row, the one that ends it included
+    length_B: Array
     done_B: Array
     pad_B: Array
-    sample_B: Array  # number of a row's prompt and of its sample, by which it draws
-    at: Array  # tokens that were chosen
+    sample_B: Array
+    at: Array
 
 
 class Generator:
-    """Generates with `weights`, which may be replaced by others. `ends` are the tokens that end a text."""
+    """Generates with `weights`, which may be replaced. `ends` are the tokens that end a text."""
 
     def __init__(self, network: Network, weights: Weights, ends: Sequence[int] = ()) -> None:
         self.network, self.weights, self.ends = network, weights, tuple(ends)
@@ -79,7 +94,7 @@ class Generator:
         self._score = jax.jit(self._score_rows)
 
     def generate(self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None) -> list[list[Sample]]:
-        """Return `n` samples of each prompt, in its order; of beams the best first. Raises SpecError as `stream`."""
+        """Return `n` samples of each prompt, best first if there are beams. Raises SpecError as `stream` does."""
         if sampling.beams == 1:
             *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else sampling.max_tokens)
             return [samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)]
@@ -98,10 +113,10 @@ class Generator:
     def stream(
         self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None, *, every: int = 1
     ) -> Iterator[list[Sample]]:
-        """Yield all samples so far, those of a prompt beside each other, after every so many tokens.
+        """Yield all samples so far, grouped by prompt, after each `every` tokens.
 
-        `stops` is asked as often, and cuts the tokens that it did not ask for. Raises SpecError for an empty prompt, a
-        token that the model does not have, and where GPT-2 has no positions for so many tokens.
+        `stops` is called as often, and ends the rows for which it returns true. Raises SpecError for an empty prompt,
+        for an unknown token, and if GPT-2 has too few positions.
         """
         check_prompts(self.network.config, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad(prompts)
@@ -123,8 +138,11 @@ class Generator:
                     state = state._replace(done_B=jnp.asarray(done_B))
 
     def logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each row the log-probability of every token after the first, float32 [L - 1], and whether it was
-        the likeliest, bool [L - 1]. Raises SpecError as `stream` does; the last token of a row needs no position."""
+        """Return the log-probabilities of every token after the first, and whether each was the likeliest.
+
+        Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does, except that the last
+        token of a row needs no position.
+        """
         for part in ([row[:-1] or row for row in rows], [row[-1:] for row in rows]):
             check_prompts(self.network.config, part, max_tokens=1)
         tokens_BL = np.zeros((self._round_rows(len(rows)), _bucket(rows, 1)), np.int32)
@@ -139,7 +157,7 @@ class Generator:
     def _begin_state(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, prompts: Array, *, copies: int, room: int
     ) -> State:
-        """Return the state after the prompts, each `copies` times; the rows from `prompts` on only fill the mesh."""
+        """Return the state after the prompts, each repeated `copies` times. Rows after `prompts` only fill the mesh."""
         slots = self.network.slots(tokens_BP.shape[1] + room)
         logits_BV, caches = self.network.prompts(weights, tokens_BP, pad_B, slots)
         caches, logits_BV, pad_B = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), (caches, logits_BV, pad_B))
@@ -171,7 +189,7 @@ class Generator:
         is_greedy: bool,
         is_cut: bool,
     ) -> State:
-        """Return the state when `until` tokens were chosen, or every row is done. `start` is the index of the first."""
+        """Choose tokens until there are `until` of them or every row is done; `start` is the index of the first."""
 
         def has_more(state: State) -> Array:
             return (state.at < until) & ~jnp.all(state.done_B)
@@ -225,7 +243,7 @@ class Generator:
         return Sample(ids[:-1] if ended else ids, float(score), ended)
 
     def _pad(self, prompts: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the prompts with zeros on their left, and how many: rows for the mesh, columns for few programs."""
+        """Pad prompts with zeros on the left and with rows to fill the mesh; return them and the padding lengths."""
         length = _bucket(prompts, 8)
         tokens_BP = np.zeros((self._round_rows(len(prompts)), length), np.int32)
         pad_B = np.full(len(tokens_BP), length - 1, np.int32)
@@ -239,7 +257,7 @@ class Generator:
 
 
 def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> None:
-    """Raise SpecError for an empty prompt, a token that the model does not have, or too many tokens for GPT-2."""
+    """Raise SpecError for an empty prompt, an unknown token, or too many tokens for GPT-2's positions."""
     if not prompts:
         raise SpecError("there is no prompt")
     for number, ids in enumerate(prompts, 1):
@@ -255,7 +273,7 @@ def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> No
 
 
 def _constrain_state(state: State) -> State:
-    """Return the state as every program takes and returns it: what the host reads is on all devices."""
+    """Constrain the state to the shardings that all programs share: arrays that the host reads are replicated."""
     names = ("tokens_BN", "score_B", "length_B", "done_B", "pad_B", "sample_B", "at")
     arrays: dict[str, Array] = {name: getattr(state, name) for name in names}
     replicated: dict[str, Any] = {name: constrain(array, *[None] * array.ndim) for name, array in arrays.items()}
@@ -263,9 +281,9 @@ def _constrain_state(state: State) -> State:
 
 
 def _bucket(rows: Sequence[Ids], parts: int) -> int:
-    """Return the length that a program is compiled for: few of them, and little that only fills a row.
+    """Round the length of the longest row up to a multiple of a power of two over `parts`.
 
-    The longest row's, rounded up to so many parts of a power of two.
+    This keeps both the number of compiled programs and the padding small.
     """
     length = max(map(len, rows))
     return _round_up(length, max(MIN_LENGTH, 2 ** math.ceil(math.log2(length)) // parts))

@@ -1,8 +1,8 @@
-"""A loaded model as the language-model evaluation harness (lm_eval) calls one.
+"""Adapter from a loaded model to the language-model evaluation harness (lm_eval).
 
     lm_eval.simple_evaluate(model=harness.model(jaxlaunch.load("runs/lm")), tasks=["lambada_openai"])
 
-The harness is no dependency: it is imported when a model is made for it.
+The harness is not a dependency; it is imported when a model is wrapped for it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from jaxlaunch.trainer.generate.decoding import CUTTING
 from jaxlaunch.trainer.generate.generator import Ids
 from jaxlaunch.trainer.generate.loaded import TextModel
 
-BATCH = 8  # rows scored or generated at a time
-NEW_TOKENS = 256  # of an answer, where a task does not say: the harness's own default
+# Rows that are scored or generated at a time.
+BATCH = 8
+# The harness's own default for the length of an answer.
+NEW_TOKENS = 256
 Scored = tuple[Ids, int]  # a row, and how many of its last tokens count
 
 
 class Answers:
-    """The three kinds of requests, each a list of objects whose `args` say what is asked.
+    """The three request types of the harness, each a list of objects with `args`.
 
-    As in the harness's own models, blanks at a context's end belong to what follows it, a text that nothing precedes
-    stands behind the tokenizer's bos token, or eos, and what does not fit loses its beginning. Where the tokenizer has
-    neither, a text's first token, before which there is nothing, is not scored.
+    As in the harness's own models, spaces at the end of a context belong to the continuation, a text without a context
+    is preceded by the tokenizer's bos or eos token, and long texts lose their beginning. If the tokenizer has neither
+    token, the first token of a text without context is not scored.
     """
 
     def __init__(self, loaded: TextModel, batch: int = BATCH, seed: int = 0) -> None:
@@ -39,23 +41,26 @@ class Answers:
         self._length = loaded.config.reach if loaded.config.kind == "decoder" else loaded.config.rows
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return each (context, continuation)'s log-probability of the continuation, and whether it is greedy."""
+        """Return the log-probability of each continuation of a context, and whether greedy decoding yields it."""
         return self._score([self._pair(*request.args) for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return each (text,)'s log-probability, in windows of the model's length, the last of them full too."""
+        """Return the log-probability of each text, computed in windows of the model's length."""
         windows: list[list[Scored]] = []
         for request in requests:
             ids = self._encode_text(request.args[0])
-            # Rows whose counted tokens are all of `ids` but the first, each once, behind as many as fit.
+            # Each token of `ids` after the first is counted in exactly one row, after as much context as fits.
             ends = [(done, min(done + self._length, len(ids))) for done in range(1, len(ids), self._length)]
             windows.append([(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends])
         scores = iter(self._score([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return what the model goes on with, for each (context, arguments): `until`, `max_gen_toks`, `do_sample`,
-        `temperature`, `top_k`, `top_p`, `min_p`. What is drawn depends on the seed and on the requests before it."""
+        """Return the model's continuation for each (context, arguments).
+
+        Supported arguments are `until`, `max_gen_toks`, `do_sample`, `temperature`, `top_k`, `top_p` and `min_p`. Draws
+        depend on the seed and on the preceding requests.
+        """
         answers = [""] * len(requests)
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
@@ -69,7 +74,7 @@ class Answers:
         return answers
 
     def _pair(self, context: str, continuation: str) -> Scored:
-        """Return both as one row, and how many of its last tokens count."""
+        """Encode context and continuation as one row; return it and how many of its last tokens count."""
         if not context:
             whole = self._encode_text(continuation)
             count = len(whole) - 1
@@ -82,12 +87,12 @@ class Answers:
         return whole[-self._length - 1 :], min(count, self._length)
 
     def _encode_text(self, text: str) -> Ids:
-        """Return the tokens of a text behind the one that every text stands behind, where there is one."""
+        """Return the tokens of a text, preceded by the tokenizer's prefix token if it has one."""
         ids, prefix = self._tokenizer.encode(text), self._tokenizer.prefix
         return ids if prefix is None or ids[:1] == [prefix] else [prefix, *ids]
 
     def _score(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
-        # Nothing to count is certain: 0 and greedy.
+        # A row without counted tokens has probability 1.
         scores = [(0.0, True)] * len(rows)
         counted = [index for index, (_, count) in enumerate(rows) if count > 0]
         for batch in self._batches(counted, lambda index: len(rows[index][0])):
@@ -98,12 +103,12 @@ class Answers:
         return scores
 
     def _batches(self, indexes: Sequence[int], length: Callable[[int], int]) -> Iterator[Sequence[int]]:
-        """Yield the indexes in batches of like lengths, the longest first: if a batch fits, those after it do."""
+        """Yield batches of similar lengths, longest first, so that memory errors show up at once."""
         ordered = sorted(indexes, key=length, reverse=True)
         return (ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch))
 
     def _answer(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
-        """Return the answers of one batch, whose arguments are equal."""
+        """Return the answers of one batch of requests with equal arguments."""
         until = arguments.get("until") or []
         tokens = min(int(arguments.get("max_gen_toks", NEW_TOKENS)), self._length - 1)
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
@@ -112,7 +117,8 @@ class Answers:
         if is_drawn and (temperature := arguments.get("temperature", 1.0)):
             how |= {"temperature": temperature, "seed": self._seed}
             how |= {key: arguments[key] for key in CUTTING if arguments.get(key)}
-            self._seed += 1  # the next batch draws anew, as the same request asked again
+            # The same request in a later batch must draw different tokens.
+            self._seed += 1
         prompts = [
             (self._tokenizer.encode(text) or self._encode_text(text))[tokens - self._length :] for text in contexts
         ]

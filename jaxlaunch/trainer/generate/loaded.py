@@ -1,6 +1,6 @@
-"""A trained model in a program's hands: out of a checkpoint, or out of a Hugging Face folder.
+"""A trained language model, loaded from a checkpoint or a Hugging Face folder.
 
-Also what a model goes on with while it trains: the prompts of `eval.samples`, at each evaluation.
+The module also samples the prompts of `eval.samples` at each evaluation of a training.
 """
 
 from __future__ import annotations
@@ -163,13 +163,13 @@ class TextModel:
 
 
 def end_also(model: TextModel, ids: Sequence[int]) -> None:
-    """End the texts of a model at these tokens as well."""
+    """Add tokens that end a text of the model."""
     generator = model._generator
     generator.ends = tuple({*generator.ends, *ids})
 
 
 def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
-    """Return the most tokens whose text ends where the first text of `stop` begins, or before; all without one."""
+    """Return the longest prefix whose text ends before the first text of `stop`, or all tokens without one."""
     whole = decode(ids)
     places = [place for text in stop if (place := whole.find(text)) >= 0]
     if not places:
@@ -186,11 +186,19 @@ def load(
     mesh: AnyMesh = None,
     note: Callable[[str], None] = print,
 ) -> TextModel:
-    """Load the model of a folder of checkpoints, by default its newest undamaged step, or of a Hugging Face folder.
+    """Load the model from a folder of checkpoints or a Hugging Face folder.
 
-    `ema` takes the moving average. `precision` is by default the training's, and fp32 for a Hugging Face folder; `mesh`
-    the training's where it fits the devices that are here, else all of them split the weights. `note` gets sentences
-    about what is not as asked. Raises CheckpointError where no step is usable, SpecError for what is not supported.
+    Args:
+        folder: Folder or URL.
+        step: Step to load, by default the newest undamaged one.
+        ema: Whether to use the moving average of the parameters.
+        precision: By default that of the training, or fp32 for a Hugging Face folder.
+        mesh: By default that of the training if it fits the devices. Otherwise all devices split the weights.
+        note: Called with sentences about deviations from the request.
+
+    Raises:
+        CheckpointError: No step is usable.
+        SpecError: The request is not supported.
     """
     path = epath.Path(folder)
     if is_remote := remote.is_remote(folder):
@@ -217,13 +225,13 @@ def load(
         params = _StoredParameters(network, arrays)
         data, files, ends_from = recorded.get("data"), saved_files.saved_tokenizer(folder), config.init_from
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
-    # A text ends as the folder says, and as the tokenizer does.
+    # Both the folder and the tokenizer name tokens that end a text.
     ends = {*(folders.end_tokens(ends_from) if ends_from else ()), *(tokenizer.ends if tokenizer else ())}
     return TextModel(Generator(network, network.unstack(params), tuple(ends)), tokenizer, loaded_step)
 
 
 class _StoredParameters(dict[str, Any]):
-    """The parameters of a checkpoint by name, each read when it is taken: no two are in memory at a time."""
+    """The parameters of a checkpoint by name. Each is read when it is popped, so that only one is in memory."""
 
     def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
         if odd := sorted(network.abstract.keys() ^ stored.keys()):
@@ -237,13 +245,13 @@ class _StoredParameters(dict[str, Any]):
         if len(axes) < 3 or isinstance(stored, reader.StoredArray):
             whole = np.asarray(stored[tuple(axes)])
         else:
-            # A stack is read layer by layer, as what merges adapters gives it.
+            # A stack with merged adapters can only be read layer by layer.
             whole = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
         return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index].astype(like.dtype))
 
 
 def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
-    """Return the mesh asked for; else that of the training where it fits, else all devices as fsdp."""
+    """Return the requested mesh, or else that of the training if it fits, or else all devices as fsdp."""
     if mesh is not None:
         return meshes.asked(mesh)
     devices = jax.devices()
@@ -257,9 +265,9 @@ def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.shard
 
 
 def sampling_bytes_per_device(train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> int:
-    """Return what one device holds while samples are made: weights in the compute dtype, and the keys and values.
+    """Return the bytes on a device during sampling: weights in the compute dtype, and the keys and values.
 
-    The tokenizer of text need not be here: a token is one byte at least.
+    The estimate needs no tokenizer, since a token has at least one byte.
     """
     lengths = (len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in samples.prompts)
     network = Network(train.model, mesh, train.precision)
@@ -267,7 +275,7 @@ def sampling_bytes_per_device(train: TrainSpec, samples: spec.Samples, mesh: jax
 
 
 class TrainingSamples:
-    """Samples of a training's prompts. Raises SpecError where its model cannot go on from them."""
+    """Sampling of the prompts of a training. Raises SpecError if its model cannot continue them."""
 
     def __init__(self, train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> None:
         self._prompts, self._lora = samples.prompts, train.lora
@@ -285,10 +293,10 @@ class TrainingSamples:
         self._generator = Generator(network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
 
     def take(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
-        """Return a sample of each prompt with these stacked parameters of the training, as JSON. Every process takes
-        part.
+        """Return a sample of each prompt as JSON, with the stacked parameters of the training.
 
-        While they are made, a copy of the parameters in the compute dtype is on the devices, adapters merged.
+        Every process takes part. During sampling the devices hold a copy of the parameters in the compute dtype, with
+        merged adapters.
         """
         network, decode = self._generator.network, self._tokenizer.decode if self._tokenizer else None
         self._generator.weights = network.unstack(MergingParameters(params, network.config, self._lora))

@@ -1,12 +1,12 @@
-"""A decoder or GPT-2, laid out for generation: each layer's parameters by themselves, each layer with its own cache.
+"""A decoder or GPT-2 for generation, with separate parameters and a cache for each layer.
 
-Training scans over stacked layers; here every layer is written out. What a scan takes from a stack, it copies, and
-one token reads each parameter once: the copy would cost more than the token.
+Training scans over stacked layers, whereas every layer is unrolled here. A scan copies each layer out of the stack, and
+a single token reads each parameter only once, so that the copy would cost more than the token.
 
-A cache holds the keys and values of the tokens that a layer has seen, so that one more token costs one token. It is a
-ring: the token at index t of a row lies in slot t mod S. A layer with a window has as many slots as its window, or as
-the row is long where that is less; the others have a slot for every token. All rows of a batch end at the same index,
-so prompts are padded on the left: a row begins at the index `pad`, and sees nothing before it.
+A cache holds the keys and values of the tokens that a layer has seen, so that each further token costs the same. It is
+a ring: the token at index t of a row is in slot t mod S. A layer with a window has as many slots as its window, but at
+most one for every token; the other layers have one for every token. All rows of a batch end at the same index, because
+prompts are padded on the left: a row begins at index `pad` and sees nothing before it.
 
 B batch, L length, P tokens of the prompts, D model, V vocabulary, H query heads, G key and value heads, R query heads
 that share keys, K head size, S slots.
@@ -39,20 +39,21 @@ from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.step.state import ModelArrays, Named
 
 Config = spec.Decoder | spec.GPT2
-ATTENTION = "xla"  # of prompts: kernels ask for lengths of their own
+# Attention for prompts: kernels accept only certain lengths.
+ATTENTION = "xla"
 
 
 class Weights(NamedTuple):
-    """Parameters by name: those beside the layers, and those of each layer."""
+    """Parameters by name, outside of the layers and for each layer."""
 
     outer: Named
     layers: tuple[Named, ...]
 
 
 class Network:
-    """The forward passes of generation: of whole prompts, of one more token a row, and without a cache.
+    """The forward passes of generation: for prompts, for one more token per row, and without a cache.
 
-    Raises SpecError for a model that does not predict tokens, or does not split over the mesh.
+    Raises SpecError for a model that does not predict tokens or cannot be split over the mesh.
     """
 
     def __init__(self, model: Any, mesh: jax.sharding.Mesh, dtypes: spec.Precision = "fp32") -> None:
@@ -74,20 +75,20 @@ class Network:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """Set the mesh and the precision that everything is traced under."""
+        """Set the mesh and the precision for tracing."""
         matmul = self._precision.matmul
         with jax.set_mesh(self.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
 
     def slots(self, length: int) -> tuple[int, ...]:
-        """Return the slots of each layer's cache, for rows of up to `length` tokens."""
+        """Return the number of slots in each layer's cache for rows of up to `length` tokens."""
         return tuple(length if look.window is None else min(look.window, length) for look in self._looks)
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
     def bytes_per_device(self, count: int, length: int) -> int:
-        """Return the bytes of weights, and of keys and values of `count` rows of `length` tokens, on one device."""
+        """Return the bytes on a device of the weights and of the caches for `count` rows of `length` tokens."""
         config, mp = self.config, self.mesh.shape["mp"]
         heads = config.groups if isinstance(config, spec.Decoder) else config.heads
         size = config.size if isinstance(config, spec.Decoder) else config.width // config.heads
@@ -96,9 +97,9 @@ class Network:
         return memory.bytes_per_device(self.abstract) + tokens * jnp.dtype(self._precision.compute).itemsize
 
     def unstack(self, params: dict[str, Array]) -> Weights:
-        """Return stacked `params`, in any float dtype, as the weights that the passes read.
+        """Convert stacked `params` in any float dtype to the weights of the passes.
 
-        Each stacked array leaves `params` as soon as its layers are copied.
+        Each stacked array is removed from `params` as soon as its layers have been copied, to limit the memory.
         """
         outer: Named = {}
         layers: tuple[Named, ...] = tuple({} for _ in range(self.config.layers))
@@ -116,7 +117,7 @@ class Network:
         return Weights(outer, layers)
 
     def stack(self, weights: Weights) -> dict[str, Array]:
-        """Return the parameters by the names that the trainer and its checkpoints have for them."""
+        """Return the parameters by their names in the trainer and in checkpoints."""
         params = {}
         with self.context():
             for name in self.abstract:
@@ -128,7 +129,7 @@ class Network:
         return params
 
     def model(self, params: Mapping[str, Array]) -> LanguageModel:
-        """Return the model of these stacked parameters, to be called with tokens_BL."""
+        """Return a model with these stacked parameters, to be called with tokens_BL."""
         model: LanguageModel = self._arrays.merge(dict(params), {}, jax.random.key(0))
         model.eval()  # type: ignore[no-untyped-call]
         return model
@@ -138,7 +139,7 @@ class Network:
     def prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Return logits_BV after the last token of prompts that are padded on the left, and the layers' caches."""
+        """Return logits_BV after the last token of left-padded prompts, and the caches of the layers."""
         index_1P = jnp.arange(tokens_BP.shape[1])[None, :]
         places_BP = jnp.maximum(index_1P - pad_B[:, None], 0)
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
@@ -149,7 +150,7 @@ class Network:
     def token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Return logits_BV after one more token a row, at index `at`, and the caches with it."""
+        """Return logits_BV after one more token per row, at index `at`, and the updated caches."""
         attends = [
             TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
             for look, cache in zip(self._looks, caches, strict=True)
@@ -158,7 +159,7 @@ class Network:
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def logits(self, weights: Weights, tokens_BL: Array) -> Array:
-        """Return logits_BLV without a cache; what pads a row comes after its tokens, which do not see it."""
+        """Return logits_BLV without a cache. Rows are padded on the right, where no token sees the padding."""
         attends = [look.plain for look in self._looks]
         model, x_BLD = self._run(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
         return model.project(x_BLD, model.head_DV)
@@ -166,11 +167,12 @@ class Network:
     def _run(
         self, weights: Weights, tokens_BL: Array, places_BL: Array, attends: Sequence[Attention], keys: Keys
     ) -> tuple[LanguageModel, Array]:
-        """Return the model, whose own layers are not to be used, and its normalized stream after the last layer."""
+        """Return the model, whose own layers must not be used, and its normalized stream after the last layer."""
         model = self.model({**self._arrays.params, **weights.outer})
         blocks = {layer: _Stack(getattr(model, stack)) for stack in self._stacks for layer in self._stacks[stack]}
         if isinstance(self.config, spec.GPT2):
-            places_BL = jnp.minimum(places_BL, self.config.rows - 1)  # of what only fills a row
+            # Positions past the table belong to padding.
+            places_BL = jnp.minimum(places_BL, self.config.rows - 1)
         x_BLD = model.stream(tokens_BL, places_BL)
         for layer, look in enumerate(self._looks):
             block = blocks[layer].layer(weights.layers[layer])
@@ -193,9 +195,17 @@ class _Stack:
 
 
 class LayerLook(NamedTuple):
-    """What tells a layer's attention from another's."""
+    """The properties by which the attention of layers differs.
 
-    plain: Attention  # of whole rows
+    Attributes:
+        plain: Attention over whole rows.
+        window: Window of the layer, if any.
+        scale: Factor of the scores, if not the default.
+        cap: Bound of the scores, if any.
+        apply: Function that applies the layer.
+    """
+
+    plain: Attention
     window: int | None
     scale: float | None
     cap: float | None
@@ -203,7 +213,7 @@ class LayerLook(NamedTuple):
 
 
 def _layer_looks(config: Config) -> list[LayerLook]:
-    """Return the looks of layers, as a pattern that is repeated over them."""
+    """Return the looks of the layers, as a pattern that repeats."""
     if isinstance(config, spec.GPT2):
         return [LayerLook(implementations.causal(ATTENTION), None, None, None, _apply_gpt2_layer)]
     looks, scale = [], (config.query_scalar or config.size) ** -0.5
@@ -226,7 +236,8 @@ def _apply_decoder_layer(
     look = Look(attend, partial(look.rope, places_BL=places_BL))
     if config.experts is None:
         return block(x_BLD, keys, look)
-    mixture = Mixture.of(config)  # whose counts nobody reads
+    # The counts of the mixture are not read here.
+    mixture = Mixture.of(config)
     real_BL, place_M = jnp.ones(x_BLD.shape[:2], jnp.float32), jnp.zeros(mixture.layers, jnp.float32)
     return block.routed((x_BLD, Routed.none(mixture)), keys, look, real_BL, place_M)[0]
 
@@ -235,7 +246,7 @@ def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
     options = ModelOptions(attention=ATTENTION, output=output)
     if isinstance(config, spec.GPT2):
         return GPT2(config.model_copy(update={"dropout": 0.0, "drop_path": 0.0}), nnx.Rngs(0), options)
-    # Without a capacity: what a token finds a place for would depend on those that pad its row.
+    # With a capacity, the experts of a token would depend on the padding of its row.
     return Decoder(config.model_copy(update={"capacity": None}), nnx.Rngs(0), options)
 
 
@@ -254,22 +265,23 @@ def _unstack(stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) 
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer, heads first: each head's are a matrix of their own."""
+    """Keys and values of one layer, with the heads in front so that each head has one matrix."""
 
     key_BGSK: Array
     value_BGSK: Array
 
     def with_token(self, key_B1GK: Array, value_B1GK: Array, at: Array) -> Cache:
-        """Return the same with the token at index `at` in place of the oldest."""
+        """Return the cache with the token at index `at` in place of the oldest one."""
         slot = at % self.key_BGSK.shape[2]
         pairs = zip(self, (key_B1GK, value_B1GK), strict=True)
         rings = (jax.lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2), slot, axis=2) for ring, new in pairs)
         return Cache(*map(_constrain_ring, rings))
 
     def seen_BS(self, at: Array, pad_B: Array) -> Array:
-        """Return which slots hold a token of the row, once the token at index `at` is in its slot."""
+        """Return which slots hold a token of the row after the token at index `at` has been stored."""
         slots = self.key_BGSK.shape[2]
-        index_S = at - (at - jnp.arange(slots)) % slots  # of what a slot holds; below 0: nothing yet
+        # Index of the token in each slot; negative for an empty slot.
+        index_S = at - (at - jnp.arange(slots)) % slots
         return index_S[None, :] >= pad_B[:, None]
 
 
@@ -278,7 +290,7 @@ def _constrain_ring(ring_BGSK: Array) -> Array:
 
 
 def _make_ring(array_BPGK: Array, slots: int) -> Array:
-    """Return the last `slots` tokens of the prompts, and empty slots where they are fewer."""
+    """Return a ring with the last tokens of the prompts, and empty slots if there are fewer tokens."""
     array_BGPK, length = array_BPGK.swapaxes(1, 2), array_BPGK.shape[1]
     if length < slots:
         return _constrain_ring(jnp.pad(array_BGPK, ((0, 0), (0, 0), (0, slots - length), (0, 0))))
@@ -286,7 +298,7 @@ def _make_ring(array_BPGK: Array, slots: int) -> Array:
 
 
 class PromptAttention:
-    """The attention of whole prompts; once it was called, `cache` holds their keys and values."""
+    """Attention over whole prompts. A call stores their keys and values in `cache`."""
 
     cache: Cache
 
@@ -299,7 +311,7 @@ class PromptAttention:
 
 
 class TokenAttention:
-    """The attention of one token a row, to itself and to those in `cache`, which then holds it too."""
+    """Attention of one token per row to itself and to the tokens in `cache`, to which a call adds it."""
 
     def __init__(self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None) -> None:
         self.cache, self._at, self._pad_B = cache, at, pad_B

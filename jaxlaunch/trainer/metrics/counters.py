@@ -1,11 +1,11 @@
-"""What is known of a run in numbers: means, speeds, counts, memory, the time of steps; and their export to Prometheus.
+"""Numbers of a run (means, speeds, counts, memory, step times) and their export to Prometheus.
 
-The loop splits its time into parts, measured on the host at about a microsecond a step. Steps are asynchronous, so the
-parts say what the loop waited for, not what the device did: `device` is the wait for the step before, `host` is what is
-left when every other part is taken away.
+The loop splits its time into parts, measured on the host at about one microsecond per step. Steps are asynchronous, so
+the parts tell what the loop waited for, not what the device did: `device` is the wait for the previous step, and `host`
+is the time that no other part accounts for.
 
-The process's agent gets all numbers as one Prometheus text, over a Unix socket. They are read at each scrape, by a
-thread of its own, so they cost the loop nothing.
+The agent of the process gets all numbers as one Prometheus text over a Unix socket. A separate thread reads them at
+each scrape, so they cost the loop nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from prometheus_client.registry import Collector
 
 from jaxlaunch.contract import PROMETHEUS, Key, Metric
 
-CACHE_EVENTS = "/jax/compilation_cache/cache_"  # + hits, misses: the names jax records
+# Prefix of JAX's event names; "hits" or "misses" follows.
+CACHE_EVENTS = "/jax/compilation_cache/cache_"
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
 # Means of a step that are not the task's.
 STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
@@ -43,13 +44,15 @@ GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold device.
 WARMUP = 2
-RECENT = 100  # steps that the median looks back on
+# Number of steps over which the median is taken.
+RECENT = 100
 
 
 class Part:
-    """Seconds spent in one part of the loop; a context manager, entered again and again. Parts do not nest.
+    """Seconds spent in one part of the loop, as a reusable context manager. Parts do not nest.
 
-    The scraping thread reads while the loop writes, so what was spent and since when it is in here change as one.
+    The scraping thread reads while the loop writes, so the seconds and the start of the current visit are one tuple,
+    which is replaced atomically.
     """
 
     __slots__ = ("_spent",)
@@ -67,7 +70,7 @@ class Part:
         return self._spent[0]
 
     def until(self, now: float) -> float:
-        """Return the seconds including those of the present visit until `now`: they never fall."""
+        """Return the seconds including the current visit until `now`. They never decrease."""
         seconds, began = self._spent
         return seconds if began is None else seconds + max(0.0, now - began)
 
@@ -79,11 +82,17 @@ class Part:
 
 
 class Interval(NamedTuple):
-    """What happened between two calls of `StepTimer.interval`."""
+    """Times and speed between two calls of `StepTimer.end_interval`.
 
-    seconds: float  # of wall time
-    parts: dict[str, float]  # seconds by part; they add up to `seconds`
-    steps_per_s: float | None  # after warm-up, evaluation and saves left out; None within the warm-up
+    Attributes:
+        seconds: Wall time.
+        parts: Seconds by part, which add up to `seconds`.
+        steps_per_s: Speed without evaluation and saves; None during the warm-up.
+    """
+
+    seconds: float
+    parts: dict[str, float]
+    steps_per_s: float | None
 
 
 class Mark(NamedTuple):
@@ -100,27 +109,30 @@ class StepTimer:
     def __init__(self) -> None:
         self._parts = {"data": Part(), "device": Part(), "save": Part(), "eval": Part()}
         self.steps = self._dispatches = 0
-        self.counts = [0] * (len(BOUNDS) + 1)  # of steps by time, last: longer than every bound
-        self.seconds = 0.0  # of all counted steps
+        # Steps by time; the last bin is for those above every bound.
+        self.counts = [0] * (len(BOUNDS) + 1)
+        # Sum over all counted steps.
+        self.seconds = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self.start()
 
     def start(self) -> None:
-        """Begin the loop now: what came before (restore, compile) is no step's time."""
+        """Start the clock of the loop, which excludes the time of restoring and compiling."""
         for part in self._parts.values():
             part.clear()
         self._began = perf_counter()
         self._host = 0.0
         self._last = Mark(self.steps, self._began, 0.0)
-        self._warm: Mark | None = None  # what the next interval's speed is measured from
+        # The speed of the next interval is measured from this mark.
+        self._warm: Mark | None = None
         self._seen = self.parts()
 
     def part(self, name: str) -> Part:
-        """Return the part `name` (data, device, save, eval), to be entered with `with`."""
+        """Return the part `name` (data, device, save, eval) for a `with` statement."""
         return self._parts[name]
 
     def step_done(self, count: int = 1) -> None:
-        """Count one more step that went through the loop, or `count` of them in one dispatch."""
+        """Count one completed step, or `count` of them in one dispatch."""
         before = self._last
         now, paused = perf_counter(), self._parts["save"].seconds + self._parts["eval"].seconds
         seconds = now - before.ended - (paused - before.paused)
@@ -135,7 +147,7 @@ class StepTimer:
             self._warm = self._last
 
     def interval(self, share: float = 1.0) -> Interval:
-        """Return what happened since the last call; of the time this share, whose rest is left for the next call."""
+        """Return this share of the time since the last call, and leave the remaining time to the next call."""
         before, now = self._seen, self.parts()
         parts = {name: (seconds - before[name]) * share for name, seconds in now.items()}
         self._seen = now if share == 1.0 else {name: before[name] + seconds for name, seconds in parts.items()}
@@ -147,11 +159,11 @@ class StepTimer:
         return Interval(sum(parts.values()), parts, steps_per_s)
 
     def median_s(self) -> float | None:
-        """Return the median of the last RECENT steps after warm-up; None before there is one."""
+        """Return the median time of the recent steps after the warm-up, if there are any."""
         return statistics.median(self._recent) if self._recent else None
 
     def parts(self) -> dict[str, float]:
-        """Return seconds by part since the start; `host` is what no other part took. None of them ever falls."""
+        """Return seconds by part since the start; `host` is what no other part took. They never decrease."""
         now = perf_counter()
         seconds = {name: part.until(now) for name, part in self._parts.items()}
         self._host = max(self._host, now - self._began - sum(seconds.values()))
@@ -160,7 +172,7 @@ class StepTimer:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a run computes.
+    """Amount of work in a run.
 
     Attributes:
         total_steps: Steps of the whole run.
@@ -179,7 +191,7 @@ class Workload:
     epochs: Callable[[int], Mapping[str, float]] | None = None
 
     def epoch(self, step: int) -> float | None:
-        """Return the passes over the training set after `step` steps."""
+        """Return the number of passes over the training set after `step` steps."""
         return step * self.examples_per_step / self.dataset_examples if self.dataset_examples else None
 
 
@@ -202,10 +214,11 @@ class Throughput:
         self._recent.append((tokens, targets))
 
     def end_interval(self, steps_per_s: float | None) -> None:
-        """Compute the speeds of an interval with this many steps per second; None leaves those before."""
+        """Compute the speeds of an interval with this many steps per second; None keeps the previous speeds."""
         if steps_per_s is not None:
             work, flops, peak, count = self._workload, self.flops_per_step, self.peak_flops, len(self._recent)
-            tokens, targets = (sum(each) / count for each in zip(*self._recent, strict=True)) if count else (0.0, 0.0)
+            sums = [sum(column) for column in zip(*self._recent, strict=True)] if count else [0.0, 0.0]
+            tokens, targets = (total / max(count, 1) for total in sums)
             has_tokens = work.has_tokens and count
             self.speeds = {
                 Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s if work.examples_per_step else None,
@@ -217,20 +230,20 @@ class Throughput:
 
 
 class Histogram(NamedTuple):
-    """Number of observations by upper bound, and their sum; the last count is of those above every bound."""
+    """Numbers of observations by upper bound, and their sum. The last count is above every bound."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
     sum: float
 
 
-Labels = tuple[str, ...]  # the values of a metric's labels after `rank`, in its order
+Labels = tuple[str, ...]  # values of a metric's labels after `rank`, in its order
 Value = float | None | Mapping[Labels, float | None] | Histogram
 
 
 @dataclasses.dataclass
 class CheckpointCounts:
-    """Saves of this process, and the newest step that is complete on storage."""
+    """Saves of this process, and the newest complete step on storage."""
 
     saves: int = 0
     blocked_s: float = 0.0
@@ -244,7 +257,7 @@ class Counters:
     def __init__(self, workload: Workload) -> None:
         self.workload, self.timer = workload, StepTimer()
         self.throughput, self.checkpoints = Throughput(workload), CheckpointCounts()
-        # Complete steps when the loop began.
+        # Number of steps that were complete when the loop began.
         self.first_step = 0
         self.trained: dict[str, float] = {}
         self.evaluated: dict[str, float] = {}
@@ -253,13 +266,13 @@ class Counters:
         self._cache = {"hits": 0, "misses": 0}
 
     def count_cache_event(self, event: str, **_: object) -> None:
-        """Count a hit or a miss of JAX's compilation cache, as a listener of its events."""
+        """Count a hit or miss of JAX's compilation cache; a listener of JAX's events."""
         kind = event.removeprefix(CACHE_EVENTS)
         if kind in self._cache:
             self._cache[kind] += 1
 
     def prometheus(self) -> dict[str, Value]:
-        """Return the trainer's rows of contract.PROMETHEUS; called by the scraping thread."""
+        """Return the values of the trainer's rows in contract.PROMETHEUS; called by the scraping thread."""
         timer, work, speed, checkpoints = self.timer, self.workload, self.throughput, self.checkpoints
         step, steps = self.first_step + timer.steps, timer.steps
         task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
@@ -291,7 +304,7 @@ class Counters:
 
 
 def _resident_bytes() -> float | None:
-    """Return the host memory of this process; None where there is no /proc."""
+    """Return the host memory of this process; None without /proc."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -300,7 +313,7 @@ def _resident_bytes() -> float | None:
 
 
 def read_device_bytes() -> dict[Labels, float | None]:
-    """Return bytes by (device, kind); None where a platform does not count them, as CPU does not."""
+    """Return bytes by (device, kind); None on platforms that do not count them, such as CPU."""
     kinds = {"in_use": "bytes_in_use", "peak": "peak_bytes_in_use", "limit": "bytes_limit"}
     sizes: dict[Labels, float | None] = {}
     for device in jax.local_devices():
@@ -312,17 +325,18 @@ def read_device_bytes() -> dict[Labels, float | None]:
 # --- the export -------------------------------------------------------------------------------------------------------
 
 ROWS = tuple(metric for metric in PROMETHEUS if metric.by == "trainer")
-PATIENCE_S = 5.0  # for a reader that connects and does not read
+# Timeout for a reader that connects but does not read.
+PATIENCE_S = 5.0
 
 
 class RankCollector(Collector):
-    """The trainer's rows of contract.PROMETHEUS with the values that `read` returns by metric name."""
+    """Collector of the trainer's rows in contract.PROMETHEUS; `read` returns their values by name."""
 
     def __init__(self, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
         self._rank, self._read = str(rank), read
 
     def collect(self) -> Iterable[Family]:
-        """Yield one family for each row; NaN for what is not known."""
+        """Yield one family for each row, with NaN for unknown values."""
         values = self._read()
         for row in ROWS:
             yield self._family(row, values[row.name])
@@ -342,14 +356,15 @@ class RankCollector(Collector):
 
 
 class Exporter:
-    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError when it cannot bind."""
+    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError if it cannot bind."""
 
     def __init__(self, path: str, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(RankCollector(rank, read))
         self._path = path
         if os.path.exists(path):
-            os.unlink(path)  # of an attempt that was killed
+            # A killed attempt leaves its socket behind.
+            os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen()
@@ -357,9 +372,10 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering and remove the socket, which others may have removed before: its folder is temporary."""
+        """Stop the thread and remove the socket, which may already be gone with its temporary folder."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+            # The shutdown wakes accept.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * PATIENCE_S)
         self._listener.close()
         with contextlib.suppress(OSError):
@@ -370,7 +386,8 @@ class Exporter:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # closed
-            with connection, contextlib.suppress(OSError):  # the reader may have gone
+                return
+            # The reader may have disconnected.
+            with connection, contextlib.suppress(OSError):
                 connection.settimeout(PATIENCE_S)
                 connection.sendall(generate_latest(self._registry))

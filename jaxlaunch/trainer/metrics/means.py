@@ -1,6 +1,6 @@
-"""The means of an evaluation, and what a watched one decides: the best steps, and when a run gets no better. Pure.
+"""Means of an evaluation, and decisions on a watched metric: the best steps, and when to stop early.
 
-What was seen is saved beside the state, so that a run that resumes decides as one that was never broken.
+The values so far are saved with the state, so that a resumed run decides like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from jaxlaunch.trainer.spec import EVAL, Best, StopEarly, Watched
 
 
 class Means:
-    """The sums of an evaluation's batches. `derived` gives what follows from means, as the perplexity of a loss."""
+    """Sums over an evaluation's batches. `derived` computes further metrics from means, such as a perplexity."""
 
     def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
         self._derived = derived
-        # Sum and weight of each metric: of the whole set under None, and of each part of a mixture.
+        # Sum and weight of each metric, for each part of a mixture, and under None for the whole set.
         self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
 
     def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
-        """Add a batch's sums and weights, all its examples being of `part`, or of a set without parts."""
+        """Add the sums and weights of a batch, whose examples all belong to `part` if the set has parts."""
         for key in {None, part}:
             pairs = self._pairs.setdefault(key, {})
             for name, (total, weight) in sums.items():
@@ -30,7 +30,7 @@ class Means:
                 pairs[name] = (total_before + float(total), weight_before + float(weight))
 
     def all(self) -> dict[str, float]:
-        """Return those of the whole set and of its parts, as `loss` and `loss/code`, and the `examples` of each."""
+        """Return the means of the whole set and of its parts, as `loss` and `loss/code`, and their `examples`."""
         means = self._part_means(None)
         for part in self._pairs.keys() - {None}:
             means |= {f"{name}/{part}": mean for name, mean in self._part_means(part).items() if "/" not in name}
@@ -57,14 +57,14 @@ def _key(watched: Watched) -> dict[str, str]:
 
 
 class BestSteps:
-    """The steps of the best values so far, at most `keep`; of equal values the older step."""
+    """The steps with the best values so far, at most `keep`. Of equal values the older step wins."""
 
     def __init__(self, best: Best) -> None:
         self._best = best
-        self._values: list[tuple[int, float]] = []  # step and value, the best first
+        self._values: list[tuple[int, float]] = []  # (step, value), best first
 
     def see(self, step: int, value: float) -> None:
-        """Take an evaluation into account; what is not finite is never among the best."""
+        """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
             place = sum(not _is_better(self._best, value, other) for _, other in self._values)
             self._values.insert(place, (step, value))
@@ -76,18 +76,18 @@ class BestSteps:
         return [step for step, _ in self._values]
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a checkpoint says of them."""
+        """Return the steps and values for the metadata of a checkpoint."""
         return {**_key(self._best), "steps": [[step, value] for step, value in self._values]}
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
-        """Go on from what a checkpoint says, if it is of the same metric, with the `steps` that are still there."""
+        """Restore the state from a checkpoint of the same metric, with the `steps` that still exist."""
         if meta is not None and _key(self._best).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
             self._values = values[: self._best.keep]
 
 
 class Patience:
-    """Counts evaluations in a row that were no better than the best before them."""
+    """Counts consecutive evaluations without an improvement."""
 
     def __init__(self, rule: StopEarly) -> None:
         self._rule = rule
@@ -95,7 +95,7 @@ class Patience:
         self._stale = 0
 
     def see(self, step: int, value: float) -> None:
-        """Take an evaluation into account; what is not finite is not better."""
+        """Add the value of an evaluation. A value that is not finite is no improvement."""
         is_better = self._best is None or _is_better(self._rule, value, self._best[1], self._rule.min_delta)
         if math.isfinite(value) and is_better:
             self._best, self._stale = (step, value), 0
@@ -104,11 +104,11 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run should end."""
         return self._stale >= self._rule.patience
 
     def sentence(self) -> str:
-        """Return why it ends."""
+        """Return a sentence about why the run ends."""
         rule = self._rule
         by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
@@ -116,11 +116,11 @@ class Patience:
         return f"{rule.metric} was not better{best}{by} in {times} (train.stop_early)"
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it."""
+        """Return the state for the metadata of a checkpoint."""
         return {**_key(self._rule), "best": None if self._best is None else list(self._best), "stale": self._stale}
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint says, if it is of the same metric."""
+        """Restore the state from a checkpoint of the same metric."""
         if meta is not None and _key(self._rule).items() <= meta.items():
             self._best = None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
             self._stale = int(meta["stale"])

@@ -1,7 +1,7 @@
-"""The trainer's reports to its agent: lines on the progress pipe, newest state first, never blocking the loop.
+"""The trainer's reports to its agent, as lines on the progress pipe that never block the loop.
 
-Steps and metrics cost nothing to report: a thread sends the newest at most ten times a second. Everything else is
-sent at once and in order. Without a pipe every call does nothing.
+Reports of steps and metrics are cheap, because a thread sends only the newest ones, at most ten times per second.
+Everything else is sent immediately and in order. Without a pipe no call has an effect.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 from jaxlaunch import contract, reporting
 from jaxlaunch.runs.journal import finite
 
-PERIOD_S = 0.1  # between two updates of the same phase
-BURST = 10  # changes of phase that may be sent at once before they too wait for the thread
+# Minimum time between two updates of the same phase.
+PERIOD_S = 0.1
+# Changes of phase that may be sent at once before they also wait for the thread.
+BURST = 10
 
 
 class Progress:
@@ -27,9 +29,12 @@ class Progress:
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
-        self._state = self._sent = ("", 0)  # nothing sent yet
-        self._metrics: Mapping[str, Any] | None = None  # not sent yet
-        self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)  # an agent that stalls costs us bounded memory
+        # Nothing has been sent yet.
+        self._state = self._sent = ("", 0)
+        # Newest metrics that have not been sent.
+        self._metrics: Mapping[str, Any] | None = None
+        # Bounded, so that an agent that stalls does not exhaust memory.
+        self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)
         self._credit = float(BURST)
         self._credited = time.monotonic()
         self._lock = threading.RLock()
@@ -40,15 +45,15 @@ class Progress:
             self._thread.start()
 
     def hello(self) -> None:
-        """Identify the built-in trainer: from now on the agent reads the exit code as one of the contract."""
+        """Identify the built-in trainer, whose exit code the agent then interprets by the contract."""
         self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
 
     def joined(self) -> None:
-        """Report that the process knows all others."""
+        """Report that the process has joined all others."""
         self._post({"joined": True})
 
     def phase(self, name: str, step: int) -> None:
-        """Report that the process is in `name` and has completed `step` steps. Cheap enough for every step."""
+        """Report that the process is in phase `name` after `step` steps. Cheap enough for every step."""
         if self._fd is None:
             return
         before, self._state = self._state, (name, step)
@@ -64,7 +69,7 @@ class Progress:
 
     @contextlib.contextmanager
     def within(self, name: str, step: int) -> Iterator[None]:
-        """Report that the process is in `name` for a while, where an error is said to be; then where it was before."""
+        """Report phase `name` for the duration of a block, so that errors are attributed to it."""
         before = self._state
         self.phase(name, step)
         try:
@@ -73,11 +78,11 @@ class Progress:
             self.phase(*before)
 
     def found(self, step: int) -> None:
-        """Report that the checkpoint of `step` is on storage; whether training goes on from it is not decided yet."""
+        """Report that the checkpoint of `step` is on storage, before the decision to restore it."""
         self._post({"found": step})
 
     def restored(self, step: int) -> None:
-        """Report that training goes on from the checkpoint of `step`."""
+        """Report that training resumes from the checkpoint of `step`."""
         self._post({"restored": step})
 
     def committed(self, step: int) -> None:
@@ -85,14 +90,14 @@ class Progress:
         self._post({"committed": step})
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """Report the newest metrics; what is not finite becomes null, so that the line is JSON to every reader."""
+        """Report the newest metrics. Values that are not finite become null, so that the line is valid JSON."""
         if self._fd is not None:
             with self._lock:
                 self._metrics = values
             self._due.set()
 
     def stopped(self, step: int, saved: bool, note: str = "") -> None:
-        """Report that the process stopped after `step`, as SIGTERM asked; `saved`: whether it saved a checkpoint."""
+        """Report that the process stopped after `step` on SIGTERM, and whether it saved a checkpoint."""
         self._post({"stopped": {"step": step, "saved": saved, "note": note}})
 
     def profile(self, values: Mapping[str, Any]) -> None:
@@ -100,19 +105,19 @@ class Progress:
         self._post({"profile": values})
 
     def note(self, text: str) -> None:
-        """Report a sentence for the reader of summary.json."""
+        """Report a sentence for summary.json."""
         self._post({"note": text})
 
     def error(self, exception: BaseException, code: int | None, said: str = "") -> None:
-        """Report the exception that ends the process, and the exit code that follows; `said` in place of its words."""
+        """Report the exception that ends the process and its exit code, optionally with another message."""
         self._post(contract.error_line(exception, code, said))
 
     def refusal(self, message: str, code: int) -> None:
-        """Report why the process ends with `code`, where a person can fix that: a line of its log."""
+        """Report a fault that the user can fix, for which the process ends with `code`."""
         self._post(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
 
     def close(self) -> None:
-        """Send what is left, as far as the pipe takes it. Leaves the pipe open: its owner closes it."""
+        """Send the remaining messages as far as the pipe accepts them. The owner of the pipe closes it."""
         if self._fd is not None:
             self._closed.set()
             self._due.set()
@@ -124,14 +129,15 @@ class Progress:
         if self._fd is None:
             return
         with self._lock:
-            if self._state != self._sent:  # the agent reads the step before what follows from it
+            if self._state != self._sent:
+                # The agent must read the step before the message that refers to it.
                 self._sent = self._state
                 self._outbox.append(_line(self._state))
             self._outbox.append(message)
             self._flush()
 
     def _flush(self) -> None:
-        """Write what waits; what a full pipe refuses stays queued, and the thread tries again."""
+        """Write the queued messages. What a full pipe refuses stays queued until the thread retries."""
         assert self._fd is not None
         with self._lock:
             while self._outbox:

@@ -1,7 +1,7 @@
-"""One run's metrics and where they go: Prometheus, the run folder, the agent, and standard output.
+"""The metrics of a run and their destinations: Prometheus, the run folder, the agent, and standard output.
 
-The loop calls in at log intervals, evaluations and saves; per step it only touches `timer`. Every process exports to
-Prometheus, process 0 also writes and prints. A disk or a socket that fails raises nothing here: it is noted, once.
+The loop calls this module at log intervals, evaluations and saves; a step only uses `timer`. Every process exports to
+Prometheus, and process 0 also writes and prints. A failing disk or socket raises no exception here, but is noted once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAGS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
 
 
 class Metrics:
-    """The metrics of one process. Made before the first compile, so that every scrape has every name."""
+    """The metrics of one process. Created before the first compilation, so that every scrape has every name."""
 
     def __init__(
         self, workload: Workload, *, rank: int, run_dir: str | None, socket: str | None, report: Progress
@@ -44,7 +44,7 @@ class Metrics:
             run_dir = tempfile.mkdtemp()
         self._files = MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
         self._feed: feeding.Feed | None = None
-        # The numbers of the last interval, as they are written and reported.
+        # Numbers of the last interval, as written and reported.
         self._numbers: dict[str, float | None] = {}
         self._best_step: dict[str, float] = {}
         jax.monitoring.register_event_listener(self._counters.count_cache_event)
@@ -54,7 +54,7 @@ class Metrics:
                 self._exporter = Exporter(socket, rank, self._counters.prometheus)
 
     def start(self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
-        """Begin a loop after `step` complete steps.
+        """Start the metrics of a loop after `step` complete steps.
 
         Args:
             step: Steps that are complete.
@@ -72,9 +72,9 @@ class Metrics:
         self.timer.start()
 
     def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
-        """Record the means of `step`, and this share of the time since the last call: a dispatch may hold several.
+        """Record the means of `step` and this share of the time since the last call.
 
-        Called once per log interval, on every process.
+        Called once per log interval on every process. A dispatch may contain several intervals, which share its time.
         """
         counters, work = self._counters, self._workload
         counters.trained = {name: float(value) for name, value in values.items() if name not in FLAGS}
@@ -94,16 +94,16 @@ class Metrics:
         print(interval_line(step, work.total_steps, counters.trained, speeds, busy), flush=True)
 
     def trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
-        """Count the tokens of `step` and its targets, the weight of its loss; print that one without any is empty."""
+        """Count the tokens and targets of `step`, and print a line if it has no target."""
         self._counters.throughput.count(tokens, weight)
         if weight == 0:
             self._counters.empty_steps += 1
             self._print(step, "empty: its batch has no target, nothing is changed")
 
     def skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
-        """Count `step`, whose gradients overflowed under this loss scale: it changed nothing but the scale.
+        """Count `step` as skipped, because its gradients overflowed with this loss scale.
 
-        `wrong` says what in its batch was not finite, if anything.
+        `wrong` names the part of its batch that was not finite, if any.
         """
         self._counters.skipped_steps += 1
         why = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
@@ -118,20 +118,20 @@ class Metrics:
             self._print(step, f"eval  {_format_values(means)}")
 
     def found_best(self, step: int) -> None:
-        """Record that the evaluation after `step` steps, the newest, is the best so far."""
+        """Record that the newest evaluation, after `step` steps, is the best so far."""
         self._best_step = {Key.BEST_STEP: step}
         if self._is_first:
             self._report_numbers(step)
 
     def sampled(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record what the model goes on with after some prompts, after `step` steps, on every process."""
+        """Record the samples after `step` steps, on every process."""
         for sample in samples:
             self._print(step, f"sample  {json.dumps(sample, ensure_ascii=False)}")
         if self._files is not None:
             self._files.write_samples(step, samples)
 
     def saved(self, step: int, blocking_s: float) -> None:
-        """Count a save of `step` that held up the loop for `blocking_s` seconds."""
+        """Count a save of `step` that blocked the loop for `blocking_s` seconds."""
         self._counters.checkpoints.saves += 1
         self._counters.checkpoints.blocked_s += blocking_s
 
@@ -140,9 +140,9 @@ class Metrics:
         self._counters.checkpoints.step, self._counters.checkpoints.committed_at = step, time.monotonic()
 
     def close(self) -> None:
-        """End the export and close the files. Never raises: the run is complete and saved, whatever fails here."""
+        """End the export and close the files. Never raises, because the run is already complete and saved."""
         with _note_failure(self._report, "the metrics could not be closed", Exception):
-            # It raises where the user's program has cleared all listeners.
+            # JAX raises if the user's program has cleared all listeners.
             jax.monitoring.unregister_event_listener(self._counters.count_cache_event)
         if self._exporter is not None:
             with _note_failure(self._report, "the metrics could not be closed", Exception):
@@ -151,7 +151,7 @@ class Metrics:
             self._files.close()
 
     def end_tracking(self, *, stops: bool) -> None:
-        """Wait until the tracker has every line of the files, which are closed; briefly where the run `stops`."""
+        """Wait until the tracker has every line of the closed files, but only briefly if the run `stops`."""
         if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
             self._report.note(lost)
             print(lost, file=sys.stderr, flush=True)
@@ -180,7 +180,7 @@ class MetricsFiles:
         self._board: TensorBoard | None = None
 
     def open(self, step: int) -> None:
-        """Open the files of a loop that begins after `step` complete steps."""
+        """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
             for name in ("metrics", "eval"):
@@ -189,13 +189,13 @@ class MetricsFiles:
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
     def write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Write a line of the journal `name`, and its scalars as events. What failed is not written again."""
+        """Write a line to the journal `name`, and its scalars as events. A file that failed is not written again."""
         if (journal := self._journals.pop(name, None)) is not None:
             with _note_failure(self._report, f"no more {name}.jsonl"):
                 journal.write(step, values)
                 self._journals[name] = journal
             if name not in self._journals:
-                # The lines that wait in the journal cannot be written either.
+                # The buffered lines of the journal cannot be written either.
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
@@ -223,7 +223,7 @@ class MetricsFiles:
 
 @contextlib.contextmanager
 def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) -> Iterator[None]:
-    """Note an exception of `kind`, such as an OSError (a full disk, a taken socket); the run goes on."""
+    """Note an exception of `kind`, such as an OSError for a full disk, and let the run continue."""
     try:
         yield
     except kind as error:
@@ -236,7 +236,7 @@ def interval_line(
 ) -> str:
     """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
 
-    Of tokens: `29.1k tokens/s  1.8k targets/s`, those that are read and those that are predicted and count.
+    For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted tokens that count.
     """
     words = [f"step {step}/{total}", _format_values(trained)]
     tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))
@@ -258,13 +258,13 @@ def _format_values(values: Mapping[str, float]) -> str:
         Key.LEARNING_RATE: "lr {:.1e}",
         Key.LOSS_SCALE: "scale {:g}",
     }
-    # One of many of a kind, as expert_load/3, is for the files.
+    # Families of values, such as expert_load/3, are only written to the files.
     formats |= {name: f"{name} {{:.4g}}" for name in values if name not in formats and "/" not in name}
     return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 
 def short(number: float) -> str:
-    """Return three digits and a prefix: 12.3k, 1.05M."""
+    """Format a number with three digits and a prefix: 12.3k, 1.05M."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{prefix}"

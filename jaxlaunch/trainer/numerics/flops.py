@@ -29,7 +29,8 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
     return sum(PEAK_FLOPS[kind] for kind in kinds) if kinds and all(kind in PEAK_FLOPS for kind in kinds) else None
 
 
-CAUSAL = "causal"  # begins the scope in which trainer/attention/implementations computes causal attention
+# Prefix of the scope in which trainer/attention/implementations computes causal attention.
+CAUSAL = "causal"
 _CAUSAL_SCOPE = re.compile(rf"{CAUSAL}(?:_(\d+)_of_(\d+))?")
 
 
@@ -46,7 +47,8 @@ def share_scope(rows: int, room: int) -> str:
     return f"{rows}_of_{room}_rows"
 
 
-GROUPED = "jaxlaunch_grouped_product"  # the call of trainer/numerics/grouped: rows, matrices, the rows of each matrix
+# Name of the call in trainer/numerics/grouped. Its operands are the rows, the matrices, and the rows of each matrix.
+GROUPED = "jaxlaunch_grouped_product"
 
 
 def _share(scopes: str, causal: float) -> float:
@@ -155,7 +157,8 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
     """Return how many times the body of a primitive runs."""
     if name == "scan":
         return int(params["length"])
-    if name == "shard_map":  # its body has the shapes of one device
+    if name == "shard_map":
+        # The body has the shapes of one device.
         return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
     return 1
 
@@ -172,7 +175,8 @@ def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
     """Return the sizes of the axes that a product or convolution sums over; None for any other operation."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated":
-        kernel = _aval(equation.invars[1]).shape  # its input features are already those of one group
+        # The input features of the kernel are already those of one group.
+        kernel = _aval(equation.invars[1]).shape
         features = params["dimension_numbers"].rhs_spec[0]
         return [size for axis, size in enumerate(kernel) if axis != features]
     if params.get("name") == GROUPED:
@@ -188,5 +192,5 @@ def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
 
 
 def _aval(variable: Any) -> Any:
-    # JAX's type of it declares neither shape nor dtype.
+    # JAX's type of a variable's aval declares neither shape nor dtype.
     return variable.aval

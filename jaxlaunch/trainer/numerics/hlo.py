@@ -10,7 +10,8 @@ from functools import cached_property
 
 from jaxlaunch.trainer.numerics.grouped import TURNS
 
-BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}  # others end in their number of bits
+# The names of the other types contain their number of bits.
+BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _KIND = re.compile(r" ([a-z][\w\-]*)\(")
@@ -26,10 +27,10 @@ class Operation:
     """One line of a computation. Its text is parsed on demand: a program has many thousands of lines."""
 
     name: str
-    kind: str  # all-gather, fusion, while …
-    result: str  # the shape as text, or a tuple of shapes
-    inside: str  # between the parentheses: operands, or the value of a constant
-    attributes: str  # behind the parentheses
+    kind: str
+    result: str
+    inside: str
+    attributes: str
     is_root: bool
 
     @cached_property
@@ -194,7 +195,8 @@ def array_bytes(shape: str) -> list[int]:
     """Return the bytes of each array that a shape names: one, or those of a tuple."""
     sizes = []
     for kind, lengths in _ARRAY.findall(shape):
-        digits = re.search(r"\d+", kind)  # f8e4m3fn has 8 bits
+        # For example, f8e4m3fn has 8 bits.
+        digits = re.search(r"\d+", kind)
         bits = BITS.get(kind) or (int(digits[0]) if digits else 0)
         sizes.append(math.prod(int(length) for length in lengths.split(",") if length) * bits // 8)
     return sizes

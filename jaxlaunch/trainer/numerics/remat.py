@@ -21,7 +21,7 @@ from flax import nnx
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import Remat
 
-Policy = Any  # of jax.checkpoint_policies
+Policy = Any  # one of jax.checkpoint_policies
 
 
 def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:

@@ -14,16 +14,18 @@ import jax.numpy as jnp
 from jax import Array
 
 START = 2.0**16
-LARGEST = 2.0**24  # above it the sums overflow float32
-SMALLEST = 1.0  # a model that overflows unscaled needs another remedy
-GROW_AFTER = 2000  # steps in a row without overflow
+# Above this scale the sums overflow float32.
+LARGEST = 2.0**24
+# A model that overflows without a scale needs another remedy.
+SMALLEST = 1.0
+GROW_AFTER = 2000  # consecutive steps without overflow
 
 
 class LossScale(NamedTuple):
     """The scale and its counter: scalars on the device."""
 
     value: Array  # float32
-    sound: Array  # int32: steps in a row whose gradients were finite
+    sound: Array  # int32, consecutive steps with finite gradients
 
 
 def init() -> LossScale:

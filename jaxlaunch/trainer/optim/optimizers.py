@@ -25,8 +25,10 @@ from jaxlaunch.trainer.optim.transforms import Axes, Mask, Named, PyTree
 from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, is_own
 
 Options = dict[str, Any]
-REST = "rest"  # the parameters of no group
-MAX_LISTED = 8  # names in a message
+# Label of the parameters that are in no group.
+REST = "rest"
+# Number of names in a message.
+MAX_LISTED = 8
 
 
 def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None) -> optax.GradientTransformation:
@@ -185,7 +187,8 @@ def _coupled(
     make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
     """Return an optimizer with weight decay as torch's: the decay joins the gradient and passes through the moments."""
-    if "momentum" in options:  # at 0 optax would still hold a buffer as large as the parameters
+    if "momentum" in options:
+        # With momentum 0 optax would still hold a buffer as large as the parameters.
         options = options | {"momentum": options["momentum"] or None}
     return optax.chain(optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options))
 
@@ -292,7 +295,8 @@ def _leaf_spec(shape: tuple[int, ...], of: tuple[int, ...], spec: PartitionSpec)
     if shape == of:
         return spec
     axes = (*spec, *[None] * (len(of) - len(spec)))
-    for axis in reversed(range(len(of))):  # equal axes give equal shapes: then either is right, one may be faster
+    # Equal axes give equal shapes. Then both results are correct, although one may be faster.
+    for axis in reversed(range(len(of))):
         if shape == of[:axis] + of[axis + 1 :]:
             return PartitionSpec(*axes[:axis], *axes[axis + 1 :])
     return PartitionSpec()

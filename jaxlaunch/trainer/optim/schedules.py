@@ -100,7 +100,8 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     try:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:
+        # A user's function may raise anything.
         raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
@@ -121,7 +122,8 @@ def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> Non
         updates, after = jax.eval_shape(whole.update, params, state, params)
     except SpecError:
         raise
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:
+        # A user's function may raise anything.
         raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
         raise SpecError("train.optimizer: the update gives arrays of other shapes than the parameters")
@@ -136,12 +138,14 @@ def _load_factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str
         raise SpecError(f"{path} is {user_code.kind(make)}, not a function that makes one")
     try:
         return make, inspect.signature(make).parameters
-    except (TypeError, ValueError):  # a builtin without one
+    except (TypeError, ValueError):
+        # Some builtins have no signature.
         return make, {}
 
 
 def _call(path: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
         return make(**arguments)
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:
+        # A user's function may raise anything.
         raise SpecError(f"{path}({', '.join(arguments)}) failed: {first_line(error)}") from error

@@ -13,10 +13,11 @@ from optax.contrib import MuonState, ScheduleFreeState
 
 PyTree = Any
 Named = dict[str, Any]  # parameter name -> array
-Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its own named axes; None: not named
+Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its named axes, or None
 Mask = Callable[[Named], dict[str, bool]] | None
-Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # the axes that are summed over, and those that are given
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's, of the iteration a X + b (X Xᵀ) X + c (X Xᵀ)² X
+Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # (input axes, output axes)
+# Jordan's coefficients of the iteration a X + b (X Xᵀ) X + c (X Xᵀ)² X.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
@@ -104,7 +105,8 @@ def _orthogonal_step(
 
 def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
     """Return nearly U Vᵀ of each of a stack of matrices U S Vᵀ: singular values of 0.7 to 1.2."""
-    if x.shape[-2] > x.shape[-1]:  # the smaller of X Xᵀ and Xᵀ X
+    if x.shape[-2] > x.shape[-1]:
+        # The iteration uses the smaller of X Xᵀ and Xᵀ X.
         return _newton_schulz(x.mT, steps, eps).mT
     a, b, c = COEFFICIENTS
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)

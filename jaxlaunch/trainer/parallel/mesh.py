@@ -17,8 +17,8 @@ from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, said
 
-Grid = np.ndarray[Any, Any]  # of devices, [dp, fsdp, ep, mp]
-Across = tuple[int, ...]  # how often each axis spans slices
+Grid = np.ndarray[Any, Any]  # devices [dp, fsdp, ep, mp]
+Across = tuple[int, ...]  # number of slices that each axis spans
 
 
 def build(
@@ -74,7 +74,8 @@ def _lay_out(
         note(reasons[0])
     across = ways[0]
     near = np.array(sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id)))
-    pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)  # an axis's dcn part, its rest
+    # Each pair is the dcn part of an axis and its remainder.
+    pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)
     order = itertools.chain.from_iterable(pairs)
     return across, near.reshape(*across, *_inside(sizes, across)).transpose(*order).reshape(sizes)
 
@@ -123,7 +124,8 @@ def _on_torus(
             return mesh_utils.create_hybrid_device_mesh(
                 inside, across, devices, process_is_granule=of_processes, allow_split_physical_axes=is_split
             )
-        except (AssertionError, AttributeError, NotImplementedError, ValueError) as error:  # holes, odd shapes
+        except (AssertionError, AttributeError, NotImplementedError, ValueError) as error:
+            # JAX raises these for missing devices and unusual shapes.
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     note(f"train.mesh does not follow the TPU's torus, its devices are in the order of their processes: {reason[:200]}")
     return None

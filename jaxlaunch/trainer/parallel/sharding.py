@@ -28,20 +28,27 @@ Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost fir
 # Weights and activations share the table: change a strategy by changing one line.
 RULES: Mapping[str, Entry] = {
     "batch": BATCH_AXES,
-    "other_batch": tuple(axis for axis in BATCH_AXES if axis != "fsdp"),  # where fsdp splits columns instead
+    # Used where fsdp splits columns instead.
+    "other_batch": tuple(axis for axis in BATCH_AXES if axis != "fsdp"),
     "columns": ("fsdp",),
     "layers": (),
-    "length": (),  # of whole examples, as attention needs them
-    "sequence": ("mp",),  # the same where positions do not interact: norms and the stream between products
-    "embed": (),  # the residual stream
+    # Attention needs whole examples.
+    "length": (),
+    # The length where positions do not interact: norms, and the residual stream between products.
+    "sequence": ("mp",),
+    # The residual stream.
+    "embed": (),
     "heads": ("mp",),
     "kv_heads": ("mp",),
-    "head": (),  # within a head
-    "hidden": ("mp",),  # inside an MLP
+    # Channels within a head.
+    "head": (),
+    # Channels inside an MLP.
+    "hidden": ("mp",),
     "experts": ("ep",),
     "vocab": ("mp",),
     "classes": (),
-    "rank": (),  # between an adapter's two matrices
+    # Between the two matrices of an adapter.
+    "rank": (),
 }
 # These are not split where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
 WHOLE = ("sequence", "vocab")

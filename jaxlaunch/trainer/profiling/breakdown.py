@@ -21,9 +21,10 @@ from jaxlaunch.trainer.numerics.hlo import Operation, Program
 MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES = "matmul", "attention", "elementwise", "collectives"
 HOST = "host"
 ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)
-TOP = 10  # operations in `top`
+# Number of operations in `top`.
+TOP = 10
 
-Span = tuple[float, float]  # from, until; seconds
+Span = tuple[float, float]  # (start, end) in seconds
 
 
 class Op(NamedTuple):
@@ -41,9 +42,9 @@ class Breakdown(NamedTuple):
     steps: int
     devices: int
     step_s: float
-    seconds: Mapping[str, float]  # by kind; they add up to step_s
-    hidden_s: float  # of collectives that ran while the device computed
-    top: Sequence[tuple[str, str, float]]  # the longest operations: name, kind, seconds
+    seconds: Mapping[str, float]
+    hidden_s: float
+    top: Sequence[tuple[str, str, float]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the breakdown as summary.json of a profile holds it: seconds to the nanosecond, and shares."""
@@ -140,12 +141,15 @@ _COLLECTIVES = frozenset(
 )
 _HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
-_SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")  # of jax.named_scope, as differentiation leaves it
-_ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)  # names of kernels
+# A jax.named_scope, as differentiation changes it.
+_SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")
+# Names of kernels.
+_ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv(?!ert)|(?:^|[_\W])dot", re.IGNORECASE)
 _COLLECTIVE = re.compile("nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE)
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')  # where in our program an operation comes from
+# The origin of an operation in the traced program.
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
@@ -199,12 +203,14 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
 
 # --- the trace --------------------------------------------------------------------------------------------------------
 
-STEP, PAUSE = "train", "jaxlaunch pause"  # names of our annotations: a step, and time of no step
-_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")  # the parts of a chip, such as SparseCores, do not match
+# Names of our annotations: a step, and time that belongs to no step.
+STEP, PAUSE = "train", "jaxlaunch pause"
+# The pattern does not match the parts of a chip, such as SparseCores.
+_HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")
 # On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
 _LINES = re.compile(r"Stream|XLA Ops$")
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
-Kinds = Mapping[str, str | None]  # of the operations of the train steps
+Kinds = Mapping[str, str | None]  # operation of the train steps -> kind
 
 
 class Trace(NamedTuple):

@@ -22,8 +22,10 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.profiling import breakdown
 from jaxlaunch.trainer.spec import Profile
 
-KEPT = 10  # traces of a rank; older ones are removed
-MAX_BYTES = 1 << 30  # of a trace that is kept
+# Number of traces per rank; older ones are removed.
+KEPT = 10
+# Larger traces are removed after they were summarized.
+MAX_BYTES = 1 << 30
 FOLDER, SUMMARY = "profiles", "summary.json"
 
 
@@ -55,7 +57,8 @@ class Profiler:
         self._spec, self._rank, self._report = spec, rank, report
         self._request, self._settle, self._programs = request, settle, programs
         self._base = None if run_dir is None or "://" in run_dir else Path(run_dir, FOLDER)
-        self._last_step: int | None = None  # what was complete at the last call, when nothing was traced
+        # Complete steps at the last call without a trace.
+        self._last_step: int | None = None
         self._tracing: Tracing | None = None
         self._annotation: jax.profiler.StepTraceAnnotation | None = None
         self._readers: list[threading.Thread] = []
@@ -80,7 +83,8 @@ class Profiler:
                 os.unlink(self._request)
                 number, steps = int(content["id"]), int(content["steps"])
             except (OSError, ValueError, LookupError, TypeError) as error:
-                self._request = None  # not to be read again at every step
+                # A broken request must not be read again at every step.
+                self._request = None
                 reason = f"the request file cannot be read: {error}"
                 self._report.note(f"rank {self._rank} can no longer be profiled: {reason}")
             else:
@@ -101,11 +105,13 @@ class Profiler:
     # --- the trace ----------------------------------------------------------------------------------------------------
 
     def _begin(self, step: int, number: int | None, steps: int) -> None:
-        self._settle()  # so that the trace begins with a step
+        # The trace must begin with a step.
+        self._settle()
         try:
             folder = self._make_folder(step)
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # a trace of every call of Python is large, and slows what it measures
+            # A trace of every Python call is large, and slows the program that it measures.
+            options.python_tracer_level = 0
             jax.profiler.start_trace(folder, profiler_options=options)
         except (OSError, RuntimeError) as error:
             return self._fail(number, step, error)
@@ -124,7 +130,8 @@ class Profiler:
     def _end(self, tracing: Tracing, step: int) -> None:
         self._tracing = None
         with jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step - 1):
-            self._settle()  # so that the trace ends with a step
+            # The trace must end with a step.
+            self._settle()
         self._report.phase("save", step)
         try:
             jax.profiler.stop_trace()
@@ -140,10 +147,12 @@ class Profiler:
             self._base = Path(tempfile.mkdtemp(prefix="jaxlaunch-profiles-"))
         traces = sorted(self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime)
         folder = self._base / f"step-{step}" / f"rank-{self._rank}"
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt whose steps are done again
+        # An earlier attempt may have traced the same steps.
+        shutil.rmtree(folder, ignore_errors=True)
         for old in traces[: max(0, len(traces) + 1 - KEPT)]:
             shutil.rmtree(old, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another rank's is there too
+            # The folder may still hold the trace of another rank.
+            with contextlib.suppress(OSError):
                 old.parent.rmdir()
         folder.mkdir(parents=True)
         return folder
@@ -154,7 +163,8 @@ class Profiler:
         """Read the trace in a thread, while the loop goes on, and report its breakdown."""
         try:
             summary, line, table = self._read(tracing, end)
-        except Exception as error:  # whatever it is, the run goes on, and the agent gets an answer
+        except Exception as error:
+            # The run continues after any failure, and the agent must get an answer.
             return self._fail(tracing.number, tracing.first, error)
         if self._rank == 0:
             steps = f"steps {tracing.first}-{end - 1}" if summary["steps"] > 1 else f"step {tracing.first}"

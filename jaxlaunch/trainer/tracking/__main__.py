@@ -30,20 +30,23 @@ from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED
 
 STATE, LOCK = "tracker.json", ".tracker.lock"
 POLL_S = 0.5
-NICE = 10  # a step comes first
-PREFIX = {"metrics": "train", "eval": "eval"}  # of the names, by journal
+# The training has priority.
+NICE = 10
+PREFIX = {"metrics": "train", "eval": "eval"}  # journal -> prefix of the names
 
 
 def main() -> None:
     """Hand over until the training ends, and then what is left."""
     settings = json.loads(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # what ends it is the end of the training
+        # This program ends when the training does, not on a signal.
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     course = _Course()
     threading.Thread(target=_watch, args=(course, settings), daemon=True).start()
     with open(os.path.join(settings["folder"], LOCK), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of an earlier attempt may still hand over its last lines
+        # The program of an earlier attempt may still be sending its last lines.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         _hand_over(settings, course)
     if course.is_late.is_set():
         sys.exit(LATE)
@@ -58,13 +61,15 @@ class _Course:
 
 def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
     """Note that the training has ended, and end a tracker that does not open, or does not return."""
-    while os.read(sys.stdin.fileno(), 1 << 16):  # not its buffer: Python aborts where a thread holds that at its end
+    # The loop does not use stdin's buffer: Python aborts if a thread holds it at exit.
+    while os.read(sys.stdin.fileno(), 1 << 16):
         pass
     course.is_over.set()
     if not course.is_open.wait(limits["opens_s"]):
         os._exit(UNOPENED)
     time.sleep(limits["ends_s"])
-    course.is_late.set()  # seen between two lines: one whose keeping is not noted would be handed over again
+    # Read between two lines: a line that was sent but not recorded would be sent again.
+    course.is_late.set()
     time.sleep(limits["closes_s"])
     os._exit(LATE)
 
@@ -89,7 +94,8 @@ def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
         state.sync()
         if is_last:
             return tracker.close()
-        is_last = course.is_over.wait(POLL_S)  # then once more: what was written until it ended
+        # One more round sends the lines that were written before the training ended.
+        is_last = course.is_over.wait(POLL_S)
 
 
 class _State:
@@ -100,7 +106,8 @@ class _State:
         state: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             state = json.loads(self._path.read_text())
-        state = state if state.get("tracker") == tracker else {}  # another tracker has none of it
+        # Another tracker has received nothing.
+        state = state if state.get("tracker") == tracker else {}
         # Of all pods of a job the uid is the same, should its run folder not outlive them.
         self._tracker, self.id = tracker, str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         self.sent: dict[str, int] = dict(state.get("sent") or {})
@@ -176,7 +183,8 @@ class Wandb:
         import wandb
 
         has_key = bool(os.environ.get("WANDB_API_KEY"))
-        with contextlib.suppress(OSError, netrc.NetrcParseError):  # what `wandb login` has kept for this user
+        # `wandb login` stores a key here.
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
             has_key |= any("wandb" in host for host in netrc.netrc().hosts)
         if not has_key:
             os.environ.setdefault("WANDB_MODE", "offline")
@@ -263,7 +271,8 @@ def open_tracker(name: str, run: Run) -> Tracker:
     """Return the tracker of this name, or the user's class `module:Name`."""
     if name in _TRACKERS:
         return _TRACKERS[name](run)
-    from jaxlaunch.trainer import user_code  # with what that imports
+    # The import is late because it pulls in other modules.
+    from jaxlaunch.trainer import user_code
 
     tracker: Tracker = user_code.load(name)(run)
     return tracker

@@ -14,13 +14,20 @@ from collections.abc import Mapping
 
 from jaxlaunch import contract, isolated
 
-LOG = "tracker.log"  # what it says, in the run folder
-UNOPENED, LATE = 69, 75  # its exit codes: the tracker does not open, or does not return; EX_UNAVAILABLE, EX_TEMPFAIL
-OPENS_S = 120.0  # from the end of a training, for a tracker that is not open yet: a busy machine imports it for minutes
-ENDS_S = 30.0  # from the end of a training, and from when the tracker is open, for what is not handed over yet
-CLOSES_S = 10.0  # more, for a tracker that is told to close before it has all
-STOPS_S = 5.0  # that a stop waits: who stops a run wants its hosts
-SAYS_S = 3.0  # after which the end of a training says what it waits for
+# Output of the tracker's program, in the run folder.
+LOG = "tracker.log"
+# Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not return.
+UNOPENED, LATE = 69, 75
+# Time after the training for a tracker to open. Importing it takes minutes on a busy machine.
+OPENS_S = 120.0
+# Time after the training, and after the tracker has opened, to send the remaining lines.
+ENDS_S = 30.0
+# Additional time for a tracker that is told to close before it has every line.
+CLOSES_S = 10.0
+# A stop waits only briefly, because the hosts are to be released.
+STOPS_S = 5.0
+# After this time, the end of a training prints what it waits for.
+SAYS_S = 3.0
 
 # Variables of a rank. A tracker that imports JAX must take no device and join nobody. Without the run's uid nobody
 # takes the program for what a killed rank has left: it hands over the last lines of that.
@@ -58,10 +65,12 @@ class Feed:
             return subprocess.Popen(
                 isolated.command("jaxlaunch.trainer.tracking", json.dumps(settings)),
                 env=environ | {"JAX_PLATFORMS": "cpu"},
-                stdin=subprocess.PIPE,  # it closes with this process, however that ends
+                # The pipe closes with this process, however it ends.
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the training
+                # Ctrl-C must only reach the training.
+                start_new_session=True,
             )
 
     def close(self) -> str | None:
@@ -71,13 +80,15 @@ class Feed:
         """
         if self._process.poll() is not None:
             self._end(0.0)
-            with contextlib.suppress(OSError):  # then it is said how the first one ended
+            # If it does not start, the end of the first process is reported.
+            with contextlib.suppress(OSError):
                 self._process = self._start()
         code = self._end(SAYS_S)
         if code is None:
             print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)
             code = self._end(longest_s() - SAYS_S)
-        if code is None:  # what it does keeps even its own clock from running
+        if code is None:
+            # Such a tracker even keeps its own deadline from running.
             self._process.kill()
             self._process.wait()
         busy = f"was still busy {ENDS_S:g} s after the training"
