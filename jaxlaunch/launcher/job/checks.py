@@ -1,7 +1,7 @@
-"""What the keys of a job must satisfy together. Pure; reads no cluster.
+"""Checks across the keys of a job. Pure: no cluster is read.
 
-Each check names the keys it relies on, and is left out where one of them is already wrong: no fault follows from
-another. A check that names none judges entry by entry, and wrong entries are removed before it runs.
+A check lists the keys that it relies on and is skipped if one of them already has a fault, so that one mistake is
+reported once. A check without keys examines entry by entry; wrong entries are removed before it runs.
 """
 
 from __future__ import annotations
@@ -35,33 +35,37 @@ SPLIT_BY_MP = {
 }
 
 _MOST_OFFERED = 9
-_MOST_SIMULATED = 2**14  # devices; beyond, contiguity of rows is the mesh's to prove
+# Above this number of devices, only the mesh itself checks that the rows of a process are contiguous.
+_MOST_SIMULATED = 2**14
 
 
-LONGEST_NAME = 63  # a DNS label
-LONGEST_VARIABLE = 128 * 1024  # bytes of NAME=value or of an argument, with its end (MAX_ARG_STRLEN of Linux)
-_SUFFIX = "-abcde"  # that the Job controller gives a pod
+# The length of a DNS label.
+LONGEST_NAME = 63
+# Linux's MAX_ARG_STRLEN limits `NAME=value`, and an argument, including the terminating zero.
+LONGEST_VARIABLE = 128 * 1024  # bytes
+# The Job controller appends five random characters to the name of a pod.
+_SUFFIX = "-abcde"
 
 CONTRACT_ENV = {contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND, contract.NUM_PROCESSES}
 CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
 
 
 class Check(NamedTuple):
-    """A check of a job, and the keys that it relies on."""
+    """A check of a job and the keys that it relies on."""
 
     relies_on: tuple[KeyPath, ...]
     faults: Callable[[JobSpec], Iterator[Fault]]
 
 
 def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
-    """The faults of every check that relies on no broken key."""
+    """Yield the faults of all checks that do not rely on a broken key."""
     for check in CHECKS:
         if not any(overlap(path, key) for path in broken for key in check.relies_on):
             yield from (dataclasses.replace(fault, of=check.relies_on) for fault in check.faults(job))
 
 
 def is_contract_variable(name: str) -> bool:
-    """Whether the launcher sets this environment variable in every pod."""
+    """Return whether the launcher sets this environment variable in every pod."""
     return name in CONTRACT_ENV or name.startswith("JAXLAUNCH_")
 
 
@@ -76,14 +80,14 @@ def _names(job: JobSpec) -> Iterator[Fault]:
 
 
 def _pods(job: JobSpec) -> Iterator[Fault]:
-    """More pods than Kubernetes gives one job, which slices or a topology may ask for."""
+    """Refuse more pods than one indexed Job supports, which slices or a topology may request."""
     if job.pod_count > MOST_PODS:
         shape = f"{count(job.slices, 'slice')} of {count(job.pods, 'host')}"
         yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MOST_PODS} is the most that is supported.")
 
 
 def _elastic(job: JobSpec) -> Iterator[Fault]:
-    """Hosts that may be fewer for a while, and spares, where a lost host cannot be done without."""
+    """Check hosts.min and spares, which need hosts that are replaced one by one."""
     path: KeyPath
     if job.min_hosts > job.hosts:
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
@@ -110,7 +114,7 @@ def _elastic(job: JobSpec) -> Iterator[Fault]:
 
 
 def _shrinks(job: JobSpec) -> Iterator[Fault]:
-    """The fewest hosts of a job, on which its mesh and batch must fit as they do on the most."""
+    """Check that mesh and batch also divide over the smallest number of hosts."""
     if not job.is_elastic or job.train is None or not mesh_fits(job):
         return
     try:
@@ -150,7 +154,7 @@ def _device_memory(job: JobSpec) -> Iterator[Fault]:
 def _compute_domain(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not KNOWN[kind].joins_hosts:
-        able = either([name for name, one in KNOWN.items() if one.joins_hosts])
+        able = either([name for name, accelerator in KNOWN.items() if accelerator.joins_hosts])
         hint = f"leave it out: NVLink joins hosts of {able} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
@@ -204,7 +208,10 @@ def _network(job: JobSpec) -> Iterator[Fault]:
 
 
 def network_fault(network: Network, kind: str, platform: str | None) -> Fault | None:
-    """What is wrong with a network between hosts of this accelerator; `platform` None: not settled yet."""
+    """Return why this network cannot connect hosts with this accelerator, or None.
+
+    `platform` is None before the cluster defaults are applied.
+    """
     name = network if isinstance(network, str) else network.profile
     if name in ("default", "hostnetwork"):
         return None
@@ -236,12 +243,14 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
             yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
 
 
-# --- what is ours in a pod --------------------------------------------------------------------------------------------
+# --- parts of a pod that the launcher owns ----------------------------------------------------------------------------
 
 
 _FILE = "put it into a file: ship it with code:, or mount a ConfigMap."
-_REST_OF_JOB = 4096  # bytes that JAXLAUNCH_JOB may hold beside the command
-_REST_OF_TRAIN = 4096  # bytes of TRAIN_SPEC that the cluster defaults may add
+# JAXLAUNCH_JOB contains the command and other fields, for which this many bytes are reserved.
+_REST_OF_JOB = 4096
+# The cluster defaults may add this many bytes to TRAIN_SPEC.
+_REST_OF_TRAIN = 4096
 
 
 def _environment(job: JobSpec) -> Iterator[Fault]:
@@ -254,10 +263,11 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
         if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > LONGEST_VARIABLE:
             message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {LONGEST_VARIABLE}."
             yield Fault(("env", name), message, _FILE)
-    if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:  # it travels in JAXLAUNCH_JOB
+    # The command is passed in JAXLAUNCH_JOB, the train block in TRAIN_SPEC.
+    if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:
         yield Fault(("command",), f"command takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
     train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
-    if (size := len(train.encode()) + _REST_OF_TRAIN) > LONGEST_VARIABLE:  # it travels in TRAIN_SPEC
+    if (size := len(train.encode()) + _REST_OF_TRAIN) > LONGEST_VARIABLE:
         yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
@@ -278,7 +288,7 @@ def _labels(job: JobSpec) -> Iterator[Fault]:
 
 
 def _reserved(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fault]:
-    """Refuse labels and annotations by which the launcher, JobSet or Kueue act."""
+    """Refuse labels and annotations that control the launcher, JobSet or Kueue."""
     for key in map(str, keys):
         domain = key.partition("/")[0]
         if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
@@ -346,7 +356,7 @@ def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]
 
 
 def _task(job: JobSpec) -> Iterator[Fault]:
-    """A task of our own package that it does not have. Whether a task of the user's exists, only its image knows."""
+    """Refuse built-in tasks that do not exist. A user's task can only be checked inside its image."""
     task = "" if job.train is None else job.train.task
     if task.startswith("jaxlaunch.") and task not in TASKS:
         hint = f"use {either(list(TASKS))}, or module:Name of your own."
@@ -354,7 +364,7 @@ def _task(job: JobSpec) -> Iterator[Fault]:
 
 
 def _trainer(job: JobSpec) -> Iterator[Fault]:
-    """The built-in trainer has never run on ROCm, and its image has no JAX for it."""
+    """Refuse the built-in trainer on ROCm, where it is untested and its image has no JAX."""
     kind = job.accelerator.type
     if job.train is not None and job.accelerator.platform == "rocm":
         hint = "use command: with a program and an image of your own, with JAX for ROCm."
@@ -362,7 +372,7 @@ def _trainer(job: JobSpec) -> Iterator[Fault]:
 
 
 def describe_devices(job: JobSpec) -> str:
-    """`16 devices (4 hosts × 4)`."""
+    """Return a phrase such as `16 devices (4 hosts × 4)`."""
     per_chip = KNOWN[job.accelerator.type].devices_per_chip
     factors = [count(job.hosts, "host"), str(job.accelerator.per_host)]
     if job.slices > 1:
@@ -373,7 +383,7 @@ def describe_devices(job: JobSpec) -> str:
 
 
 def divisors(number: int, near: int = 1) -> list[int]:
-    """The divisors of a number; of very many, those around `near`."""
+    """Return the divisors of a number; if there are many, those closest to `near`."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     found = sorted({*low, *(number // divisor for divisor in low)})
     nearest = sorted(found, key=lambda divisor: abs(math.log(divisor / max(1, near))))[:_MOST_OFFERED]
@@ -381,7 +391,7 @@ def divisors(number: int, near: int = 1) -> list[int]:
 
 
 def mesh_faults(job: JobSpec) -> Iterator[Fault]:
-    """Axes that do not divide the devices, or do not multiply to them."""
+    """Yield faults for mesh axes that do not divide the devices or do not multiply to them."""
     if job.train is None:
         return
     sizes = {axis: getattr(job.train.mesh, axis) for axis in MESH_AXES}
@@ -394,7 +404,7 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if wrong or not (job.devices % fixed or (not is_open and fixed != job.devices)):
         return
-    # The hint is the one axis to change, or the devices to ask for.
+    # The hint names the one axis to change, or the number of devices to request.
     hint = f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
     cures = [
         f"{axis}: {job.devices * size // fixed}"
@@ -411,7 +421,7 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def slice_faults(job: JobSpec) -> Iterator[Fault]:
-    """dcn axes that do not spread the mesh over the slices. Only of a mesh that fits the devices."""
+    """Yield faults for dcn axes that do not span the slices, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job):
         return
     sizes, dcn = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True)), job.train.mesh.dcn
@@ -428,7 +438,7 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
-    """A batch that does not split into equal shards and micro-batches. Only of a mesh that fits the devices."""
+    """Yield faults for a batch without equal shards and micro-batches, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job):
         return
     train = job.train
@@ -444,7 +454,7 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
-    """Sizes of a built-in model that do not split over mp or ep. Only of a mesh that fits the devices."""
+    """Yield faults for model sizes that do not split over mp or ep, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job) or not _is_known(job.train, "model"):
         return
     model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
@@ -452,7 +462,8 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
         if isinstance(model, Published) and model.is_partial and key not in model.model_fields_set:
-            continue  # the folder that it starts from says it
+            # The folder of init_from sets this size.
+            continue
         if size is not None and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
             yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")
@@ -473,14 +484,15 @@ def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
 
 
 def _is_known(train: TrainSpec, key: str) -> bool:
-    """Whether `key` will be what the spec says: a task of the user's may bring a default of its own."""
+    """Return whether the spec determines `key`. A user's task may have another default for it."""
     return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
 
 def row_faults(job: JobSpec) -> Iterator[Fault]:
-    """Processes whose parts of the batch overlap, are not equal or not contiguous (trainer/parallel/mesh.py: rows).
+    """Yield a fault if processes hold parts of the batch that overlap without being equal and contiguous.
 
-    On TPU the torus decides which devices hold what, and the mesh is the one to tell.
+    The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order of devices, so only
+    the mesh itself can check it.
     """
     if KNOWN[job.accelerator.type].platform == "tpu":
         return
@@ -491,7 +503,8 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     if math.prod(across) != job.slices or any(size % times for size, times in zip(sizes, across, strict=True)):
         return
     inside = [size // times for size, times in zip(sizes, across, strict=True)]
-    shards: list[int] = []  # of each device in the order of processes: which part of the batch it holds
+    # The shard of the batch that each device holds, in the order of processes.
+    shards: list[int] = []
     for place in itertools.product(*(range(size) for size in (*across, *inside))):
         part = 0
         for axis in range(len(BATCH_AXES)):
@@ -506,7 +519,7 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def mesh_fits(job: JobSpec) -> bool:
-    """Whether the mesh is one of the job's devices."""
+    """Return whether the mesh fits the devices of the job."""
     try:
         return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:

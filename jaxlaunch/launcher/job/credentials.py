@@ -1,8 +1,8 @@
-"""What has the form of a credential: in a value of a job, in the name or the content of a file. Pure.
+"""Detection of credentials in values of a job and in names and contents of files. Pure.
 
-A literal in a job is readable by everyone who can read the file, the pod or the run folder; a Secret is not. Whoever
-may read ConfigMaps may read the files that a job ships. Only forms count, and names that a program gives its own key:
-what else a variable is called says nothing of its value.
+A literal in a job is readable by everyone who can read the file, the pod or the run folder; a Secret is not. The files
+that a job ships are readable by everyone who can read ConfigMaps. A value counts as a credential if it has a known
+token format, or is assigned to a name that a well-known program reads its key from; other variable names prove nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import KeyPath
 
-# Well-known forms of tokens, wherever they are.
+# Well-known token formats.
 TOKENS = (
     r"\b(?:sk-(?:ant-api\d+|proj|svcacct|admin|or-v1)-[\w-]{20,}|(?:sk-|[rs]k_(?:live|test)_)[A-Za-z0-9]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}"
@@ -25,14 +25,16 @@ TOKENS = (
     r"|hooks\.slack\.com/services/T\w+/B\w+/\w{20,}|(?:Account|SharedAccess)Key=[A-Za-z0-9+/=]{40,})"
     r"|[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[\w%+/=-]{20,}"
 )
-# Keys without a form of their own, which stand beside the name that a program reads them from.
+# Keys without a recognizable format, which are found by the name that a program reads them from.
 NAMED = (
     r"(?<![\w$.?&:-])(?P<name>(?i:wandb_api_key|comet_api_key|neptune_api_token|kaggle_key|npmAuthToken"
     r"|aws_?secret_?access_?key|aws_session_token|azure_storage_key))\\?[\"']?\]?\s{0,3}[:=]\s{0,3}\\?[\"']?"
     r"(?=[\w+/=~-]*\d)(?P<here>[\w+/=~-]{16,})(?![\w+/=~.(\[-])"
 )
-SCHEME = r"(?<!github)://"  # of a URL that may have a user: github://org:repo@commit has none
-_LITERAL = r"(?![$<{%*])"  # what a shell or a template puts something else in place of is none
+# The separator of a URL that may contain a user. github://org:repo@commit contains none.
+SCHEME = r"(?<!github)://"
+# A value that begins with one of these is a placeholder of a shell or a template.
+_LITERAL = r"(?![$<{%*])"
 _AUTHORIZATION = rf"(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token))\s+{_LITERAL}[\w.~+/=-]{{6,}}"
 _FORMS = re.compile(
     rf"{TOKENS}|{NAMED}|-----BEGIN [A-Z ]*PRIVATE KEY|{SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
@@ -42,17 +44,17 @@ _PRIVATE_BLOCKS = {"env", "secrets", "command", "pod", "init", "args", "eval_arg
 
 
 def in_value(text: str, name: str = "") -> bool:
-    """Whether a text, or what a variable of this name holds, has a credential's form."""
+    """Return whether a text, or the value of a variable with this name, looks like a credential."""
     return _FORMS.search(text) is not None or (name != "" and re.search(NAMED, f"{name}={text}") is not None)
 
 
 def is_private(path: KeyPath) -> bool:
-    """Whether values below this path are never repeated, whatever they look like."""
+    """Return whether values below this path must never be shown in messages."""
     return not _PRIVATE_BLOCKS.isdisjoint(path)
 
 
 def strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every text in plain data, with its path."""
+    """Yield every string in plain data with its path."""
     if isinstance(value, dict):
         for key, below in value.items():
             yield from strings(below, (*path, key))
@@ -63,7 +65,7 @@ def strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
         yield path, value
 
 
-# Of programs that keep their credentials in files, in lower case; with the folder above where the name needs it.
+# Lower-case names of files in which programs store credentials, with the folder if the name alone is ambiguous.
 _NAMES: tuple[str, ...] = (
     *(".env*", "*.env", ".netrc*", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".s3cfg", ".boto"),
     *(".htpasswd", ".dockercfg", ".databrickscfg", ".vault-token", ".vault[_-]pass*", "*.tfvars", "*.tfstate*"),
@@ -76,14 +78,14 @@ _NAMES: tuple[str, ...] = (
     *(".aws/*", ".azure/*", ".docker/config.json", ".gnupg/*", ".kube/*", ".oci/*", ".ssh/id_*", ".config/gcloud/*"),
     *(".config/gh/hosts.yml", "huggingface/token", "huggingface/stored_tokens"),
 )
-# Programs and their documentation, whose names are like those of credentials.
+# Source code and documentation may have names that contain "credentials" or "secrets".
 _HARMLESS = (
     *("*.py", "*.pyi", "*.md", "*.rst", "*.ipynb", "*.sh", "*.go", "*.js", "*.jsx", "*.ts", "*.tsx", "*.html", "*.css"),
     *("*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.hpp", "*.rs", "*.java", "*.rb", "*.proto"),
 )
 _PUBLIC_KEY = "*.pub"
 
-# In a file a value may also stand for another: documentation and templates are full of them.
+# Documentation and templates contain placeholders instead of credentials.
 _PLACEHOLDER = re.compile(
     r"example|xxxx|your|placeholder|dummy|redacted|change.?me|fake|sample|insert|\.\.\.|\*\*\*|1234567890|abcdefgh",
     re.IGNORECASE,
@@ -91,12 +93,14 @@ _PLACEHOLDER = re.compile(
 _PLACEHOLDER_PASSWORDS = frozenset(
     "password passwd pass pw pwd secret token user username test foo bar mypassword mypass mysecret".split()
 )
-# %s of printf: a URL encodes what begins with a %.
+# A printf conversion such as %s. In a URL, a % is followed by two hexadecimal digits.
 _FORMATTED = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_SHORTEST_PASSWORD = 4  # http://a:b@host is of a test
-_FEWEST_CHARACTERS = 6  # different ones, of a random value
+# Shorter passwords, as in http://a:b@host, occur in tests.
+_SHORTEST_PASSWORD = 4
+# A random value contains at least this many different characters.
+_FEWEST_CHARACTERS = 6
 
-# What a form is called, empty for the name in the match -> the form, whose group `here` is the credential.
+# Pairs of a description, empty for the matched name, and a pattern whose group `here` is the credential.
 _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
     (
         "a private key",
@@ -118,7 +122,7 @@ _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
         r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
         r"(?P<here>[\w+/=-]{8,})",
     ),
-    # What well-known programs keep in files of any name: netrc, kubectl, docker, wandb.
+    # Credentials of netrc, kubectl, docker and wandb, which may be in files with any name.
     ("a password", r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})"),
     ("a kubeconfig's key", r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})"),
     ("a registry's password", r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\""),
@@ -132,19 +136,19 @@ _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
 
 
 class Sign(NamedTuple):
-    """What in a file looks like a credential."""
+    """A place in a file that looks like a credential."""
 
     line: int
     what: str
 
 
 def is_credential_file(name: str) -> bool:
-    """Return whether a program keeps credentials in a file of this name, given with the folders above it."""
+    """Return whether a file with this name, including its folders, usually contains credentials."""
     path = f"/{name.lower()}"
     base_name = path.rpartition("/")[2]
     if fnmatchcase(base_name, _PUBLIC_KEY):
         return False
-    # Not of a hidden file, such as .env.sh, nor in a folder of credentials.
+    # Hidden files such as .env.sh, and files in a folder of credentials, are not exempt.
     is_harmless = base_name[:1] != "." and any(fnmatchcase(base_name, pattern) for pattern in _HARMLESS)
     return any(
         fnmatchcase(path, f"*/{pattern}") if "/" in pattern else not is_harmless and fnmatchcase(base_name, pattern)
@@ -153,7 +157,7 @@ def is_credential_file(name: str) -> bool:
 
 
 def find_credential(content: bytes) -> Sign | None:
-    """Return the first credential in a file, None if there is none. Takes about 0.1 s for a MB."""
+    """Return the first credential in a file, or None. Takes about 0.1 s per MB."""
     text = content.decode("latin-1")
     for what, form in _FORMS_IN_FILES:
         for match in re.finditer(form, text):

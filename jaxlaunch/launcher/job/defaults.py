@@ -1,6 +1,6 @@
-"""The cluster defaults: what a cluster's owner sets once for every job on it. A file in, ClusterDefaults out.
+"""The cluster defaults, which the owner of a cluster sets once for all jobs.
 
-They fill in what a job leaves out, and never overrule what a job gives.
+They supply values that a job leaves out and never override those that it sets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from jaxlaunch.trainer.spec import Block, Positive, in_bucket
 
 DEFAULT_USER = 1000
 
-# Of the pods: a number, root with no capability but what the network needs, or root in a privileged container.
+# The user of the pods: a number, root with only the capabilities that the network needs, or root in a privileged
+# container.
 User = Positive | Literal["root", "privileged"]
 
 
@@ -135,16 +136,17 @@ class Defaults(Block):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefaults:
-    """The keys, and the document that they were read from. Without arguments: of a cluster that has none."""
+    """The keys and the document they were read from. Without arguments: those of a cluster without a file."""
 
     values: Defaults = Defaults()
     source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
 
 
 def load(path: Path | None) -> ClusterDefaults:
-    """The cluster defaults in a file, plain or as a ConfigMap's only entry; without a file, our own.
+    """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
 
-    Raises JobFaults with everything that is wrong with them, and UserError when the file cannot be read.
+    Without a path, return the built-in defaults. Raises JobFaults with all faults, and UserError if the file cannot be
+    read.
     """
     if path is None:
         return ClusterDefaults()
@@ -154,12 +156,12 @@ def load(path: Path | None) -> ClusterDefaults:
 
 
 def parse(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
-    """Return the cluster defaults in a text. Raises JobFaults, which call it by `name`."""
+    """Parse the cluster defaults in a text, which faults call `name`. Raises JobFaults."""
     return _defaults(reader.parse(text, name))
 
 
 def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
-    """The cluster defaults in a cluster's ConfigMap; faults call it by `name`."""
+    """Parse the cluster defaults in a ConfigMap, which faults call `name`. Raises JobFaults, UserError."""
     return _defaults(_entry(config_map, name))
 
 

@@ -1,6 +1,6 @@
-"""What the schema has at a path: its type in words, its keys, its place in a validation error. Pure.
+"""Introspection of the schema: types in words, keys, and the path of a validation error. Pure.
 
-Reads pydantic models by their annotations, so that messages and documentation say what the schema says, in our words.
+Reads the annotations of pydantic models, so that messages and documentation always agree with the schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxlaunch.launcher.errors import KeyPath
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Metadata of a type: how messages name what is wanted ("hosts = x is not <text>"), and correct a near miss."""
+    """Metadata of a type: its description in messages ("hosts = x is not <text>"), and a correction of a near miss."""
 
     text: str
     suggest: Callable[[str], str | None] = lambda written: None
@@ -29,7 +29,7 @@ class Words:
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """An annotation taken apart: the bare type, the constraints on it, and whether null is one of its values."""
+    """An annotation split into the bare type, its constraints, and whether null is allowed."""
 
     bare: Any
     constraints: tuple[Any, ...] = ()
@@ -37,7 +37,7 @@ class Type:
 
     @classmethod
     def of(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
-        """An annotation taken apart, with further constraints on it."""
+        """Parse an annotation, with additional constraints."""
         nullable = False
         while True:
             origin = get_origin(annotation)
@@ -53,17 +53,17 @@ class Type:
 
     @classmethod
     def of_field(cls, field: FieldInfo) -> Type:
-        """The type of a pydantic field."""
+        """Return the type of a pydantic field."""
         return cls.of(field.annotation, tuple(field.metadata))
 
     @property
     def members(self) -> tuple[Type, ...]:
-        """The alternatives of a union; none for anything else."""
+        """The alternatives of a union, empty for any other type."""
         return tuple(map(Type.of, get_args(self.bare))) if get_origin(self.bare) in (Union, types.UnionType) else ()
 
     @property
     def model(self) -> type[BaseModel] | None:
-        """The block that it is; None for anything else."""
+        """The model, if the type is a block."""
         return self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
 
     @property
@@ -83,11 +83,11 @@ class Type:
 
     @property
     def literals(self) -> tuple[Any, ...]:
-        """The values of a Literal; none for anything else."""
+        """The values of a Literal, empty for any other type."""
         return get_args(self.bare) if get_origin(self.bare) is Literal else ()
 
     def member(self, label: Any) -> Type | None:
-        """The alternative that a validation error calls by `label`: its tag, its class or its literal key."""
+        """Return the alternative that a validation error names by tag, class or literal key."""
         for member in self.members:
             tags = {constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)}
             if member.model is not None:
@@ -100,25 +100,35 @@ class Type:
 
 
 def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a block, by the names a job writes."""
+    """Return the fields of a block by the names that job.yaml uses."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Where a validation error points."""
+    """The location of a validation error.
+
+    Attributes:
+        path: Path of the value, or of the key if `is_key`.
+        kind: Type that the schema expects there; None for an unknown key.
+        block: Block that contains the key.
+        union: Path of the last union on the way.
+        label: What the error calls the alternative of that union.
+        is_key: Whether the key is wrong, not the value.
+        root: Schema in which the path begins.
+    """
 
     path: KeyPath
-    kind: Type | None  # what the schema wants there; None: an unknown key
-    block: type[BaseModel] | None  # the block that holds it
-    union: KeyPath | None = None  # the union passed on the way, and what the error called its alternative
+    kind: Type | None
+    block: type[BaseModel] | None
+    union: KeyPath | None = None
     label: Any = None
-    is_key: bool = False  # it is the key that is wrong, not the value
-    root: type[BaseModel] = BaseModel  # the schema the path starts in
+    is_key: bool = False
+    root: type[BaseModel] = BaseModel
 
 
 def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
-    """The spot of an error's location, in which pydantic mixes keys with names of alternatives."""
+    """Return the spot of an error's `loc`, in which pydantic mixes keys with names of alternatives."""
     spot, key_type = Spot((), Type(model), None, root=model), None
     for element in location:
         here = spot.kind
@@ -140,11 +150,11 @@ def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
 
 
 def at(model: type[BaseModel], path: KeyPath) -> list[Type]:
-    """Every type that the schema allows at a path of the job, whichever alternatives are chosen on the way."""
+    """Return every type that the schema allows at a path, over all alternatives of unions on the way."""
     found = [Type(model)]
     for key in path:
         below: list[Type] = []
-        for here in [member for one in found for member in (one.members or (one,))]:
+        for here in [member for union in found for member in (union.members or (union,))]:
             if here.model is not None and (field := fields(here.model).get(str(key))) is not None:
                 below.append(Type.of_field(field))
             elif (item := here.items or here.values) is not None:
@@ -154,7 +164,7 @@ def at(model: type[BaseModel], path: KeyPath) -> list[Type]:
 
 
 def walk(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
-    """Every key of the schema, with the alternatives of a union one after the other."""
+    """Yield every key of the schema with its field, over all alternatives of unions."""
     for key, field in fields(model).items():
         yield (*path, key), field
         for block in blocks(Type.of_field(field)):
@@ -162,11 +172,11 @@ def walk(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def blocks(kind: Type) -> list[type[BaseModel]]:
-    """The blocks a type may hold: itself, its alternatives, or the items of a list of them."""
+    """Return the blocks that a type may contain: itself, its alternatives, or its items."""
     inner = kind.items or kind.values
     if inner is not None:
         return blocks(inner)
-    return [one.model for one in (kind.members or (kind,)) if one.model is not None]
+    return [member.model for member in (kind.members or (kind,)) if member.model is not None]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -183,7 +193,7 @@ _PLAIN: Mapping[Any, str] = {
 
 
 def words(kind: Type) -> str:
-    """What is wanted, as the end of "hosts = x is not …"."""
+    """Describe a type, as the end of "hosts = x is not …"."""
     texts = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
     if texts:
         return texts[-1]
@@ -211,7 +221,7 @@ def words(kind: Type) -> str:
 
 
 def has_key(*keys: str) -> Discriminator:
-    """Return what chooses the block of a union whose tag is the first of these keys that the block has."""
+    """Return a discriminator that chooses the alternative whose tag is the first of these keys in the block."""
 
     def tag(value: Any) -> str | None:
         given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, BaseModel) else ()
@@ -221,17 +231,17 @@ def has_key(*keys: str) -> Discriminator:
 
 
 def discriminator(kind: Type) -> str | None:
-    """The key that chooses between the blocks of a union; None where the presence of a key does."""
+    """Return the key that discriminates the blocks of a union, or None if the presence of a key does."""
     models = [member.model for member in kind.members if member.model is not None]
     return next((key for key in ("kind", "source") if all(key in model.model_fields for model in models)), None)
 
 
 def choices(kind: Type) -> str:
-    """What the discriminator of a union of blocks may say."""
+    """Describe the values of the discriminator of a union of blocks."""
     key = discriminator(kind) or ""
     kinds = [Type.of_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
-    literals = [str(literal) for one in kinds for literal in one.literals]
-    other = [words(one) for one in kinds if not one.literals]
+    literals = [str(literal) for kind in kinds for literal in kind.literals]
+    other = [words(key_type) for key_type in kinds if not key_type.literals]
     return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other)
 
 
@@ -249,4 +259,5 @@ def _bounds(kind: Type) -> str:
 
 
 def _number(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"  # every digit of a seed's largest
+    # An integer is shown with all digits, as the upper bound of a seed has twenty.
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -1,6 +1,7 @@
-"""job.yaml in, JobSpec out; and back. Reads files; reports everything that is wrong with one at once.
+"""Reading and writing of job.yaml, with dotted overrides of the command line such as `train.steps=100`.
 
-Dotted overrides of the command line, such as `train.steps=100`, set one value each, which is read as YAML.
+All faults of a file are reported at once. Validation therefore runs in rounds: each round removes the values that the
+previous one refused, or replaces those that are required, until the rest is valid and the checks across keys can run.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE, Document
 
 __all__ = ["JobFile", "JobSpec", "dump", "kept", "load", "parse", "read", "read_text"]
 
-# Replaces a required value that is wrong, so that the rest can still be judged. Never leaves this file.
+# Replaces a required value that is wrong, so that the rest can still be checked. Never part of a result.
 _STAND_INS: dict[KeyPath, Any] = {
     ("name",): "x",
     ("accelerator",): {"type": "cpu"},
     ("train", "task"): "stand_in:Task",
 }
-_MOST_ROUNDS = 8  # each takes away what the one before found wrong
+# Each round removes what the previous one refused.
+_MOST_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class JobFile:
-    """A job, the document that it was read from, and the folder that its paths are relative to."""
+    """A job, the document it was read from, and the folder that its paths are relative to."""
 
     spec: JobSpec
     source: Document
@@ -43,35 +45,36 @@ class JobFile:
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
-    """Read the job in a file, with dotted overrides such as `train.steps=100`.
+    """Read a job file, with dotted overrides such as `train.steps=100`.
 
-    Raises JobFaults with everything that is wrong with it, and UserError when it cannot be read.
+    Raises JobFaults with all faults, and UserError if the file cannot be read.
     """
     source = reader.read(Path(path))
     return JobFile(_job(source, overrides), source, Path(path).absolute().parent)
 
 
 def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
-    """The job in a text. Raises JobFaults, which call it by `name`."""
+    """Read a job from a text, which faults call `name`. Raises JobFaults."""
     source = reader.parse(text, name)
     return JobFile(_job(source), source, folder)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """read() for who needs the job alone."""
+    """Read a job file and return only its specification."""
     return read(path, overrides).spec
 
 
 def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None) -> JobSpec:
-    """The job that a run folder keeps, with `overrides`; with `below` no link in that folder is followed.
+    """Read the job that a run folder contains. Raises JobFaults, UserError.
 
-    Raises as read() does; others may write in the folder."""
+    With `below`, links inside that folder are not followed, because other users may write to it.
+    """
     opener = regular_files.opener if below is None else regular_files.beneath(below)
     return _job(reader.read(folder / "job.yaml", opener), overrides)
 
 
 def parse(text: str, name: str = "job.yaml") -> JobSpec:
-    """read_text() for who needs the job alone."""
+    """Read a job from a text and return only its specification."""
     return read_text(text, name).spec
 
 
@@ -106,7 +109,7 @@ def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def _judge(source: Document, faults: list[Fault]) -> JobSpec | None:
-    """Return the spec as far as it can be read, and add everything wrong with it to `faults`."""
+    """Return the specification as far as it is valid, and add all faults to `faults`."""
     data = _as_written(source)
     not_built = list(_not_built(source.data))
     broken = {fault.path for fault in (*faults, *not_built) if fault.path}
@@ -121,7 +124,7 @@ def _judge(source: Document, faults: list[Fault]) -> JobSpec | None:
             faults += [fault for fault in new if not any(path and fault.path[: len(path)] == path for path in broken)]
             for fault in new:
                 broken |= {fault.path, _take_away(data, fault.path)}
-            if len(faults) > SHOWN_FAULTS:  # more than anyone is shown
+            if len(faults) > SHOWN_FAULTS:
                 return None
         else:
             faults.extend(checks.run(spec, broken))
@@ -130,7 +133,7 @@ def _judge(source: Document, faults: list[Fault]) -> JobSpec | None:
 
 
 def _as_written(source: Document) -> Any:
-    """Return the data, with numbers and truths as text where a job means text: `--lr 3e-4` must not become 0.0003."""
+    """Return the data with scalars as written where the schema expects text: `--lr 3e-4` must not become 0.0003."""
     data = copy.deepcopy(source.data)
     for block in AS_WRITTEN:
         items = data.get(block)
@@ -142,7 +145,7 @@ def _as_written(source: Document) -> Any:
 
 
 def _take_away(data: Any, path: KeyPath) -> KeyPath:
-    """Remove what is wrong, or the nearest block above that can do without it; return what was removed."""
+    """Remove the value at a path, or the nearest enclosing block that exists, and return the removed path."""
     path = tuple(itertools.takewhile(lambda key: not isinstance(key, int), path))
     while path:
         block = messages.value_at(data, path[:-1])
@@ -156,7 +159,7 @@ def _take_away(data: Any, path: KeyPath) -> KeyPath:
     return path
 
 
-# --- faults of the text, before its types -----------------------------------------------------------------------------
+# --- faults of the text, before types are validated -------------------------------------------------------------------
 
 
 def _secrets(data: Any) -> Iterator[Fault]:
@@ -175,7 +178,7 @@ def _secrets(data: Any) -> Iterator[Fault]:
 
 
 def _variable(data: Any, path: KeyPath) -> str:
-    """The name of the variable whose value is there, as a job or as Kubernetes writes it; empty where there is none."""
+    """Return the name of the environment variable whose value is at this path, empty if it is none."""
     if path[0] == "env":
         return str(path[-1])
     beside = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
@@ -183,7 +186,7 @@ def _variable(data: Any, path: KeyPath) -> str:
 
 
 def _two_readings(source: Document) -> Iterator[Fault]:
-    """Numbers such as 010, wherever they are not taken as text."""
+    """Yield faults for numbers such as 010 that YAML 1.1 and 1.2 read differently."""
     for path, text in source.texts.items():
         if path[:1] and path[0] not in AS_WRITTEN and reader.has_two_readings(text):
             decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
@@ -202,7 +205,8 @@ def _one_program(data: Any) -> Iterator[Fault]:
         yield Fault((), "neither train nor command is given: there is nothing to run.", hint)
 
 
-_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {  # a key -> those of its values that are not built yet; none: any
+# Keys, and the values of each that are not supported yet; empty for all values.
+_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {
     ("jobs",): (),
     ("train", "mesh", "cp"): (),
     ("train", "mesh", "pp"): (),
@@ -221,20 +225,20 @@ def _not_built(data: Any) -> Iterator[Fault]:
             yield Fault(path, f"{what} is not supported yet.", "leave it out.")
 
 
-# --- and back ---------------------------------------------------------------------------------------------------------
+# --- writing and overrides --------------------------------------------------------------------------------------------
 
 
 def dump(job: JobSpec) -> str:
-    """The job as it was written, overrides included, as YAML; reading it again gives an equal job.
+    """Return the job as YAML, including overrides. Reading it gives an equal job.
 
-    Defaults stay unwritten: a task's own would no longer apply to a job that writes ours out.
+    Defaults are not written, because they would then take precedence over the defaults of the task.
     """
     return writer.document(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """One argument, read."""
+    """A parsed override of the command line."""
 
     path: KeyPath
     value: Any
@@ -243,10 +247,11 @@ class Override:
 
 
 def parse_override(argument: str) -> Override | Fault:
-    """What an argument sets; a fault where it cannot be read."""
+    """Parse an override, or return the fault that prevents it."""
     try:
-        argument = argument.encode(errors="surrogateescape").decode()  # in a C locale Python reads bytes as ASCII
-    except UnicodeError:  # a byte of the command line that is none of its encoding
+        # In a C locale, Python decodes arguments as ASCII and represents other bytes as surrogates.
+        argument = argument.encode(errors="surrogateescape").decode()
+    except UnicodeError:
         legible = argument.encode(errors="replace").decode()
         return _fault(_shown(legible), "is not UTF-8.", "check how the shell writes it.")
     key, equals, text = argument.partition("=")
@@ -265,7 +270,7 @@ def parse_override(argument: str) -> Override | Fault:
 
 
 def override_argument(key: str, value: Any) -> str:
-    """The argument that sets a key to a value, before a shell's quotes."""
+    """Return the argument that sets a key to a value, not quoted for a shell."""
     if isinstance(value, Mapping):
         value = "{" + ", ".join(f"{name}: {item}" for name, item in value.items()) + "}"
     elif isinstance(value, list):
@@ -274,7 +279,7 @@ def override_argument(key: str, value: Any) -> str:
 
 
 def put_override(override: Override, data: Any) -> Fault | None:
-    """Set the value in plain data, with the blocks above it; return a fault where a list or a scalar is in the way."""
+    """Set the value in plain data and create missing blocks; return a fault if a list or a scalar prevents it."""
     path = override.path
     for depth, key in enumerate(path):
         is_last = depth == len(path) - 1
@@ -311,9 +316,10 @@ def _path(key: str) -> KeyPath:
 
 
 def _shown(argument: str) -> str:
-    """Return the argument as messages repeat it: cut, and without a value that may be a secret."""
+    """Return the argument as shown in messages: truncated, and without a value that may be secret."""
     key, equals, text = argument.partition("=")
-    if not equals:  # not even a key: what follows the first name may be the value
+    # Without an equals sign, everything after the first name may be the value.
+    if not equals:
         return cut(argument) if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
     hidden = credentials.is_private(_path(key)) or credentials.in_value(text)
     return f"{key}=…" if hidden else cut(argument)

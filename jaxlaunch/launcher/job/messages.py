@@ -1,6 +1,6 @@
-"""What pydantic found wrong with a job, as our messages: the value, what is wanted, what was probably meant.
+"""Translation of pydantic's validation errors into messages with the value, the expected type and a suggestion.
 
-No text of pydantic's reaches a reader, and no value that may be a secret.
+Pydantic's own texts and values that may be secret are never shown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from jaxlaunch.launcher.yaml.reader import Document
 from jaxlaunch.spelling import in_full, nearest
 
 _LONGEST_SEARCHED = 1000
-_FOLLOWS = "default_factory_not_called"  # a default that rests on another key, itself wrong
-_MOST_TRANSLATED = 1000  # of one file's errors
+# The error type of a default that depends on another key that is wrong.
+_FOLLOWS = "default_factory_not_called"
+# Errors of one file that are translated.
+_MOST_TRANSLATED = 1000
 _EXAMPLES: Mapping[KeyPath, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
@@ -34,7 +36,7 @@ _EXAMPLES: Mapping[KeyPath, str] = {
 
 
 def value_at(data: Any, path: KeyPath) -> Any:
-    """The value at a path of plain data; None where there is none."""
+    """Return the value at a path of plain data, or None."""
     for key in path:
         if isinstance(data, dict):
             data = data.get(key)
@@ -44,7 +46,7 @@ def value_at(data: Any, path: KeyPath) -> Any:
 
 
 def shown(document: Document, path: KeyPath) -> str | None:
-    """A scalar as it is written in the file; None for a value that is not to be repeated, or is no scalar."""
+    """Return a scalar as written in the file; None if it is not a scalar or must not be shown."""
     value = value_at(document.data, path)
     if credentials.is_private(path) or isinstance(value, dict | list):
         return None
@@ -55,16 +57,16 @@ def shown(document: Document, path: KeyPath) -> str | None:
 
 
 def describe(document: Document, path: KeyPath) -> str:
-    """The subject of a sentence about a path: `hosts = 6`, or only `env.TOKEN`."""
+    """Return the subject of a sentence about a path: `hosts = 6`, or only `env.TOKEN`."""
     value = shown(document, path)
     return dotted(path) if value is None else f"{dotted(path)} = {value}"
 
 
 def translate(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
-    """The faults of a file of this schema, no more than anyone reads, with one for each path."""
+    """Yield the faults of a file with this schema, at most one per path, sorted by line and limited in number."""
     some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
     details = [(introspection.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
-    details.sort(key=lambda one: document.locate(Fault(one[0].path, "")).line)
+    details.sort(key=lambda pair: document.locate(Fault(pair[0].path, "")).line)
     labels: dict[KeyPath, set[str]] = {}
     for spot, _ in details:
         if spot.union is not None:
@@ -82,7 +84,7 @@ def translate(error: ValidationError, document: Document, schema: type[BaseModel
 
 
 def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
-    """Return the spot if its alternative is the one that was meant, None if another is, the union if none is."""
+    """Return the spot if its alternative has the form of the value, None if another has, the union if none has."""
     value, kind = value_at(document.data, union), introspection.at(spot.root, union)[0]
     form = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
     meant = [member for member in kind.members if form is not None and getattr(member, form) is not None]
@@ -107,23 +109,24 @@ def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
         wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
         name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
         return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
-    if spot.path == spot.union and spot.kind is not None:  # not a block at all: name every alternative
+    # The value is not a block, so all alternatives are named.
+    if spot.path == spot.union and spot.kind is not None:
         spot = Spot(spot.path, introspection.at(spot.root, spot.path)[0], spot.block, root=spot.root)
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
         return _wrong_value(spot, document)
-    # The text of a validator of ours is a predicate or a sentence.
+    # Our validators raise either a predicate or a sentence.
     if re.match(r"(does|needs|is|must) ", str(error)):
         return Fault(spot.path, f"{describe(document, spot.path)} {error}.")
     return Fault(spot.path, f"{dotted(spot.path)}: {error}.")
 
 
 def with_wanted_number(fault: Fault) -> Fault:
-    """Name the number that the schema expects in a fault about .nan or .inf; return other faults unchanged."""
+    """Add the expected number to a fault about .nan or .inf; return other faults unchanged."""
     if fault.not_finite is None or not fault.path:
         return fault
     kinds = introspection.at(JobSpec, fault.path)
-    numbers = [one for kind in kinds for one in (kind.members or (kind,)) if one.bare in (int, float)]
+    numbers = [member for kind in kinds for member in (kind.members or (kind,)) if member.bare in (int, float)]
     if not numbers:
         return fault
     wanted = introspection.words(numbers[0]).replace("a number", "a finite number")
@@ -153,7 +156,7 @@ def _unknown_key(spot: Spot) -> Fault:
 
 
 def _elsewhere(key: str, spot: Spot) -> list[str]:
-    """Return the keys of that name nearest to the top of the schema, in quotes; none where they are many."""
+    """Return the quoted keys with this name that are nearest to the top of the schema, empty if there are many."""
     paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
     nearest_paths = [path for path in paths if len(path) == min(map(len, paths))]
     quoted = [f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "") for path in nearest_paths]
@@ -161,7 +164,7 @@ def _elsewhere(key: str, spot: Spot) -> list[str]:
 
 
 def _alternative_with(key: str, spot: Spot) -> str | None:
-    """Say what to do about a key of another alternative of the union that was passed on the way."""
+    """Return a hint for a key that belongs to another alternative of the union."""
     kind = introspection.at(spot.root, spot.union or ())[0]
     blocks = (member.model for member in kind.members if member.model is not None)
     models = [block for block in blocks if key in introspection.fields(block)]
@@ -175,7 +178,7 @@ def _alternative_with(key: str, spot: Spot) -> str | None:
 
 
 def _unknown_block(spot: Spot, document: Document) -> Fault:
-    """A union of blocks whose discriminator is missing, or names none of them."""
+    """Return the fault of a union of blocks whose discriminator is missing or unknown."""
     kind, value = introspection.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
     key = introspection.discriminator(kind)
     if not isinstance(value, dict):
@@ -217,7 +220,7 @@ def _wrong_value(spot: Spot, document: Document) -> Fault:
 
 
 def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
-    """The legal value that was meant, where the given one leaves no doubt; `written`: as the file has it."""
+    """Return the valid value that was clearly meant, or None. `written` is the text in the file."""
     described = _words_of(kind)
     if described is not None:
         return described.suggest(value) if isinstance(value, str) else None
@@ -246,14 +249,14 @@ def _of_text(kind: Type, text: str) -> str | None:
     return None
 
 
-# A comma stands before three digits in one country and before a fraction in another.
+# Before three digits, a comma separates thousands in some countries and a fraction in others.
 _GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?")
 _UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
 _COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 
 
 def _number(text: str, kind: Type) -> str | None:
-    """The number in a text that only quotes or separators keep from being one; None where there are two readings."""
+    """Return the number in a text with quotes or separators, or None if it is ambiguous."""
     grouped = _GROUPED.fullmatch(text)
     if _COMMA.fullmatch(text) and kind.bare is float:
         if grouped is not None:

@@ -1,6 +1,6 @@
-"""The keys of job.yaml: their types, defaults and meaning. What they must satisfy together is in launcher/job/checks.
+"""The keys of job.yaml: types, defaults and descriptions. Checks across keys are in launcher/job/checks.
 
-Keys that only a cluster needs are here too: they are checked wherever the file is read.
+Keys that only a cluster needs are included, so that they are checked wherever the file is read.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ def _known_accelerator(written: str) -> str:
 if TYPE_CHECKING:
     Kind = str
 else:
-    # One of the rows of jaxlaunch/accelerators.py.
+    # The names are the rows of jaxlaunch/accelerators.py.
     Kind = Annotated[
         Literal[tuple(KNOWN)], Words("the name of an accelerator that jaxlaunch knows", _known_accelerator)
     ]
-MOST_PODS = 100_000  # of an indexed Job: maxParallelismForIndexedJob of Kubernetes' validation
+# Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
+MOST_PODS = 100_000
 Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
 
 
@@ -104,12 +105,12 @@ class Accelerator(Block):
 
     @property
     def platform(self) -> Platform:
-        """The platform that JAX calls it: cpu, cuda, rocm or tpu."""
+        """JAX's name of the platform: cpu, cuda, rocm or tpu."""
         return KNOWN[self.type].platform
 
     @property
     def devices_per_host(self) -> int:
-        """JAX devices; a 7x chip is two."""
+        """JAX devices per host; a 7x chip has two."""
         return self.per_host * KNOWN[self.type].devices_per_chip
 
 
@@ -256,7 +257,7 @@ class Timeouts(Block):
     pending: Duration | None = Field(None, description="waiting in a queue and for nodes; default no limit")
 
     def seconds(self) -> dict[str, float | None]:
-        """The timeouts that an agent enforces, by phase, in seconds; None: learned (step), or none."""
+        """Return the timeouts that an agent enforces, in seconds by phase; None if it is learned or there is none."""
         kept = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
         return {name: None if value == "auto" else value for name, value in kept.items()}
 
@@ -486,44 +487,44 @@ class JobSpec(Block):
 
     @property
     def code_include(self) -> Collection[str]:
-        """What of that folder is shipped although it looks like credentials."""
+        """Files of that folder that are shipped although they look like credentials."""
         return self.code.include if isinstance(self.code, Code) else ()
 
     @property
     def hosts(self) -> int:
-        """Hosts of a slice that train, at most."""
+        """The largest number of training hosts of a slice."""
         return self.hosts_given.max if isinstance(self.hosts_given, HostRange) else self.hosts_given
 
     @property
     def min_hosts(self) -> int:
-        """Hosts of a slice that train, at least."""
+        """The smallest number of training hosts of a slice."""
         return self.hosts_given.min if isinstance(self.hosts_given, HostRange) else self.hosts_given
 
     @property
     def is_elastic(self) -> bool:
-        """Whether fewer hosts may train for a while."""
+        """Whether the job may continue with fewer hosts."""
         return self.min_hosts < self.hosts
 
     @property
     def pods(self) -> int:
-        """Pods of a slice, spares included."""
+        """Pods of a slice, including spares."""
         return self.hosts + self.spares
 
     @property
     def pod_count(self) -> int:
-        """Pods of all slices, spares included."""
+        """Pods of all slices, including spares."""
         return self.slices * self.pods
 
     @property
     def host_count(self) -> int:
-        """Hosts of all slices that train."""
+        """Training hosts of all slices."""
         return self.slices * self.hosts
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many hosts may train, where that is not all of them always.
+        """The numbers of hosts that may train, empty if it is always all of them.
 
-        Numbers on which the mesh or the batch does not fit are left out: one host more is a spare then.
+        Numbers that mesh or batch do not divide over are left out; the additional host is then a spare.
         """
         if not self.is_elastic:
             return (self.hosts,) if self.spares else ()
@@ -537,12 +538,13 @@ class JobSpec(Block):
         return True
 
     def on_hosts(self, hosts: int) -> TrainSpec | None:
-        """The training on fewer hosts than it has at most. Raises ValueError where it cannot be divided so."""
+        """Return the training block for fewer hosts. Raises ValueError if mesh or batch cannot be divided."""
         if self.train is None:
             return None
         devices = hosts * self.accelerator.devices_per_host
         is_known = self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set
-        if not is_known:  # a task of the user's brings its batch
+        # A user's task may define the batch.
+        if not is_known:
             mesh_on(self.train.mesh, devices, self.devices)
             return None
         return on_devices(self.train, devices, self.devices)
@@ -569,13 +571,13 @@ class JobSpec(Block):
 
     @property
     def replaces_hosts(self) -> bool:
-        """Whether a lost host is replaced alone. A TPU slice is lost as a whole; a single host has no others."""
+        """Whether a lost host is replaced alone. A TPU slice is replaced as a whole."""
         may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
         return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
 
     @property
     def tracking(self) -> dict[str, str]:
-        """The variables that name the tracker to the trainer and the webhook to the agent; empty without them."""
+        """Environment variables with the tracker for the trainer and the webhook for the agent."""
         found: dict[str, dict[str, Any]]
         found = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
         if (told := self.notify) is not None:
@@ -598,9 +600,9 @@ class JobSpec(Block):
         scratch: Mapping[str, int | None] | None = None,
         pinning: str | None = None,
     ) -> AgentJob:
-        """What every agent reads of the job; what differs between a pod and this machine is given.
+        """Return the part of the job that every agent reads. The arguments differ between a pod and this machine.
 
-        `scratch` are the folders of a pod that its node's disk holds, and the limit of each in bytes.
+        `scratch` maps the folders of a pod that are on its node's disk to their limits in bytes.
         """
         limit = self.resources.ephemeral
         return AgentJob(

@@ -1,7 +1,7 @@
-"""The values of a job that need more than a plain type: names, amounts with a unit, volumes.
+"""Types of a job's values: names, durations, quantities, volumes.
 
-Each type says in a message what is wanted. Durations are `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds.
-Quantities are Kubernetes' own: `8`, `500m`, `32Gi`, `1.5T`, kept as written, because the API server reads them itself.
+Each type has a description for messages. Durations are `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds.
+Quantities are those of Kubernetes, `8`, `500m`, `32Gi`, `1.5T`, and are kept as written for the API server.
 Source: kubernetes.io, "Quantity" in the API conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
 """
 
@@ -23,14 +23,15 @@ from jaxlaunch.trainer.spec import Block, in_bucket
 
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_NO_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")  # of YAML, written without quotes
+# Without quotes, YAML does not read these as text.
+_NO_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
 _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
 def _suggested(pattern: str, longest: int, kept: str = "") -> Callable[[str], str | None]:
-    """Return what proposes a valid name for a text: lower case, no accents, a dash for anything else but `kept`.
+    """Return a function that proposes a valid name for a text: lower case, no accents, dashes for other characters.
 
-    Nothing is proposed where a letter would be lost, or where the result would not be a name.
+    The characters in `kept` remain. Nothing is proposed if a letter would be lost or the result is not a valid name.
     """
 
     def suggest(written: str) -> str | None:
@@ -68,7 +69,7 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolu
 Variable = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), Words("a variable's name: letters, digits and _")
 ]
-# A scalar taken as it is written: `--lr 3e-4` in a command must not become 0.0003.
+# A scalar that is kept as written: `--lr 3e-4` in a command must not become 0.0003.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 LabelKey = Annotated[
     str,
@@ -87,12 +88,13 @@ LabelValue = Annotated[
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
-_LONGEST_S = 2**31 - 1  # Kubernetes keeps some of them in 32 bits
+# Kubernetes stores some durations in 32 bits.
+_LONGEST_S = 2**31 - 1
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?")
 
 
 def parse_duration(value: Any) -> float:
-    """The seconds of `90s`, `1h30m` or a bare integer. Raises ValueError for anything else, zero and less too."""
+    """Return the seconds of `90s`, `1h30m` or a positive integer. Raises ValueError for anything else."""
     total = 0
     if isinstance(value, int) and not isinstance(value, bool):
         total = value
@@ -104,7 +106,7 @@ def parse_duration(value: Any) -> float:
 
 
 def _meant_duration(written: str) -> str | None:
-    """What `10 min` or `1.5h` means. Nothing is rounded, and a capital M may be of anything."""
+    """Return a hint for `10 min` or `1.5h`. Nothing is rounded, and a capital M is ambiguous."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
     if match is None or not re.fullmatch(_SPELLED, match[2]) or written.strip().endswith("M"):
         return None
@@ -151,7 +153,7 @@ class Mounted(Block):
 
     @property
     def name(self) -> str:
-        """What `--volume NAME=DIR` calls it."""
+        """The name of the volume in `--volume NAME=DIR`."""
         return str(getattr(self, next(iter(type(self).model_fields))))
 
 

@@ -1,9 +1,9 @@
-"""A folder as one archive: equal files make equal bytes, whenever, wherever and by whom it is packed.
+"""Packing of the user's code into a reproducible archive: equal files give equal bytes.
 
-The user's code is what git tracks in the folder, and what it would not ignore. A folder outside of any repository is
-read the same way: its .gitignore files count there too. The folder may have come from a stranger, with settings of git
-that run commands and an index that names anything: nothing of it is run, and no name leads out of it. A repository
-inside of another is not asked at all; its index and .gitignore files are read.
+The archive contains the files that git tracks and the untracked files that it does not ignore, also in a folder outside
+of a repository. The folder is not trusted: a repository may configure git to run commands, and its index may name files
+anywhere. Git therefore runs without hooks, fsmonitor and fetching, and names outside of the folder are refused. For a
+repository inside another, git runs with an empty configuration and reads only the inner index and .gitignore files.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.wording import count
 
-NAMED = 5  # of the largest files
-HOPELESS = 64  # times the limit: no source packs that well, so packing is not tried
+# Files that a message lists.
+NAMED = 5
+# No source code compresses by this factor, so a folder larger than this many times the limit is not packed.
+HOPELESS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file or a link of the folder."""
+    """A file or a symbolic link of the folder."""
 
     name: str
-    content: bytes  # of a link: where it leads
+    # The target, if it is a link.
+    content: bytes
     is_link: bool = False
     is_executable: bool = False
 
 
 def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
-    """A gzipped tar of the folder's code, of `limit` bytes at most.
+    """Return a gzipped tar of the folder's code, of at most `limit` bytes.
 
     `include` names files and folders that are packed although they look like credentials. Raises UserError if the
     folder cannot be packed.
@@ -50,7 +53,7 @@ def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
         raise UserError(f"code: {folder} is not a folder.", hint="it is relative to the job file.")
     sizes = {}
     for name in list_files(folder):
-        # What git's index names and is deleted is left out.
+        # Deleted files that are still in git's index are left out.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = (folder / name).lstat()
             if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
@@ -121,7 +124,7 @@ def _packed(entries: Sequence[Entry]) -> bytes:
         tarfile.open(fileobj=squeezed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
         for entry in entries:
-            # The header holds nothing of the machine, the person or the day.
+            # The header contains neither the time nor the owner, so that the archive is reproducible.
             header = tarfile.TarInfo(entry.name)
             header.mode = 0o755 if entry.is_executable else 0o644
             if entry.is_link:
@@ -147,29 +150,32 @@ def _amount(size: int) -> str:
     return f"{size / 1024:.0f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
-# What programs leave beside code, ignored or not.
+# Folders and files that tools create next to code, whether ignored or not.
 LEFT_OUT = {".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints", ".mypy_cache"}
 LEFT_OUT |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
-RUN_MARKS = ("job.yaml", "summary.json")  # of a run folder
-GIT_S = 60  # a listing takes milliseconds; a network disk may take longer
+# A folder with these files is a run folder.
+RUN_MARKS = ("job.yaml", "summary.json")
+# A listing takes milliseconds, but a network disk may be slower.
+GIT_S = 60
 
-# The settings of a repository that have a listing run a command, and the variables that keep it from fetching: of a
-# sparse index, git asks the remote for the folders that a partial clone lacks, with whatever command that one names.
+# These settings of a repository could make a listing run commands. With a sparse index, git would also fetch missing
+# folders of a partial clone, with a command that the remote names.
 _NO_COMMANDS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-_LONGEST_POINTER = 4096  # bytes of a .git that is a file: a path
+# A .git that is a file contains a path.
+_LONGEST_POINTER = 4096
 
 
 def list_files(folder: Path) -> list[str]:
-    """Names below `folder`, sorted. What is not a file any more is among them.
+    """Return the sorted names below `folder`, including deleted files that git still tracks.
 
-    Raises UserError when git cannot list the folder, is needed and not installed, or names what is outside of it.
+    Raises UserError if git cannot list the folder, is required but not installed, or names files outside of it.
     """
     names = set(_without_git(folder) if shutil.which("git") is None else _listed(folder))
 
     def is_code(name: str) -> bool:
         path = PurePosixPath(name)
-        # A run folder of `launcher run` is left out: otherwise each run would change the code.
+        # Run folders of `launcher run` are left out, otherwise each run would change the code.
         is_of_run = any(all(f"{parent}/{mark}" in names for mark in RUN_MARKS) for parent in [*path.parents][:-1])
         return not name.endswith(".pyc") and LEFT_OUT.isdisjoint(path.parts) and not is_of_run
 
@@ -197,12 +203,12 @@ def _listed(folder: Path) -> Iterator[str]:
 
 
 def _with_repositories(folder: Path, names: list[str]) -> Iterator[str]:
-    """The names, with the files of a repository in place of its folder.
+    """Yield the names, with the files of inner repositories in place of their folders.
 
-    A link inside of the folder travels as itself, without the names behind it.
+    A link to a folder is packed as a link, without the files behind it.
     """
     root = folder.resolve()
-    ways = {way: (folder / way).resolve() for way in {posixpath.dirname(name.rstrip("/")) for name in names}}
+    ways = {above: (folder / above).resolve() for above in {posixpath.dirname(name.rstrip("/")) for name in names}}
     for name in names:
         way = posixpath.dirname(name.rstrip("/"))
         if name.startswith("/") or ".." in name.split("/") or not ways[way].is_relative_to(root):
@@ -220,7 +226,7 @@ def _with_repositories(folder: Path, names: list[str]) -> Iterator[str]:
 
 
 def _unasked(folder: Path) -> list[str]:
-    """What git lists of a folder for a repository of ours, so that none of the folder's own settings is read."""
+    """List a folder through a temporary bare repository, so that git reads no setting of the folder."""
     with tempfile.TemporaryDirectory() as bare:
         _run(folder, "init", "--quiet", "--bare", "--template=", bare)
         at = (f"--git-dir={bare}", f"--work-tree={folder}")
@@ -229,7 +235,7 @@ def _unasked(folder: Path) -> list[str]:
 
 
 def _index(folder: Path) -> Path:
-    """Where the index of a repository is, if the folder is one: in .git, or in the folder that this names."""
+    """Return the path of the index of a repository, in .git or in the folder that a .git file names."""
     place = folder / ".git"
     if place.is_file():
         with place.open("rb") as file:
@@ -244,7 +250,7 @@ def _git(folder: Path, *options: str, at: tuple[str, ...] = (), **variables: str
 
 
 def _run(folder: Path, *arguments: str, **variables: str) -> bytes:
-    # Of an environment such as a hook's, which names another repository.
+    # The environment of a git hook names another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environ |= _NO_FETCHING | variables
     command = ["git", *_NO_COMMANDS, *arguments]

@@ -1,7 +1,7 @@
-"""What runs in a job's pods: the image, the agent, the user's code, and where the program starts.
+"""The programs of a job's pods: image, agent, user code and working directory.
 
-What travels beside the image is in one ConfigMap: the agent, the code, or both. Its name is the digest of what it holds
-and it never changes, so jobs that bring the same share it.
+An injected agent and shipped code are stored in one immutable ConfigMap, named after the digest of its contents. A
+ConfigMap with equal contents is shared by jobs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, MANAGED
 
-CODE = "/code"  # where a pod unpacks the code that a job brings
-LIMIT = 1024 * 1024  # bytes of all values of a ConfigMap: MaxSecretSize of Kubernetes' validation
+# The folder in which a pod unpacks the shipped code.
+CODE = "/code"
+# Kubernetes' validation limits all values of a ConfigMap together by MaxSecretSize.
+LIMIT = 1024 * 1024  # bytes
 MOUNT = "/jaxlaunch"
 AGENT_FILE, CODE_FILE = "agent.pyz", "code.tar.gz"
-INTERPRETER = "python3"  # every installation of CPython has this name; Debian's has no `python`
+# Every installation of CPython has this name; Debian has no `python`.
+INTERPRETER = "python3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +37,23 @@ class JobCode:
 
     job: JobSpec
     image: str | None
-    brings_agent: bool  # the agent travels with the job rather than in its image
-    workdir: str | None  # where the program starts in a pod; None: where its image says
+    # The agent is injected by a ConfigMap and not part of the image.
+    brings_agent: bool
+    # The folder in which the program starts; None for that of the image.
+    workdir: str | None
 
 
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
 def resolve(job: JobSpec, given: Defaults) -> JobCode:
-    """Settle the job's image, else the cluster's, where the agent comes from, and where the program starts."""
-    # The built-in trainer needs our package in its image, and the agent with it; the image of the cluster defaults is
-    # made to hold it. An image that a job names for a command of its own need not: any image with a Python will do.
+    """Determine the image, the origin of the agent and the working directory."""
+    # The built-in trainer needs our package in its image, which contains the agent; so does the image of the cluster
+    # defaults. An image that a job names for its own command only needs Python, so the agent is injected.
     brings_agent = job.agent == "inject"
     if job.agent == "auto":
         brings_agent = job.command is not None and job.image is not None
-    # A workdir that is relative, or is below an absolute `code`, is inside the code, unpacked.
+    # A workdir that is relative, or is below an absolute `code`, is inside the unpacked code.
     folder, workdir = job.code_folder, job.workdir
     if folder is not None:
         is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
@@ -61,7 +66,7 @@ def resolve(job: JobSpec, given: Defaults) -> JobCode:
 
 
 def faults(code: JobCode, taken: Collection[str]) -> Iterator[Fault]:
-    """What the pods could not run; `taken` are the names of containers that an init container may not have."""
+    """Yield faults of the programs; init containers may not have a name in `taken`."""
     folder, workdir = code.job.code_folder, code.job.workdir
     if folder is not None and workdir is not None and not workdir.startswith("/"):
         if not PurePosixPath(code.workdir or "").is_relative_to(CODE):
@@ -86,27 +91,27 @@ def faults(code: JobCode, taken: Collection[str]) -> Iterator[Fault]:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """The files of the ConfigMap; at least one."""
+    """The files of the ConfigMap, at least one."""
 
     agent: bytes | None = None
     code: bytes | None = None
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Name → content."""
+        """The contents by file name."""
         given = {AGENT_FILE: self.agent, CODE_FILE: self.code}
         return {name: content for name, content in given.items() if content is not None}
 
     @property
     def name(self) -> str:
-        """Of the ConfigMap: the digest of what it holds."""
+        """The name of the ConfigMap, a digest of its contents."""
         digest = hashlib.sha256()
         for name, content in self.files.items():
             digest.update(f"{name} {len(content)}\n".encode() + content)
         return f"jaxlaunch-{digest.hexdigest()[:12]}"
 
     def config_map(self, namespace: str | None) -> dict[str, Any]:
-        """The manifest. Jobs share it, so it has the labels of none of them; each adds itself as an owner."""
+        """Return the manifest, without labels of a job because jobs share it. Each job adds itself as an owner."""
         metadata: dict[str, Any] = {"name": self.name, "labels": dict(MANAGED)}
         return {
             "apiVersion": "v1",
@@ -117,7 +122,7 @@ class Bundle:
         }
 
     def patch(self) -> dict[str, Any]:
-        """The pod template's part of it. No init container: the agent unpacks the code before any process starts."""
+        """Return the patch of the pod template. The agent unpacks the code, so no init container is needed."""
         main: dict[str, Any] = {"name": MAIN_CONTAINER}
         mounts = [{"name": "jaxlaunch", "mountPath": MOUNT, "readOnly": True}]
         volumes: list[dict[str, Any]] = [{"name": "jaxlaunch", "configMap": {"name": self.name}}]
@@ -132,14 +137,15 @@ class Bundle:
 
 
 def bundle(code: JobCode, base: Path) -> Bundle | None:
-    """What the job brings, or None; `base` is what its paths are relative to.
+    """Return the files that the job ships, or None. Its paths are relative to `base`.
 
     Raises UserError for a folder that cannot be packed.
     """
     agent = pack.pack() if code.brings_agent else None
     packed = None
     if code.job.code_folder is not None:
-        from jaxlaunch.launcher.manifests import archive  # git, tar and gzip: most jobs bring no code
+        # Imported here, since most jobs ship no code.
+        from jaxlaunch.launcher.manifests import archive
 
         packed = archive.pack(base / code.job.code_folder, LIMIT - len(agent or b""), code.job.code_include)
     return None if agent is None and packed is None else Bundle(agent, packed)

@@ -1,12 +1,11 @@
-"""prepare(file, defaults) → manifests: the one way from a job file to what is written to a cluster.
+"""From a job file to the manifests of its JobSet.
 
-A job is resolved, judged, bundled and rendered. Each subject is a file: what it takes of the job and of the cluster
-(resolve), what may be wrong with that (faults), what it adds to the pods (patch). resolve(job, defaults) → ResolvedJob
-settles every value that the cluster defaults or the platform fill in; whoever checks, renders or estimates a job
-afterwards takes the resolved job and looks at no defaults. A value that no one has given stays None, for the faults.
-
-render(job, bundle) → manifests is pure: no clock, no random, no cluster; and no judgement. A pod that is lost is made
-again alone where its peers wait for it; the hosts of a TPU slice do not.
+`prepare` resolves a job, checks it, bundles its code and renders its manifests. Each aspect is a module (code, network,
+nodes, security, storage) with three functions: `resolve` combines the job with the cluster defaults and the platform, a
+second one yields the faults of the result, and `patch` returns its part of the pod template. After `resolve`, no code
+looks at the defaults; a value that nobody has set is None, which the checks report. `render` is pure: its output does
+not depend on time, random numbers or the cluster. A lost pod is replaced alone if the other hosts wait for it, which
+those of a TPU slice do not.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedJob:
-    """A job with all that its pods need. `spec` is as the file has it: what a subject has settled is read there."""
+    """A job with everything that its pods need. `spec` is unchanged; resolved values are in the other fields."""
 
     spec: JobSpec
     labels: Mapping[str, str]
@@ -61,10 +60,11 @@ class ResolvedJob:
     storage: JobStorage
     security: JobSecurity
     code: JobCode
-    filled: Mapping[KeyPath, KeyPath]  # key of the job → key of the cluster defaults that its value comes from
+    # Key of the job → key of the cluster defaults that its value comes from.
+    filled: Mapping[KeyPath, KeyPath]
 
     def faults(self) -> Iterator[Fault]:
-        """Everything that keeps the job from running there, with what to do about it."""
+        """Yield every fault that prevents the job from running on the cluster."""
         yield from code.faults(self.code, taken=(MAIN_CONTAINER, *self.network.containers))
         yield from nodes.faults(self.nodes)
         yield from network.faults(self.network, self.nodes)
@@ -72,7 +72,7 @@ class ResolvedJob:
 
 
 def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
-    """The job as this cluster would run it. What the job gives counts before the defaults, and these before ours."""
+    """Combine the job with the cluster defaults, which apply where the job sets nothing."""
     given = defaults.values
     where = job.platform or given.platform
     connected = network.resolve(job, given, where)
@@ -96,7 +96,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
 
 AGENT = ["python", *isolated.inline("jaxlaunch.launcher.agent")]
 
-# What the agent learns from its own pod: variable -> field.
+# Environment variables of the agent with fields of its pod.
 _FIELDS = {
     contract.SLICE: f"metadata.labels['{SLICE_LABEL}']",
     contract.UID: f"metadata.labels['{UID_LABEL}']",
@@ -113,22 +113,22 @@ _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
 class Prepared(NamedTuple):
-    """A job that this cluster can run, and its manifests: the JobSet first."""
+    """A job without faults and its manifests, the JobSet first."""
 
     job: ResolvedJob
     manifests: list[dict[str, Any]]
 
     def with_secret(self) -> list[dict[str, Any]]:
-        """The manifests with the Secret of the job's gang, new each time: to be sent, and never printed."""
+        """Return the manifests with a new Secret of the gang, which must never be printed."""
         if not self.job.spec.gang_secret:
             return self.manifests
         return [*self.manifests, security.gang_secret(self.manifests[0]["metadata"])]
 
 
 def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> Prepared:
-    """The manifests of a job file on a cluster with these defaults, in `namespace` where the job names none.
+    """Return the job and its manifests for a cluster with these defaults.
 
-    Raises JobFaults with everything that keeps the job from running there, and UserError for code that cannot be
+    `namespace` applies if the job names none. Raises JobFaults with all faults, and UserError for code that cannot be
     packed.
     """
     job = resolve(file.spec, defaults)
@@ -137,7 +137,8 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     manifests = render(job, code.bundle(job.code, file.folder))
     if found := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
         raise _located(found, job.filled, file, defaults)
-    if namespace is not None:  # after rendering: the same job has one hash, whoever names its namespace
+    # The namespace is set after rendering, so that the hash does not depend on where it was named.
+    if namespace is not None:
         for manifest in manifests:
             manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
     return Prepared(job, manifests)
@@ -146,7 +147,7 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
 def _located(
     faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
 ) -> JobFaults:
-    """The faults, each at its line: in the job file, or in the cluster defaults that its value comes from."""
+    """Add to each fault its line in the job file, or in the cluster defaults that the value comes from."""
     located = []
     for fault in faults:
         prefixes = (fault.path[:end] for end in range(len(fault.path), 0, -1))
@@ -160,8 +161,7 @@ def _located(
 
 
 def render(job: ResolvedJob, brought: Bundle | None = None) -> list[dict[str, Any]]:
-    """The manifests of a job without faults: its JobSet, its NetworkPolicy, what its claims are made from, and the
-    ConfigMap of what it brings."""
+    """Return the manifests of a job without faults: JobSet, NetworkPolicy, claim templates and ConfigMap."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
@@ -188,7 +188,7 @@ def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) 
         spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
     own = {**metadata, "labels": labels, "annotations": annotations}
     jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": own, "spec": spec}
-    # The digest tells whether a JobSet of this name is this very one.
+    # The digest identifies the JobSet, so that an equal one is not created again.
     digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
     return jobset | {"metadata": own | {"annotations": {**annotations, SPEC_HASH: digest}}}
 
@@ -203,7 +203,7 @@ def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
     found, spec = {}, job.spec
-    # A slice of one host shares its node pool with others; only one that spans hosts must have a pool to itself.
+    # A slice of one host shares its node pool; a slice of several hosts needs its own.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
     is_placed = spec.placement is not None and spec.placement.required is not None
     if spans_hosts and not is_placed and job.nodes.slice_label is not None:
@@ -214,14 +214,14 @@ def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
 
 
 def codes(action: Action) -> list[int]:
-    """The exit codes that JobSet answers with this action."""
+    """Return the exit codes to which JobSet responds with this action."""
     return sorted(code for code, outcome in OUTCOMES.items() if outcome.action is action)
 
 
 def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
-    """What becomes of the gang, by the message of its Job's failure; the first rule that matches counts.
+    """Return the rules for a failed Job, of which the first that matches applies.
 
-    The messages are those of Kubernetes' pod failure policy. What no rule matches is restarted, and counted.
+    They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and count.
     """
     free = f"has condition DisruptionTarget|{_exit_codes(Action.RESTART_UNCHARGED)}"
     rules = [
@@ -252,28 +252,30 @@ def _job(job: ResolvedJob) -> dict[str, Any]:
     }
     if job.spec.replaces_hosts:
         spec |= _replaced_alone(job)
-    else:  # a pod that fails ends its Job at once: JobSet alone decides what follows
+    else:
+        # A failed pod ends its Job at once, and JobSet decides what follows.
         decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
         rules = [_disrupted("FailJob"), _exited("FailJob", decided)]
         spec |= {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
     if job.spec.deadline is not None:
-        spec["activeDeadlineSeconds"] = int(job.spec.deadline)  # of each generation; Kueue alone knows the sum
+        # This limits each generation of the Job; only Kueue limits the sum.
+        spec["activeDeadlineSeconds"] = int(job.spec.deadline)
     return spec
 
 
 def _replaced_alone(job: ResolvedJob) -> dict[str, Any]:
-    """A pod that fails is made again, while its peers wait. What a gang decides, which leaves together with a code of
-    the table, still ends the Job; a disruption and a pod that was told to leave are not charged.
+    """Return the keys of a Job that replaces each failed pod alone, while the other hosts wait.
 
-    The limit is that of each pod: Kubernetes delays what it makes again by 10 s, and doubles that for every failure of
-    the same one, not of all.
+    Exit codes on which the gang has agreed still end the Job. Disruptions, and pods that were told to leave, do not
+    count. The limit applies per pod. Kubernetes delays a replacement by 10 s, doubled for each failure of the same pod.
     """
     decided = sorted(code for code in OUTCOMES if contract.DONE < code < contract.OF_THE_KERNEL)
     rules = [_exited("FailJob", decided), _disrupted("Ignore"), _exited("Ignore", [LEFT])]
     spec = job.spec
     dispensable = spec.pods - min(spec.sizes, default=spec.pods)
     limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash, "maxFailedIndexes": dispensable}
-    if dispensable:  # host 0 is the last to leave; a pod that never came back has nothing left to do
+    # Host 0 is the last to leave, so the Job is complete then even if other pods never came back.
+    if dispensable:
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     return {**limits, "podFailurePolicy": {"rules": rules}}
 
@@ -287,7 +289,7 @@ def _exited(action: str, values: list[int]) -> dict[str, Any]:
 
 
 def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle | None) -> dict[str, Any]:
-    """The template of every pod of the job, with the labels and annotations of `metadata`."""
+    """Return the template of every pod of the job, with the labels and annotations of `metadata`."""
     mounts = storage.mounts(job.storage)
     main = {
         "name": MAIN_CONTAINER,
@@ -307,9 +309,9 @@ def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle 
         **security.pod(job.security),
         "containers": [main],
     }
-    # An init container as the job writes it, with the job's image, volumes and security where it gives no others.
+    # Defaults for init containers: the job's image and volumes, and the restricted security context.
     usual = {"image": job.code.image, "securityContext": security.RESTRICTED, "volumeMounts": mounts}
-    init = [{"name": given["name"], **usual} | given for given in job.spec.init]
+    init = [{"name": container["name"], **usual} | container for container in job.spec.init]
     own = {"metadata": {key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata}, "spec": spec}
     for part in (
         storage.patch(job.storage, owner=job.security.user),
@@ -326,7 +328,7 @@ def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle 
 
 
 def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
-    """The variables of the agent, beside JOB_COMPLETION_INDEX, which the Job controller sets."""
+    """Return the variables of the agent. The Job controller adds JOB_COMPLETION_INDEX."""
     spec, run_folder = job.spec, job.storage.run_folder
     for_agents = spec.agent_job(
         command=spec.command,
@@ -350,12 +352,13 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
     fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]
     secrets = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": one.name, "key": one.key}}}
-        for name, one in spec.secrets.items()
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+        for name, secret in spec.secrets.items()
     ]
-    # What a job may set otherwise. A numeric user has neither a home nor a name, and the root is read-only.
+    # Defaults that a job may override. A numeric user has no home and no name, and the root filesystem is read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
-    if spec.accelerator.platform != "cpu":  # JAX falls back to the CPU in silence where its platform is not named
+    # Without JAX_PLATFORMS, JAX silently falls back to the CPU.
+    if spec.accelerator.platform != "cpu":
         defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
     defaults |= job.network.environment
     plain = {name: value for name, value in defaults.items() if name not in spec.secrets} | spec.env

@@ -1,8 +1,8 @@
-"""How the hosts of a job reach each other: ports, the fast networks, and who may come in. Pure.
+"""The network between the hosts of a job: ports, fast networks and the NetworkPolicy. Pure.
 
-Each network adds exactly what it needs, from launcher/platforms, with its sources there. Network adapters and NVLink
-between hosts may be claimed by dynamic resource allocation (DRA), from Kubernetes 1.34 on, which serves
-resource.k8s.io/v1. Each pod has claims of its own, made from a template.
+The facts about each network and their sources are in launcher/platforms. Network adapters and NVLink between hosts may
+be claimed by dynamic resource allocation (DRA), which needs resource.k8s.io/v1 of Kubernetes 1.34. Each pod has its own
+claims, created from a template.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from jaxlaunch.launcher.wording import either
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
-# With the host's network, jobs share its ports: below them lie services, above outgoing connections and NodePorts.
+# Jobs with the host's network share its ports. Lower ports belong to services, higher ones to outgoing connections and
+# NodePorts.
 _HOST_PORTS = range(20000, 30000, 2)
 # GKE's TPU runtime: slice builder, transfers between slices, metrics.
 TPU_PORTS: Mapping[str, int] = {"tpu-slice": 8471, "tpu-dcn": 8080, "tpu-metrics": 8431}
@@ -37,7 +38,7 @@ DAEMON = "tcpxo-daemon"
 _LIBRARIES = "/usr/local/nvidia"
 _APERTURE = "/dev/aperture_devices"
 
-# GPUDirect's networks of GKE, and the accelerators whose whole hosts they join.
+# GPUDirect networks of GKE, which connect whole hosts with these accelerators.
 _WHOLE_HOSTS: Mapping[str, Sequence[str]] = {
     "gpudirect-tcpxo": ["h100"],
     "gpudirect-rdma": [kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner],
@@ -62,20 +63,21 @@ class JobNetwork:
     ports: Ports
     tcpxo: Tcpxo | None
     gib: Gib
-    environment: Mapping[str, str]  # of the libraries that communicate, where the job does not set them
+    # Variables of NCCL and libfabric, which the job may override.
+    environment: Mapping[str, str]
     prometheus: Prometheus
-    filled: Mapping[KeyPath, KeyPath]  # key of the job → key of the cluster defaults that its value comes from
+    # Key of the job → key of the cluster defaults that its value comes from.
+    filled: Mapping[KeyPath, KeyPath]
 
     @property
     def pinning(self) -> str | None:
-        """The name of a network whose adapters read and write memory that the program pins; None for any other, and for
-        a single host, which reaches no other."""
+        """The name of a network that needs pinned memory; None for other networks and for a single host."""
         name = "rdma" if isinstance(self.chosen, Rdma) else self.chosen
         return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """The names of the containers that it adds to a pod."""
+        """The names of the containers that the network adds to a pod."""
         return (DAEMON,) if self.chosen == "gpudirect-tcpxo" else ()
 
 
@@ -83,13 +85,14 @@ class JobNetwork:
 
 
 def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
-    """The job's network; else the cluster's for its accelerator."""
+    """Choose the network of the job, else that of the cluster for its accelerator."""
     chosen, kind = job.network, job.accelerator.type
     filled: dict[KeyPath, KeyPath] = {}
     if "network" not in job.model_fields_set and kind in given.network:
         chosen, filled[("network",)] = given.network[kind], ("network", kind)
     ports = Ports(LEADER_PORT, METRICS_PORT)
-    if chosen == "hostnetwork":  # where jobs share them
+    # Jobs share the ports of the host, so each derives its own from its name.
+    if chosen == "hostnetwork":
         owner = f"{job.namespace or ''}/{job.name}"
         first = _HOST_PORTS[zlib.crc32(owner.encode()) % len(_HOST_PORTS)]
         ports = Ports(first, first + 1)
@@ -107,8 +110,10 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
 
 
 def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
-    """What NCCL and libfabric must be told there; a job may set each otherwise. Google's own pods source a script for
-    it, which a program that is no shell cannot."""
+    """Return the variables that NCCL and libfabric need, which a job may override.
+
+    Google's examples source a shell script for this, which only a shell can do.
+    """
     kind = job.accelerator.type
     if isinstance(chosen, Rdma):
         return dict(chosen.env)
@@ -120,10 +125,10 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
     if nodes is None or nodes.plugins is None:
         return {}
     if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
-        # Without a configuration that is known, without its tuner, which would end the program.
+        # The tuner ends a program for which it has no configuration, so it is disabled where none is known.
         tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
-    # A job may set NCCL's plugins up itself: by a variable, or by their folder in its pod or command.
+    # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or command.
     names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
     has_variable = any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names)
     if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
@@ -135,7 +140,7 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
 
 
 def faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
-    """What these nodes do not have of the network."""
+    """Yield faults of a network that these nodes do not support."""
     chosen = network.chosen
     if (wrong := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
         yield wrong
@@ -151,7 +156,8 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
     if kind not in kinds or per_host != KNOWN[kind].per_host:
-        hint = f"it joins whole hosts: {', '.join(f'{one} with {KNOWN[one].per_host}' for one in kinds)} per host."
+        whole_hosts = ", ".join(f"{supported} with {KNOWN[supported].per_host}" for supported in kinds)
+        hint = f"it joins whole hosts: {whole_hosts} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += (
                 f" {{network: gpudirect-rdma-dra, compute_domain: true}} is RDMA and NVLink between hosts of {kind}."
@@ -166,12 +172,12 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
 
 
 def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
-    """Each fault is of the key that the hint changes: the network may be of the cluster defaults."""
+    """Yield faults at the key that the hint changes, since the network may come from the cluster defaults."""
     kind, resources = network.job.accelerator.type, network.job.resources
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
-    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:  # any other has one kind of node
+    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:
         types = nodes.labels.get(INSTANCE, ())
         message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
         yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
@@ -185,7 +191,7 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
 
 
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
-    """The pod template's part of it, of a job without faults."""
+    """Return the patch of the pod template for a job without faults."""
     match network.chosen:
         case Rdma(resource=resource, count=number, networks=networks):
             beside = {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
@@ -200,14 +206,15 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
         case "gpudirect-rdma":
             first = gke.GIB_FIRST_INTERFACE.value
             return _gib(gke.GIB_FOLDERS.value) | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
-        case "gpudirect-rdma-dra":  # whose interfaces are claims
+        case "gpudirect-rdma-dra":
+            # The interfaces are claimed by `claims_patch`.
             has_plugin = gke.NODES[network.job.accelerator.type].plugins is not None
             return _gib(gke.GIB_FOLDERS.value if has_plugin else gke.DRIVER_FOLDER.value)
     return {}
 
 
 def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
-    """The ports of the main container."""
+    """Return the ports of the main container."""
     of_tpus = TPU_PORTS if network.job.accelerator.platform == "tpu" else {}
     named = {**network.ports._asdict(), **of_tpus}
     return [{"name": name, "containerPort": port} for name, port in named.items()]
@@ -228,7 +235,7 @@ def _tcpxo(given: Tcpxo) -> dict[str, Any]:
 
 
 def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
-    """GKE's annotations: eth0 as ever, and interfaces from eth`first` on in these Network objects."""
+    """Return GKE's annotations for eth0 and one interface per Network object, from eth`first` on."""
     named = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
     interfaces = [{"interfaceName": name, "network": network} for name, network in named.items()]
     return {"networking.gke.io/default-interface": "eth0", "networking.gke.io/interfaces": json.dumps(interfaces)}
@@ -243,7 +250,7 @@ def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
-    """A native sidecar: an ordinary container that runs for ever would keep the Job from ending."""
+    """Return the receive daemon as a native sidecar, since a regular container would keep the Job from completing."""
     script = "/fts/entrypoint_rxdm_container.sh"
     return {
         "name": DAEMON,
@@ -270,19 +277,21 @@ def _main(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resources(extended: Mapping[str, int | str]) -> dict[str, Any]:
-    """Extended resources, which are never overcommitted: limit and request are one."""
+    """Return requests and limits for extended resources, which must be equal."""
     amounts = {name: str(amount) for name, amount in extended.items()}
     return {"resources": {"requests": amounts, "limits": amounts}}
 
 
 def variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Environment variables with these very values: the kubelet would expand $(NAME), and take $$ for $."""
+    """Return environment variables with `$` escaped, because the kubelet expands $(NAME)."""
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
 
 
 def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The NetworkPolicy: only pods of the job reach each other, and Prometheus their metrics. None where the job wants
-    none, or has the host's network, which no policy reaches."""
+    """Return the NetworkPolicy, which admits the pods of the job, and Prometheus to their metrics.
+
+    The list is empty if the job disables it or uses the host's network, to which policies do not apply.
+    """
     if not network.job.network_policy or network.chosen == "hostnetwork":
         return []
     members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
@@ -296,18 +305,20 @@ def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, A
     return [{**kind, "metadata": dict(metadata), "spec": spec}]
 
 
-_ADAPTERS, _NVLINK = "adapters", "nvlink"  # names of claims in a pod
+# Names of the claims of a pod.
+_ADAPTERS, _NVLINK = "adapters", "nvlink"
 
 
 class Adapters(NamedTuple):
     """The network adapters of a host that its pod claims."""
 
     device_class: str
-    number: int | None  # None: all that the node has
+    # None for all that the node has.
+    number: int | None
 
 
 def adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
-    """The adapters that a job's network has by DRA; None for any other network."""
+    """Return the adapters that the network claims by DRA, or None."""
     if network.chosen == "efa-dra":
         known = nodes.efa_interfaces
         return Adapters(eks.EFA_CLASS.value, known[0] if len(known) == 1 else None)
@@ -318,7 +329,7 @@ def adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
 
 
 def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
-    """The pod template's part of it."""
+    """Return the patch of the pod template with the claims."""
     names = [_ADAPTERS] if adapters(network, nodes) is not None else []
     names += [_NVLINK] if network.job.compute_domain else []
     if not names:
@@ -329,7 +340,7 @@ def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
 
 
 def claim_manifests(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the template of the adapters' claims, and the ComputeDomain, whose controller makes its own template."""
+    """Return the claim template of the adapters and the ComputeDomain, whose controller creates its own template."""
     manifests = []
     if (claimed := adapters(network, nodes)) is not None:
         exactly: dict[str, Any] = {"deviceClassName": claimed.device_class, "allocationMode": "All"}
@@ -339,7 +350,7 @@ def claim_manifests(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str,
         spec: dict[str, Any] = {"spec": {"devices": {"requests": [{"name": _ADAPTERS, "exactly": exactly}]}}}
         manifests.append((RESOURCE_CLAIM_TEMPLATES, named, spec))
     if network.job.compute_domain:
-        # Without the driver's DNS names every pod waits for so many hosts; with them it says when all are there.
+        # Without the driver's DNS names, every pod waits for this number of hosts; with them it is only reported.
         channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK}"}}
         manifests.append((COMPUTE_DOMAINS, dict(metadata), {"numNodes": network.job.host_count, "channel": channel}))
     return [

@@ -1,4 +1,4 @@
-"""The nodes of a job: their labels, taints and devices, the kind of capacity, how pods are placed on them. Pure."""
+"""The nodes of a job: labels, taints, devices, kind of capacity and placement of pods. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from jaxlaunch.launcher.platforms.facts import (
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.launcher.wording import count, either
 
-# Kubernetes waits five minutes for a node that is gone; the gang knows after seconds and waits for its pod's end.
+# By default, Kubernetes evicts pods five minutes after their node is lost. The gang notices after seconds and then waits
+# for the eviction.
 GONE_NODE = tuple(
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for taint in ("not-ready", "unreachable")
@@ -37,26 +38,33 @@ GONE_NODE = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class JobNodes:
-    """What a job asks of its nodes."""
+    """The requirements of a job on its nodes."""
 
     job: JobSpec
     platform: Where
-    queue: str | None  # through which Kueue gives the nodes
-    provisioner: Provisioner  # who adds them on EKS
-    accelerator: Nodes | None  # that have the accelerator; None: the platform has none
-    capacity: Nodes | None  # that are of the kind of capacity; None: the platform has none
-    labels: Mapping[str, tuple[str, ...]]  # all that a node must have, one of several values for a key
+    queue: str | None
+    # The component that adds nodes on EKS.
+    provisioner: Provisioner
+    # Nodes with the accelerator; None if the platform has none.
+    accelerator: Nodes | None
+    # Nodes of the kind of capacity; None if the platform has none.
+    capacity: Nodes | None
+    # Labels that a node must have, with one of several values for each key.
+    labels: Mapping[str, tuple[str, ...]]
     tolerations: tuple[Mapping[str, Any], ...]
-    efa_interfaces: tuple[int, ...]  # of the nodes that fit, ascending: one number where they are known
-    slice_label: str | None  # that nodes of one TPU slice share
-    search_paths: Mapping[str, str]  # variable → folder with the driver, which programs find through it alone
+    # Possible numbers of EFA interfaces, ascending.
+    efa_interfaces: tuple[int, ...]
+    # The label that nodes of one TPU slice share.
+    slice_label: str | None
+    # Variables with the folders in which programs find the driver.
+    search_paths: Mapping[str, str]
 
 
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
 def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> JobNodes:
-    """The job's choices over the cluster's, and these over what is usual on the platform."""
+    """Combine the choices of the job, the cluster and the platform, in this order of precedence."""
     accelerator, capacity = _with_accelerator(job, given, where), _of_capacity(job, given, where)
     selector = given.node_selector | job.node_selector
     usual = table.PLATFORMS[where].slice_label
@@ -72,7 +80,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> Jo
         labels=_labels(job, known, selector, network, is_usual=accelerator is not None and bool(accelerator.source)),
         tolerations=(
             *GONE_NODE,
-            *(one for nodes in known for one in nodes.tolerations),
+            *(toleration for nodes in known for toleration in nodes.tolerations),
             *_tolerations([*given.tolerations, *job.tolerations]),
         ),
         efa_interfaces=_efa_interfaces(accelerator, selector, job.host_count),
@@ -82,15 +90,17 @@ def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> Jo
 
 
 def _with_accelerator(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
-    """The nodes that have so many of the accelerator. None where the platform has none of the kind; without a value of
-    a label where it has none with so many."""
+    """Return the nodes with enough of the accelerators, or None if the platform does not have the type.
+
+    If no node has enough of them, the instance types are empty.
+    """
     kind = job.accelerator.type
     known = table.NODES[where].get(kind)
     if kind in given.nodes:
         return _of_cluster(given.nodes[kind], known)
     if known is None or INSTANCE not in known.labels:
         return known
-    types = tuple(one for one in known.labels[INSTANCE] if eks.INSTANCES[one].gpus >= job.accelerator.per_host)
+    types = tuple(name for name in known.labels[INSTANCE] if eks.INSTANCES[name].gpus >= job.accelerator.per_host)
     return dataclasses.replace(known, labels={**known.labels, INSTANCE: types})
 
 
@@ -103,7 +113,7 @@ def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
         return _of_cluster(given.capacity[kind], known.get(kind)) if kind in given.capacity else known.get(kind)
     if (bought := known.get("reservation")) is None:
         return None
-    # The nodes of this very reservation, and of a part of it where the job names one.
+    # The nodes of the reservation, or of the part of it that the job names.
     parts = {NAME: kind.reservation, PROJECT: kind.project, BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
     labels = dict(bought.labels)
     if given.provisioner == "managed" and given.reservation_label is not None:
@@ -117,7 +127,7 @@ def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
 
 
 def _of_cluster(own: ClusterNodes, usual: Nodes | None) -> Nodes:
-    """As the cluster's owner describes them, who labels more often otherwise than as usual than taints."""
+    """Return the nodes that the cluster defaults describe, with the usual tolerations unless they set others."""
     keeps = usual is not None and "tolerations" not in own.model_fields_set
     tolerations = usual.tolerations if usual is not None and keeps else _tolerations(own.tolerations)
     return Nodes({key: (value,) for key, value in own.node_selector.items()}, tuple(tolerations))
@@ -126,7 +136,7 @@ def _of_cluster(own: ClusterNodes, usual: Nodes | None) -> Nodes:
 def _labels(
     job: JobSpec, known: Iterable[Nodes], selector: Mapping[str, str], network: Network, *, is_usual: bool
 ) -> dict[str, tuple[str, ...]]:
-    """All labels that a node must have; `selector` chooses one value of several, or adds a label."""
+    """Return all labels that a node must have; `selector` chooses one of several values, or adds a label."""
     asked = job.accelerator
     wanted = {key: values for nodes in known for key, values in nodes.labels.items()}
     wanted |= {key: (value,) for key, value in selector.items()}
@@ -144,12 +154,11 @@ def _tolerations(given: Iterable[Toleration]) -> list[dict[str, Any]]:
 
 
 def _efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], hosts: int) -> tuple[int, ...]:
-    """How many EFA interfaces the nodes that fit have, ascending: several numbers for several instance types, but of a
-    single host, which reaches no other, the smallest."""
+    """Return the possible numbers of EFA interfaces, ascending; for a single host only the smallest."""
     types = () if accelerator is None else accelerator.labels.get(INSTANCE, ())
     if (chosen := selector.get(INSTANCE)) is not None:
         types = (chosen,)
-    known = (eks.INSTANCES[one].efa for one in types if one in eks.INSTANCES)
+    known = (eks.INSTANCES[name].efa for name in types if name in eks.INSTANCES)
     found = tuple(sorted({interfaces for interfaces in known if interfaces}))
     return found if hosts > 1 else found[:1]
 
@@ -158,7 +167,7 @@ def _efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], host
 
 
 def faults(nodes: JobNodes) -> Iterator[Fault]:
-    """Report what the job asks for and the platform does not have."""
+    """Yield faults for everything that the job requests and the platform does not have."""
     yield from _devices(nodes)
     yield from _another_kind(nodes)
     yield from _capacity(nodes)
@@ -182,10 +191,10 @@ def _devices(nodes: JobNodes) -> Iterator[Fault]:
         return
     if nodes.job.accelerator.platform not in GPUS:
         return
-    has = {one: table.LARGEST[one] for values in nodes.labels.values() for one in values if one in table.LARGEST}
+    has = {name: table.LARGEST[name] for names in nodes.labels.values() for name in names if name in table.LARGEST}
     if nodes.accelerator.labels.get(INSTANCE) == () and not has:
-        has = {one: table.LARGEST[one] for one in table.NODES[nodes.platform][kind].labels[INSTANCE]}
-    chosen = next((one for one in nodes.job.node_selector.values() if one in has), None)
+        has = {name: table.LARGEST[name] for name in table.NODES[nodes.platform][kind].labels[INSTANCE]}
+    chosen = next((value for value in nodes.job.node_selector.values() if value in has), None)
     if has and max(has.values()) < asked and chosen is not None:
         message = f"node_selector: {chosen} has {count(has[chosen], 'GPU')}, and accelerator.per_host = {asked}."
         yield Fault(("node_selector",), message, f"use accelerator.per_host: {has[chosen]}, or another machine type.")
@@ -210,7 +219,7 @@ def _another_kind(nodes: JobNodes) -> Iterator[Fault]:
 def _capacity(nodes: JobNodes) -> Iterator[Fault]:
     kind = nodes.job.capacity
     if nodes.capacity is not None:
-        # flex-start takes its nodes away after some days, whatever runs there.
+        # Nodes of flex-start are removed after some days, whatever runs there.
         longest, deadline = gke.LONGEST_FLEX_START_S.value, nodes.job.deadline
         if kind == "flex-start" and nodes.platform == "gke" and deadline is not None and deadline > longest:
             days = longest // 86_400
@@ -242,7 +251,7 @@ def _reservation(nodes: JobNodes, capacity: Reservation) -> Iterator[Fault]:
 
 
 def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
-    """A gang is as fast as its slowest host and as large as its smallest: all its nodes are of one kind."""
+    """Refuse nodes of different kinds: a gang is as fast as its slowest host and as large as its smallest."""
     kind = nodes.job.accelerator.type
     if nodes.accelerator is None or nodes.job.host_count == 1 or KNOWN[kind].alike:
         return
@@ -258,13 +267,15 @@ def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
 
 
 def patch(nodes: JobNodes) -> dict[str, Any]:
-    """The pod template's part of it."""
+    """Return the patch of the pod template."""
     spec: dict[str, Any] = _selection(nodes.labels)
     spec["tolerations"] = [dict(toleration) for toleration in nodes.tolerations]
-    if nodes.job.priority is not None and nodes.queue is None:  # with a queue the JobSet has Kueue's
+    # With a queue, the priority is a label of the JobSet that Kueue reads.
+    if nodes.job.priority is not None and nodes.queue is None:
         spec["priorityClassName"] = nodes.job.priority
     job, annotations = nodes.job, dict[str, str]()
-    if job.placement is not None:  # what Kueue reads: the level of its Topology that the pods of a slice keep to
+    # Kueue reads from these annotations the level of its Topology in which a slice is placed.
+    if job.placement is not None:
         required, preferred = job.placement.required, job.placement.preferred
         if required is not None and job.slices > 1:
             annotations = {SLICE_TOPOLOGY: required, SLICE_SIZE: str(job.hosts)}
@@ -287,8 +298,10 @@ def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
 
 
 def resources(nodes: JobNodes) -> dict[str, Any]:
-    """What the program requests of its node, and its limits, as a part of its container. The processor is not limited:
-    a throttled host holds up the whole gang."""
+    """Return requests and limits of the main container.
+
+    The CPU is not limited, because a throttled host delays the whole gang.
+    """
     job = nodes.job
     asked = {
         "cpu": job.resources.cpu,

@@ -1,9 +1,8 @@
-"""What a job's pods may do, as whom they run, and how a gang knows its own.
+"""Users and rights of a job's pods, and mutual authentication of its gang.
 
-The level is Kubernetes' restricted, unless the cluster defaults give an accelerator's pods another user or it is a TPU.
-
-A gang has an authority of its own, whose key is dropped once it has signed, so that nobody can have another certificate
-of this job, and no other job's is accepted in it. One certificate serves all hosts: they read it from one Secret.
+Pods have the Pod Security level `restricted`, unless they use TPUs or the cluster defaults set another user. Each gang
+has its own certificate authority, whose key is discarded after it has signed one certificate. Nobody can issue another
+certificate for the job, and certificates of other jobs are not accepted. All hosts read the certificate from a Secret.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-_OTHERS_FILES = "DAC_OVERRIDE"  # without it root may not write where pods of another user wrote before
-_PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}  # which includes every capability
+# Without this capability, root may not write to folders of another user.
+_OTHERS_FILES = "DAC_OVERRIDE"
+# A privileged container has every capability.
+_PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}
 
 KEY = "key"  # of the gang's Secret
 BYTES = 32
@@ -40,23 +41,33 @@ _VOLUME, _MOUNT = "gang-secret", "/jaxlaunch-gang"
 
 @dataclasses.dataclass(frozen=True)
 class JobSecurity:
-    """As whom a job's pods run, and with which rights."""
+    """Users and rights of a job's pods.
 
-    user: int  # 0: root
-    group: int  # of the user, and of what volumes hold
-    is_chosen: bool  # by the cluster defaults for this accelerator
-    is_privileged: bool  # the container has every device and capability
-    pins_memory: bool  # the network reads and writes memory that the program pins
+    Attributes:
+        user: Number of the user, 0 for root.
+        group: Group of the user and of volumes.
+        is_chosen: Whether the cluster defaults set the user for this accelerator.
+        is_privileged: Whether the container has every device and capability.
+        pins_memory: Whether the network reads and writes memory that the program pins.
+        has_token: Whether a token is mounted, which only an account that the job names gets.
+        gang_secret: Name of the Secret with which the agents of the gang authenticate each other.
+    """
+
+    user: int
+    group: int
+    is_chosen: bool
+    is_privileged: bool
+    pins_memory: bool
     service_account: str | None
-    has_token: bool  # only the job's own account acts in its pods, never the cluster's usual one
+    has_token: bool
     image_pull_secrets: tuple[str, ...]
-    gang_secret: str | None  # name of the Secret by which the agents of the gang know each other
+    gang_secret: str | None
 
 
 def resolve(job: JobSpec, given: Defaults, *, pins_memory: bool) -> JobSecurity:
-    """The cluster says who its pods run as; the job whose rights they have.
+    """Choose the user from the cluster defaults and the ServiceAccount from the job.
 
-    Root where it does not say it of a TPU: no source has another user open the devices (runtime.TPU_USER).
+    The default on TPUs is root, because no source shows that another user can open the devices (runtime.TPU_USER).
     """
     usual = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else given.user
     user = given.users.get(job.accelerator.type, usual)
@@ -75,7 +86,7 @@ def resolve(job: JobSpec, given: Defaults, *, pins_memory: bool) -> JobSecurity:
 
 
 def pod(security: JobSecurity) -> dict[str, Any]:
-    """The pod's part of it."""
+    """Return the keys of the pod's spec."""
     own: dict[str, Any] = {"automountServiceAccountToken": security.has_token}
     if security.service_account is not None:
         own["serviceAccountName"] = security.service_account
@@ -94,8 +105,10 @@ def pod(security: JobSecurity) -> dict[str, Any]:
 
 
 def container(security: JobSecurity) -> dict[str, Any]:
-    """What the agent's container may do. Capabilities are added for root alone: in a container of another user they are
-    in no set that counts, and would only cost the restricted level."""
+    """Return the security context of the agent's container.
+
+    Capabilities are added only for root: for other users they have no effect and would violate `restricted`.
+    """
     if security.is_privileged:
         return dict(_PRIVILEGED)
     if security.user == 0:
@@ -106,7 +119,7 @@ def container(security: JobSecurity) -> dict[str, Any]:
 
 
 def patch(security: JobSecurity) -> dict[str, Any]:
-    """The gang's Secret in the pod template."""
+    """Return the patch of the pod template that mounts the gang's Secret."""
     if security.gang_secret is None:
         return {}
     main = {
@@ -118,11 +131,11 @@ def patch(security: JobSecurity) -> dict[str, Any]:
     return {"spec": {"containers": [main], "volumes": [volume]}}
 
 
-# --- the Secret of `gang_secret: true`: `launcher submit` makes it, or whoever applies what `launcher render` prints --
+# --- the Secret of `gang_secret: true`, created by `launcher submit` or by whoever applies rendered manifests ---------
 
 
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The Secret of such a gang, from its JobSet's metadata: bytes and certificates that no other has."""
+    """Return a new Secret of the gang with a random key and certificates, for the metadata of its JobSet."""
     job = metadata["name"]
     held = {KEY: secrets.token_bytes(BYTES), **make_certificates(job)}
     data = {name: base64.b64encode(content).decode() for name, content in held.items()}
@@ -131,7 +144,7 @@ def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def instruction(name: str) -> str:
-    """What a person has to make who applies the manifests of the job of this name without `launcher submit`."""
+    """Return the instruction for creating the Secret without `launcher submit`."""
     given = f"kubectl create secret generic {_gang_secret(name)} --from-file={KEY}=/dev/stdin"
     return f"the pods wait for Secret {_gang_secret(name)}, which is not printed: `openssl rand {BYTES} | {given}`"
 
@@ -140,13 +153,16 @@ def _gang_secret(job: str) -> str:
     return f"{job}-gang"
 
 
-VALID = datetime.timedelta(days=3650)  # longer than any job: nothing could sign a newer one
-SKEW = datetime.timedelta(days=1)  # by which a node's clock may be behind
+# Longer than any job, since the certificate cannot be renewed.
+VALID = datetime.timedelta(days=3650)
+# The clock of a node may be behind by this much.
+SKEW = datetime.timedelta(days=1)
 
 
 def make_certificates(job: str) -> dict[str, bytes]:
-    """Certificate, key and authority of a new gang, in PEM, by the names that Kubernetes gives such files."""
-    from cryptography import x509  # here, since only who submits needs it: it takes a tenth of a second to import
+    """Return certificate, key and authority of a new gang in PEM, by Kubernetes' names for such files."""
+    # Imported here, since it takes 0.1 s and only `launcher submit` needs it.
+    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,4 +1,4 @@
-"""What a job's pods keep and share: volumes, checkpoints, the compilation cache, scratch and shared memory. Pure."""
+"""Storage of a job's pods: volumes, checkpoints, compilation cache, scratch and shared memory. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from jaxlaunch.trainer.spec import AUTO, Mixture, Text, TrainSpec
 SCRATCH = "/tmp"
 SHM = "/dev/shm"
 GCS_FUSE = "gcsfuse.csi.storage.gke.io"
-RUN_FOLDER = ".jaxlaunch"  # below the checkpoints: what must outlive a pod
+# The folder, below the checkpoints, for everything that must outlive a pod.
+RUN_FOLDER = ".jaxlaunch"
 
 _CHECKPOINTS: KeyPath = ("train", "checkpoint", "path")
 _COMPILE_CACHE: KeyPath = ("train", "compile_cache")
@@ -28,24 +29,25 @@ _COMPILE_CACHE: KeyPath = ("train", "compile_cache")
 
 @dataclasses.dataclass(frozen=True)
 class JobStorage:
-    """A job's volumes, and what is on them."""
+    """The volumes of a job and the folders on them. Folders may be URLs."""
 
     job: JobSpec
     platform: Where
     volumes: tuple[Volume, ...]
     has_shared_memory: bool
-    checkpoints: str | None  # a folder or a URL
-    compile_cache: str | None  # a folder or a URL
-    filled: Mapping[KeyPath, KeyPath]  # key of the job → key of the cluster defaults that its value comes from
+    checkpoints: str | None
+    compile_cache: str | None
+    # Key of the job → key of the cluster defaults that its value comes from.
+    filled: Mapping[KeyPath, KeyPath]
 
     @property
     def run_folder(self) -> str | None:
-        """A folder or a URL, where agents keep what must outlive a pod; None: nowhere."""
+        """The folder or URL where agents store what must outlive a pod, or None."""
         return None if self.checkpoints is None else f"{self.checkpoints.rstrip('/')}/{RUN_FOLDER}"
 
     @property
     def has_own_scratch(self) -> bool:
-        """Whether the job mounts something where every pod has scratch space, for its root is read-only."""
+        """Whether the job mounts a volume in place of the default scratch space."""
         return any(PurePosixPath(volume.path) == PurePosixPath(SCRATCH) for volume in self.volumes)
 
 
@@ -53,7 +55,10 @@ class JobStorage:
 
 
 def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
-    """The job's volumes and folders, and those of the cluster that it uses. Only the built-in trainer has a cache."""
+    """Combine the job's volumes and folders with those of the cluster that it uses.
+
+    Only the built-in trainer has a compilation cache.
+    """
     train = job.train
     checkpoints = None if train is None else train.checkpoint.path
     cache = None if train is None or train.compile_cache == AUTO else train.compile_cache
@@ -63,7 +68,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
         checkpoints, filled[_CHECKPOINTS] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
     if train is not None and "compile_cache" not in train.model_fields_set and given.compile_cache is not None:
         cache, filled[_COMPILE_CACHE] = given.compile_cache.path, ("compile_cache",)
-    # The job's volumes, and each of the cluster's claims whose folder the job uses and mounts nothing for.
+    # A claim of the cluster is added if the job uses its folder and mounts nothing there.
     volumes = list(job.volumes)
     for claim, used in ((given.checkpoint, checkpoints), (given.compile_cache, cache)):
         folder = PurePosixPath(used or "")
@@ -86,7 +91,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
 
 
 def faults(storage: JobStorage) -> Iterator[Fault]:
-    """What the platform cannot mount, and what would be lost with its pod or is in none."""
+    """Yield faults for volumes that cannot be mounted, and for paths that would be lost or missing in a pod."""
     for index, volume in enumerate(storage.job.volumes):
         if isinstance(volume, Bucket) and not (storage.platform == "gke" and volume.bucket.startswith("gs://")):
             scheme = volume.bucket.partition("://")[0]
@@ -99,7 +104,7 @@ def faults(storage: JobStorage) -> Iterator[Fault]:
 
 
 def _lost_checkpoints(storage: JobStorage, folder: str | None) -> Iterator[Fault]:
-    """Checkpoints must outlive their pod and be seen by every host."""
+    """Check that checkpoints outlive their pod and are visible to every host."""
     if folder is None:
         message = "train.checkpoint.path is missing, and the cluster defaults have no place for checkpoints."
         hint = "write it, below a volume or as a URL, or give the cluster defaults a checkpoint volume."
@@ -119,7 +124,7 @@ def _lost_checkpoints(storage: JobStorage, folder: str | None) -> Iterator[Fault
 
 
 def _holder(storage: JobStorage, folder: str) -> Any:
-    """The innermost volume that holds a folder; of what `pod:` mounts only that it does."""
+    """Return the innermost volume that contains a folder, or the mount of `pod:` that does."""
     mounted: list[tuple[Any, Any]] = [(volume.path, volume) for volume in storage.volumes]
     for container in storage.job.pod.get("spec", {}).get("containers", []):
         mounts = container.get("volumeMounts") if container["name"] == MAIN_CONTAINER else None
@@ -130,7 +135,7 @@ def _holder(storage: JobStorage, folder: str) -> Any:
         for place, holder in mounted
         if isinstance(place, str) and PurePosixPath(folder).is_relative_to(place)
     ]
-    return max(found, key=lambda one: one[0])[1] if found else None
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
@@ -157,7 +162,7 @@ def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
 
 
 def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
-    """The pod template's volumes; `owner` is the user whose files a bucket holds."""
+    """Return the patch of the pod template with the volumes; `owner` is the user of files in buckets."""
     listed: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "emptyDir": {}}]
     if storage.has_shared_memory:
         shm = storage.job.resources.shm
@@ -170,7 +175,7 @@ def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
 
 
 def mounts(storage: JobStorage) -> list[dict[str, Any]]:
-    """The mounts of these volumes, for every container of the pod."""
+    """Return the mounts of the volumes, for every container of the pod."""
     listed: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "mountPath": SCRATCH}]
     if storage.has_shared_memory:
         listed.append({"name": "shm", "mountPath": SHM})
@@ -181,15 +186,17 @@ def mounts(storage: JobStorage) -> list[dict[str, Any]]:
 
 
 def on_disk(storage: JobStorage) -> dict[str, int | None]:
-    """The folders of a pod that its node's disk holds, and the limit of each in bytes, where it has one."""
+    """Return the folders of a pod that are on its node's disk, with the limit of each in bytes, if any."""
     found: dict[str, int | None] = {} if storage.has_own_scratch else {SCRATCH: None}
     return found | {
-        one.path: int(parse_quantity(one.ephemeral)) for one in storage.volumes if isinstance(one, Ephemeral)
+        volume.path: int(parse_quantity(volume.ephemeral))
+        for volume in storage.volumes
+        if isinstance(volume, Ephemeral)
     }
 
 
 def trained(storage: JobStorage, train: TrainSpec) -> TrainSpec:
-    """The job's `train` block, with the folders that are settled for it."""
+    """Return the `train` block with the resolved folders."""
     settled: dict[str, Any] = {"checkpoint": train.checkpoint.model_copy(update={"path": storage.checkpoints})}
     if storage.compile_cache is not None:
         settled["compile_cache"] = storage.compile_cache

@@ -102,8 +102,8 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
     },
     "managed": {
         "spot": Nodes({"eks.amazonaws.com/capacityType": ("SPOT",)}, (), MANAGED),
-        # Its nodes carry no reservation's id, and CAPACITY_BLOCK is none of an on-demand reservation: the group's own
-        # label says it, as `reservation_label` of the cluster defaults calls it.
+        # Managed nodes have no label with the id of a reservation, and CAPACITY_BLOCK does not mark an on-demand one.
+        # The group needs its own label, which `reservation_label` of the cluster defaults names.
         "reservation": Nodes({"capacity-reservation-id": (NAME,)}, (), MANAGED),
     },
     "auto": {
@@ -116,13 +116,14 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
     },
 }
 
-RESERVATION_ID = Fact("cr-", KARPENTER)  # how a reservation's id begins
+# The prefix of the id of a reservation.
+RESERVATION_ID = Fact("cr-", KARPENTER)
 
-# By Amazon's DRA driver (aws-dranet), on managed node groups: Karpenter has it as an alpha feature, Auto Mode not.
+# Amazon's DRA driver (aws-dranet) supports managed node groups; in Karpenter it is alpha, in Auto Mode missing.
 EFA_CLASS = Fact("efa.networking.k8s.aws", EFA_DRA)
 EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
-# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315): only a job that asks
-# for them has them, and libfabric is told to do without otherwise.
+# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315), so libfabric only uses
+# them if the job requests them.
 WITHOUT_HUGEPAGES: Fact[Mapping[str, str]] = Fact({"FI_EFA_USE_HUGE_PAGE": "0"}, LIBFABRIC)
 
 PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa", "efa-dra"), instances=INSTANCES)

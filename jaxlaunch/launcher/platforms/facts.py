@@ -1,4 +1,4 @@
-"""The form of what is known of a platform's nodes. Every fact names the source that it was read from."""
+"""Types of the facts about a platform's nodes. Every fact names its source."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ GKE_TPU = "cloud.google.com/gke-tpu-accelerator"
 GKE_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_PRODUCT = "nvidia.com/gpu.product"
 AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
-# Parts of a reservation that a job names, where a label's value holds them.
+# Placeholders in values of labels for the parts of a reservation that a job names.
 NAME, PROJECT, BLOCK, SUB_BLOCK = "NAME", "PROJECT", "BLOCK", "SUB_BLOCK"
 
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A machine type: GPUs, GiB of memory of each as its maker names it, and interfaces for the fast network."""
+    """A machine type: GPUs, nominal memory of each GPU, and interfaces of the fast network."""
 
     gpus: int
     memory_gb: int
-    efa: int | None = 0  # None: not known
+    # None if not known.
+    efa: int | None = 0
     source: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What a user of the pods means for a kind of job: the Pod Security level, and what the nodes must give."""
+    """The Pod Security level and the requirements on nodes of a user of the pods, for a kind of job."""
 
     job: str
     user: str
@@ -46,7 +47,7 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True)
 class Fact(Generic[_Value]):
-    """Any other value, and its source."""
+    """A value with its source."""
 
     value: _Value
     source: Source
@@ -54,20 +55,23 @@ class Fact(Generic[_Value]):
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """A kind of node: its labels, one of several values for a key, and the taints to tolerate."""
+    """A kind of node: its labels, with alternative values for each key, and the taints to tolerate."""
 
     labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
-    source: Source | None = None  # None: a job's or a cluster's own words
-    plugins: Fact[str] | None = None  # of NCCL, that an installer puts where the NCCL of every job finds them
-    rdma: Fact[int] | None = None  # adapters for RDMA that GKE's managed DRANET gives a pod
-    gib_tuner: Fact[str] | None = None  # the configuration of these machines for the tuner of NCCL's plugin gIB
+    # None for labels that a job or the cluster defaults name.
+    source: Source | None = None
+    # Plugins of NCCL that an installer puts where the NCCL of every job finds them.
+    plugins: Fact[str] | None = None
+    # RDMA adapters that GKE's managed DRANET gives a pod.
+    rdma: Fact[int] | None = None
+    # The configuration of these machines for the tuner of NCCL's plugin gIB.
+    gib_tuner: Fact[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class PlatformFacts:
-    """A platform's row in the table: what jobs are made from and judged by. An accelerator that is not in `nodes` does
-    not exist there."""
+    """The facts about a platform. An accelerator that is not in `nodes` does not exist there."""
 
     nodes: Mapping[str, Nodes]  # by accelerator type
     capacity: Mapping[str, Nodes] = dataclasses.field(default_factory=dict)  # by kind of capacity
@@ -83,7 +87,7 @@ class PlatformFacts:
 
 
 def tolerate(key: str) -> Mapping[str, Any]:
-    """The toleration of a taint, whatever its value."""
+    """Return the toleration of a taint with any value."""
     return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
 
 

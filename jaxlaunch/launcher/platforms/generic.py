@@ -1,4 +1,4 @@
-"""Nodes of any other cluster, as NVIDIA's GPU feature discovery and AMD's node labeller label them."""
+"""Nodes of other clusters, with labels of NVIDIA's GPU feature discovery and AMD's node labeller."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ AMD = Source(
 AMD_IDS = Source("vLLM: PCI ids of AMD Instinct GPUs", "github.com/vllm-project/vllm, vllm/platforms/rocm.py")
 AMD_GROUP = Source("AMD GPU device plugin: as another user than root", "github.com/ROCm/k8s-device-plugin, issue 39")
 
-DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)  # on GKE and EKS too, where the discovery is installed
+# The label also exists on GKE and EKS if the discovery is installed.
+DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
 
 
 def _amd(*ids: str) -> Nodes:
-    """The id of the card, and of its virtual function, by which a virtual machine has it."""
+    """Return the nodes with these PCI ids, of the card and of its virtual function in a virtual machine."""
     return Nodes({AMD_DEVICE: ids}, (tolerate(AMD_RESOURCE.value),), AMD_IDS)
 
 
 AMD_RESOURCE = Fact("amd.com/gpu", AMD)
-# A node's own group, by whose number alone a user other than root opens the devices.
+# The group is the node's own, and a user other than root needs its number to open the devices.
 AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mode 0660", AMD_GROUP)
 
-# GiB of the makes of each GPU, by the name that the discovery gives it: the device's own, without spaces.
+# GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with dashes.
 _MEMORY_GB: Mapping[str, Fact[float]] = {
     make.name.replace(" ", "-"): Fact(make.memory_gib, DRIVER)
-    for one in KNOWN.values()
-    if one.platform == "cuda"
-    for make in one.makes
+    for accelerator in KNOWN.values()
+    if accelerator.platform == "cuda"
+    for make in accelerator.makes
 }
 
 
 def _nvidia(one: Accelerator) -> Nodes:
-    """A GPU of whatever name is asked for by its resource alone."""
+    """Return the nodes of a GPU; one without product names is requested only by its resource."""
     products = tuple(make.name.replace(" ", "-") for make in one.makes)
     return Nodes({GPU_PRODUCT: products} if products else {}, (GPU_TAINT,), DISCOVERY)
 

@@ -119,7 +119,7 @@ NODES: Mapping[str, Nodes] = {
     "tpu7": Nodes({GKE_TPU: ("tpu7",)}, (TPU_TAINT,), AUTOSCALER),
 }
 
-# GB of the makes of an accelerator that comes in several, where a label tells them apart.
+# GB of each variant of an accelerator, where a label distinguishes them.
 MEMORY_GB: Mapping[str, Fact[float]] = {
     "nvidia-tesla-v100": Fact(16, MACHINES),
     "nvidia-tesla-a100": Fact(40, MACHINES),
@@ -146,7 +146,7 @@ LARGEST: Mapping[str, Fact[int]] = {
 
 CAPACITY: Mapping[str, Nodes] = {
     "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (tolerate("cloud.google.com/gke-spot"),), SPOT),
-    # Queued provisioning taints its nodes; a pool without it has the other taint where its owner wants one.
+    # Nodes of queued provisioning have the first taint; other pools may have the second.
     "flex-start": Nodes(
         {"cloud.google.com/gke-flex-start": ("true",)},
         (tolerate("cloud.google.com/gke-queued"), tolerate("cloud.google.com/gke-flex-start")),
@@ -154,7 +154,7 @@ CAPACITY: Mapping[str, Nodes] = {
     ),
     "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
 }
-# What a job adds that names more of a reservation than its name.
+# Labels for the parts of a reservation that a job may name in addition.
 IN_RESERVATION: Mapping[str, Nodes] = {
     "project": Nodes(
         {
@@ -171,19 +171,20 @@ IN_RESERVATION: Mapping[str, Nodes] = {
 # The label that nodes of one TPU slice share.
 SLICE_LABEL = Fact("cloud.google.com/gke-nodepool", TPUS)
 
-# The chips of a TPU node: a 2x4 slice is one host of eight or two of four, under one topology.
+# The chips of a TPU node: a slice of topology 2x4 is one host with eight chips or two with four.
 CHIPS_LABEL = Fact("cloud.google.com/gke-accelerator-count", AUTOSCALER)
 
-# The driver is mounted here, and nothing adds it to the search paths of a container.
+# The driver is mounted here, and is not on the search paths of containers.
 DRIVER: Fact[Mapping[str, str]] = Fact(
     {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, PLUGIN
 )
 
 LONGEST_FLEX_START_S = Fact(7 * 86_400, FLEX_START)
-SPOT_GRACE_S = Fact(15, SPOT)  # for pods that are no system's, where the node pool says nothing else
+# For pods that are not system pods, unless the node pool sets another value.
+SPOT_GRACE_S = Fact(15, SPOT)
 LARGEST_SPOT_GRACE_S = Fact(120, SPOT)
 
-# GPUDirect-TCPXO exists on a3-megagpu-8g alone: 8 GPUs, and an interface for each beside eth0.
+# GPUDirect-TCPXO only exists on a3-megagpu-8g, with 8 GPUs and an interface for each in addition to eth0.
 TCPXO_GPU = Fact("nvidia-h100-mega-80gb", TCPXO)
 TCPXO_GPUS = Fact(8, TCPXO)
 TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
@@ -214,12 +215,12 @@ TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
         "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,COLL,GRAPH",
         "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
         "NCCL_NVLS_ENABLE": "1",
-        # JAX loads the image's NCCL by its path; the one that is loaded before is the one that is found.
+        # JAX loads NCCL by its path in the image, unless another one is already loaded.
         "LD_PRELOAD": "/usr/local/nvidia/lib64/libnccl.so.2",
     },
     TCPXO_RELEASE,
 )
-# GPUDirect-TCPX of a3-highgpu-8g is not built.
+# GPUDirect-TCPX of a3-highgpu-8g is not supported.
 TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
 
 # gIB: 8 GPUs of a3-ultragpu-8g or a4-highgpu-8g, an interface for each from eth2 on.
@@ -244,15 +245,15 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     },
     GIB_NCCL,
 )
-# A tuner that an installer puts there ends a job that does not configure it.
+# An installed tuner ends a job that does not configure it.
 WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
-# Beginnings of variables by which a job sets the plugins up itself.
+# Prefixes of variables by which a job configures the plugins itself.
 OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
-# The NCCL that TCPXO is qualified with, which its installer brings, and the oldest that gIB works with.
+# The NCCL that the installer of TCPXO contains, and the oldest that gIB supports.
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 
-# A4X and A4X Max also join their hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
+# A4X and A4X Max also connect hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
 COMPUTE_DOMAIN_GPUS: Fact[Sequence[str]] = Fact(("nvidia-gb200", "nvidia-gb300"), COMPUTE_DOMAINS)
 
 # Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
@@ -266,7 +267,7 @@ GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
     "nvidia-gb200": Fact(8, BANDWIDTH),
     "nvidia-gb300": Fact(16, BANDWIDTH),
 }
-# GB/s of NCCL between hosts by plain TCP, and by GPUDirect-TCPXO.
+# GB/s of NCCL between hosts by TCP and by GPUDirect-TCPXO.
 NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
 
 PLATFORM = PlatformFacts(

@@ -1,4 +1,4 @@
-"""What a container of a pod gets of its node: devices and pinned memory, by its user. The same on every platform."""
+"""Access of a container to devices and pinned memory of its node, by user. It is the same on every platform."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ SHM = Source(
 )
 STANDARDS = Source("Kubernetes: Pod Security Standards", "kubernetes.io/docs/concepts/security/pod-security-standards")
 
-# Networks whose adapters read and write the program's memory, which it pins (RLIMIT_MEMLOCK) before.
+# Networks whose adapters access memory of the program, which has to be pinned (RLIMIT_MEMLOCK).
 PINNING: Fact[Sequence[str]] = Fact(
     ("rdma", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"), NCCL
 )
-# With it, no limit counts. It has no effect for another user than root: Kubernetes puts it in no ambient set.
+# Removes the limit, but only for root, because Kubernetes does not set ambient capabilities.
 PINNING_CAPABILITY = Fact("IPC_LOCK", AMBIENT)
-# In the unit of the nodes' containerd: what its containers may pin.
+# The limit of pinned memory of containers, in the unit of the nodes' containerd.
 PINNING_LIMIT = Fact("LimitMEMLOCK=infinity", SYSTEMD)
-# Device files keep their node's owner and mode, root and 0600, unless containerd gives them to the pod's user.
+# Device files belong to root with mode 0600, unless containerd changes their owner to the user of the pod.
 TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
 TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
 
-# Platforms whose pods have a /dev/shm in memory, without a limit of its own: a container's is 64 MiB, too little for
-# NCCL and for the workers of a data loader.
+# Platforms whose pods have a /dev/shm in memory without its own limit. The default of a container is 64 MiB, too little
+# for NCCL and for the workers of a data loader.
 SHM_PLATFORMS: Fact[Sequence[str]] = Fact(("cuda", "rocm", "tpu"), SHM)
 
-# The annotation that names the networks of a pod's further interfaces.
+# The annotation that names the networks of a pod's additional interfaces.
 MULTUS = Fact("k8s.v1.cni.cncf.io/networks", SECONDARY)
 
 _OWN = f"containerd's `{DEVICE_OWNERSHIP.value}`"

@@ -1,5 +1,7 @@
-"""What is known of nodes: platform → its row, each made in the file of its name. A cluster whose nodes are labelled
-otherwise lists them in its defaults."""
+"""The table of platforms, with a row from each module.
+
+A cluster whose nodes have other labels lists them in its defaults.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PLATFORMS: Mapping[str, PlatformFacts] = {"gke": gke.PLATFORM, "eks": eks.PLATFO
 if TYPE_CHECKING:
     Where = str
 else:
-    Where = Literal[tuple(PLATFORMS)]  # as job.yaml and the cluster defaults name it
+    Where = Literal[tuple(PLATFORMS)]
 
 PLUGINS = Source("Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus")
 
@@ -24,22 +26,24 @@ RESOURCE: Mapping[str, Fact[str]] = {
     "tpu": Fact("google.com/tpu", gke.TPUS),
 }
 
-NODES: Mapping[Where, Mapping[str, Nodes]] = {where: one.nodes for where, one in PLATFORMS.items()}
+NODES: Mapping[Where, Mapping[str, Nodes]] = {name: platform.nodes for name, platform in PLATFORMS.items()}
 
-# Fast networks of one platform alone.
-HOME_OF_NETWORK: Mapping[str, Where] = {name: where for where, one in PLATFORMS.items() for name in one.networks}
+# Fast networks that exist on one platform only.
+HOME_OF_NETWORK: Mapping[str, Where] = {
+    network: name for name, platform in PLATFORMS.items() for network in platform.networks
+}
 
 # GPUs of the largest machine, and GB of each GPU, by the value of a label.
 LARGEST: dict[str, int] = {}
 MEMORY_GB: dict[str, float] = {}
 for _row in PLATFORMS.values():
-    LARGEST |= {name: one.gpus for name, one in _row.instances.items()}
+    LARGEST |= {name: instance.gpus for name, instance in _row.instances.items()}
     LARGEST |= {name: fact.value for name, fact in _row.largest.items()}
-    MEMORY_GB |= {name: one.memory_gb for name, one in _row.instances.items()}
+    MEMORY_GB |= {name: instance.memory_gb for name, instance in _row.instances.items()}
     MEMORY_GB |= {name: fact.value for name, fact in _row.memory_gb.items()}
 
 
 def capacity(where: Where, provisioner: Provisioner) -> Mapping[str, Nodes]:
-    """Kind of capacity → the nodes that are of it."""
+    """Return the nodes of each kind of capacity."""
     row = PLATFORMS[where]
     return row.provisioners.get(provisioner, row.capacity)

@@ -1,7 +1,7 @@
-"""YAML text as plain data with the line of every value. Knows YAML; knows nothing of jobs.
+"""Reader for a strict subset of YAML 1.2: one document of plain data with the line of every value.
 
-Accepts a strict subset of YAML 1.2: one document, plain data, no anchors, aliases, custom tags or duplicate keys. It
-reports all faults at once, each with the path of the value that it makes unusable, so that no later check repeats it.
+Anchors, aliases, custom tags and duplicate keys are refused. The data is built from the parser's events. All faults are
+reported at once, each with the path of the value that it makes unusable, so that later checks can skip it.
 
 Scalars are those of the core schema (yaml.org/spec/1.2.2, section 10.3.2). YAML 1.1, which PyYAML implements, reads
 `no` as false and `12:30` as 750.
@@ -38,14 +38,18 @@ from yaml.reader import ReaderError
 from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, overlap
 from jaxlaunch.launcher.wording import cut, dotted
 
-Opener = Callable[[str, int], int]  # as `open` takes it
-MAX_BYTES = 1024 * 1024  # read before parsing: the parser takes 1 s for each of these
+# The type of the argument `opener` of `open`.
+Opener = Callable[[str, int], int]
+# The parser takes 1 s per MiB.
+MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 64
-MAX_VALUES = 10_000  # a job has a hundred; each that is wrong costs a message
-AFTER_THE_FILE = 10**9  # the line by which faults of overrides sort
+# A job has about a hundred values, and each wrong one costs a message.
+MAX_VALUES = 10_000
+# Faults of overrides sort after those of the file by this line.
+AFTER_THE_FILE = 10**9
 _BY_OVERRIDE = " (override)"
 
-# A PyYAML that was built without libyaml is correct, and ten times slower.
+# Without libyaml, PyYAML is ten times slower.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _REFERENCE = (
     "uses an anchor, an alias or a merge key (&, * or <<).",
@@ -58,21 +62,22 @@ _TYPES |= {"null": type(None), "map": dict, "seq": list}
 
 @dataclasses.dataclass
 class Document:
-    """Plain data with, for each path, its line, its text if it is a plain scalar, and what was wrong with it."""
+    """Plain data with the line of each path, the texts of plain scalars, and the faults found while reading."""
 
-    name: str  # in messages: the file's path
+    # The name in messages, usually the path of the file.
+    name: str
     data: Any = None
     lines: dict[KeyPath, int] = dataclasses.field(default_factory=dict)
     texts: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
-    # Path set on the command line -> the argument.
+    # Paths set on the command line, with the arguments.
     overrides: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def locate(self, fault: Fault) -> Fault:
-        """The fault with its place: the line of its path or of the nearest block above, or the override that set it.
+        """Return the fault with its location: the line of its path or the nearest block above, or the override.
 
-        A fault of several keys, one of which an override set, is that override's: what is in the file was written for
-        the value that it replaced.
+        If an override set one of several keys that a fault relies on, the fault is attributed to the override, because
+        the file was written for the value that it replaced.
         """
         found = self._at(fault)
         others = [shown for path, shown in self.overrides.items() if any(overlap(path, key) for key in fault.of)]
@@ -93,12 +98,13 @@ class Document:
                 line = self.lines[path]
                 return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
             made = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
-            if made is not None:  # a block that the file does not have
+            # An override created this block.
+            if made is not None:
                 return dataclasses.replace(fault, where=f"{made}{_BY_OVERRIDE}", line=AFTER_THE_FILE)
         return dataclasses.replace(fault, where=self.name)
 
     def forget(self, path: KeyPath) -> None:
-        """Drops the lines and texts of a value and of all below it, because an override replaced it."""
+        """Drop the lines and texts of a value and everything below it, after an override has replaced it."""
         known: dict[KeyPath, Any]
         for known in (self.lines, self.texts, self.overrides):
             for old in [old for old in known if old[: len(path)] == path]:
@@ -106,7 +112,7 @@ class Document:
 
 
 def read(path: Path, opener: Opener | None = None) -> Document:
-    """The document in a file. Raises UserError when the file cannot be read, is too large or not UTF-8."""
+    """Read the document in a file. Raises UserError if the file cannot be read, is too large or not UTF-8."""
     try:
         with open(path, "rb", opener=opener or _opened) as file:
             content = file.read(MAX_BYTES + 1)
@@ -126,10 +132,11 @@ def read(path: Path, opener: Opener | None = None) -> Document:
 
 
 def _opened(path: str, flags: int) -> int:
-    """For `open`: a descriptor, of `<(command)` too. Raises OSError for a pipe that nothing writes to."""
+    """Open a file or a pipe such as `<(command)`. Raises OSError for a pipe without a writer."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], 0)[0]:
-        with contextlib.suppress(BlockingIOError):  # its writer has not written yet
+        # BlockingIOError: the pipe has a writer, which has not written yet.
+        with contextlib.suppress(BlockingIOError):
             os.read(descriptor, 1)
             os.close(descriptor)
             raise OSError(errno.EPIPE, "is a pipe that nothing writes to")
@@ -138,9 +145,9 @@ def _opened(path: str, flags: int) -> int:
 
 
 def parse(text: str, name: str, at: KeyPath = ()) -> Document:
-    """The document in `text`, with its faults; of text that is not YAML the data is None.
+    """Parse a text into a document with its faults; if it is not YAML, the data is None.
 
-    Of a text that is a part of another document, `at` is its path there: its own paths begin with that.
+    If the text is part of another document, `at` is its path there, with which all paths then begin.
     """
     reader = _Reader(name, at)
     try:
@@ -157,7 +164,7 @@ def parse(text: str, name: str, at: KeyPath = ()) -> Document:
 
 
 def whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
-    """Return the whole numbers at these paths of a document, without those that are missing or something else."""
+    """Return the integers at these paths of a document, without those that are missing or not integers."""
     data, numbers = parse(text, "").data, dict[KeyPath, int]()
     for path in paths:
         value = data
@@ -169,11 +176,11 @@ def whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
 
 
 class _Abort(Exception):
-    """Ends the reading; its cause is in the list of faults."""
+    """Ends reading after a fault that has been added to the document."""
 
 
 class _Reader:
-    """Builds the data of one document from the parser's events, which nest no deeper than MAX_DEPTH here."""
+    """Builds the data of one document from the parser's events, down to a depth of MAX_DEPTH."""
 
     def __init__(self, name: str, at: KeyPath) -> None:
         self.document = Document(name)
@@ -185,14 +192,14 @@ class _Reader:
     def refuse(
         self, path: KeyPath, line: int, message: str, hint: str | None = None, not_finite: str | None = None
     ) -> None:
-        """Adds a fault, once for each line: a thousand aliases in a line are one thing to fix."""
+        """Add a fault, once per line and message: a thousand aliases in a line are one thing to fix."""
         if (line, message) not in self._seen:
             self._seen.add((line, message))
             where = f"{self.document.name}:{line}"
             self.document.faults.append(Fault(path, message, hint, where, line, not_finite=not_finite))
 
     def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
-        """Adds the fault of text that is not YAML. Its line is not shown, because it may contain a secret."""
+        """Add the fault of a text that is not YAML, without the line itself, which may contain a secret."""
         self.document.data = None
         mark = error.problem_mark
         if (column := _tab(error, text)) is not None:
@@ -202,7 +209,7 @@ class _Reader:
         self.refuse((), _line(mark), message, hint)
 
     def read(self, events: Iterator[Event]) -> None:
-        """Reads the first document; a second one is a fault."""
+        """Read the first document; a second one is a fault."""
         self._events = events
         for event in events:
             if isinstance(event, NodeEvent):
@@ -245,7 +252,8 @@ class _Reader:
         return value
 
     def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
-        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):  # quoted, block, or tagged as text
+        # A quoted or block scalar, or one that is tagged as text.
+        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):
             return str(event.value)
         self.document.texts[path] = event.value
         try:
@@ -284,7 +292,7 @@ class _Reader:
         return block
 
     def _skip(self, event: NodeEvent, path: KeyPath, depth: int) -> None:
-        """Reads a node for its faults only; its data and its lines are dropped."""
+        """Read a node only for its faults and drop its data and lines."""
         document, self.document = self.document, Document(self.document.name)
         try:
             self._node(event, path, depth + 1)
@@ -294,11 +302,11 @@ class _Reader:
 
 
 def _line(mark: Any) -> int:
-    """The line of a parser's mark, from 1; the marks of libyaml and of the pure parser have different types."""
+    """Return the 1-based line of a parser's mark, whose type differs between libyaml and the pure parser."""
     return 1 if mark is None else int(mark.line) + 1
 
 
-# The parser's problem -> what is wrong, and a hint. libyaml and the pure parser word some of them differently.
+# Patterns of the parser's problem, what is wrong, and a hint. Some wordings of libyaml and the pure parser differ.
 _SYNTAX: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
@@ -321,10 +329,10 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 
 
 def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
-    """The column, from 1, of the tab that the parser stopped at; None where it is something else.
+    """Return the 1-based column of the tab at which the parser stopped, or None if it stopped at something else.
 
-    A tab is what indents the line or its item, or stands behind a key's colon, where the parser wants a space. Inside
-    brackets a line may be indented with tabs: what is wrong there is the bracket.
+    A tab is wrong in the indentation of a line or an item, and after the colon of a key. Inside brackets, lines may be
+    indented with tabs, so the fault is in the bracket.
     """
     mark, lines, problem = error.problem_mark, text.split("\n"), error.problem or ""
     if re.search("expected ',' or|node content", problem):
@@ -339,7 +347,7 @@ def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
 
 
 def _is_deeper(mark: Any, text: str) -> bool:
-    """Whether the line of a mark is indented deeper than the one above, which has a value and thus nothing below it."""
+    """Return whether the line of a mark is indented deeper than the line above, although that has a value."""
     lines = text.splitlines()
     if mark is None or mark.line >= len(lines):
         return False
@@ -350,7 +358,7 @@ def _is_deeper(mark: Any, text: str) -> bool:
 
 
 def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[str, str]:
-    """The message and the hint for text that is not YAML; `sign` is the character where the parser stopped."""
+    """Return message and hint for a text that is not YAML; `sign` is the character where the parser stopped."""
     if is_deeper and "mapping values are not allowed" in (error.problem or ""):
         hint = "look at this line's indentation: keys of one block begin in one column."
         return "is not YAML: it is indented deeper than the line above, which has a value.", hint
@@ -375,11 +383,12 @@ _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _TWO_READINGS = re.compile(r"[-+]?0[0-9]+")
-_LONGEST_INTEGER = 40  # digits; int() takes quadratic time, and no value of a job is larger
+# int() takes quadratic time, and no value of a job has more digits.
+_LONGEST_INTEGER = 40
 
 
 def resolve_scalar(text: str) -> Scalar:
-    """The value of a plain scalar. Raises ValueError for a number that is not finite or too long."""
+    """Return the value of a plain scalar. Raises ValueError for a number that is not finite or too long."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
@@ -397,10 +406,10 @@ def resolve_scalar(text: str) -> Scalar:
 
 
 def is_not_finite(text: str) -> bool:
-    """Whether it is one of YAML's numbers that no job may have: .inf, -.inf or .nan."""
+    """Return whether a scalar is .inf, -.inf or .nan, which no job may have."""
     return _NOT_FINITE.fullmatch(text) is not None
 
 
 def has_two_readings(text: str) -> bool:
-    """Whether readers disagree: 010 is 10 in YAML 1.2, and 8 in YAML 1.1, which most Kubernetes tools use."""
+    """Return whether versions of YAML differ: 010 is 10 in YAML 1.2, and 8 in YAML 1.1, as in most Kubernetes tools."""
     return _TWO_READINGS.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Plain data as YAML that readers of YAML 1.1, such as kubectl, and of 1.2, such as ours, read alike."""
+"""Writer of YAML that readers of YAML 1.1, such as kubectl, and of YAML 1.2 read alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import yaml
 from jaxlaunch.launcher.wording import CONTROL, visible
 from jaxlaunch.launcher.yaml import reader
 
-_ALSO_BOOLEANS = {"y", "Y", "n", "N"}  # of Go's YAML 1.1; PyYAML reads them as text
+# Booleans in Go's YAML 1.1, which PyYAML reads as text.
+_ALSO_BOOLEANS = {"y", "Y", "n", "N"}
 _ONE_LINE = 2**31
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that either version would read as something else; PyYAML itself follows 1.1 only."""
+    """Dumper that quotes text which YAML 1.1 or 1.2 would read as another type; PyYAML follows only 1.1."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -28,7 +29,7 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
         )
     except ValueError:
         is_plain = False
-    # CONTROL has line breaks of YAML 1.1, which single quotes would fold into spaces.
+    # CONTROL includes line breaks of YAML 1.1, which single quotes would fold into spaces.
     style = '"' if CONTROL.search(text) else "|" if "\n" in text else None if is_plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -37,11 +38,12 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def document(data: Any, width: int = 120) -> str:
-    """One document, its keys in their order."""
+    """Return one document as YAML, with its keys in their order."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
-    return visible(text)  # what PyYAML takes for printable is between double quotes, where such escapes mean it
+    # PyYAML leaves some control characters as they are, in double quotes, where an escape means the same.
+    return visible(text)
 
 
 def documents(all_data: Iterable[Any]) -> str:
-    """Several documents, as `kubectl apply -f -` reads them; a value is on one line, however long."""
+    """Return several documents for `kubectl apply -f -`, with each value on one line."""
     return "---\n".join(document(data, width=_ONE_LINE) for data in all_data)
