@@ -1,7 +1,7 @@
-"""The trainer as a process: reads the spec, joins the other processes, trains, and exits with a code.
+"""The trainer process: reads the spec, joins the other processes, trains, and exits with a code of the contract.
 
-An exception of a training becomes an exit code here and nowhere else. The process exits by os._exit: JAX's own atexit
-barrier would delay the exit code by minutes.
+Exceptions of the training become exit codes only here. The process exits by os._exit, because JAX's atexit barrier
+would delay the exit code by minutes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from jaxlaunch.trainer.train import loop_of
 
 
 def main() -> NoReturn:
-    """Trains as TRAIN_SPEC says and exits with a code of the contract."""
+    """Train as TRAIN_SPEC specifies and exit with a code of the contract."""
     gc.freeze()
-    gc.enable()  # the agent's site hook disabled it for the imports
+    # The agent's site hook has disabled garbage collection for the imports.
+    gc.enable()
     stop = distributed.Stop()
     fd = os.environ.get(contract.PROGRESS_FD)
     report = Progress(int(fd) if fd else None)
@@ -56,7 +57,7 @@ def main() -> NoReturn:
         loop = loop_of(peft.resolved(folder.resolve_spec(spec)), task, Place.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
-    except BaseException as raised:  # every end has a code
+    except BaseException as raised:
         error = refused(raised)
         code = exit_code(error, has_stepped=loop is not None and loop.is_stepping)
         if loop is not None and code != contract.PREEMPTED:

@@ -18,12 +18,12 @@ from jaxlaunch import contract
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says, at most 300 characters of it."""
+    """Return the type of an error and the first line of its message, at most 300 characters."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
 
 
 def said(fault: Mapping[str, Any]) -> str:
-    """What one of pydantic's faults says, without the words that it puts before a ValueError's own."""
+    """Return the message of a pydantic error without the prefix of a ValueError."""
     return str(fault["msg"]).removeprefix("Value error, ")
 
 

@@ -34,7 +34,7 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:
-    """Exports as the arguments say and prints what was written as JSON; returns the exit code."""
+    """Export as the arguments specify, print a report as JSON, and return the exit code."""
     asked = programs.read(programs.Export, "jaxlaunch.trainer.export", __doc__)
     jax.config.update("jax_platforms", "cpu")
 
@@ -56,14 +56,17 @@ def export(
     merged: bool = False,
     base: str | None = None,
 ) -> dict[str, Any]:
-    """Writes a step of the checkpoint folder to `to`; returns what was written: adapters as peft's folder, unless they
-    are `merged` into the model that they are of, in the folder `base`; None: where the training read it.
+    """Write a step of a checkpoint folder to the folder `to` and return a report.
 
-    Raises CheckpointError where no step is usable, SpecError where the model has no Hugging Face form or `to` exists.
+    Adapters are written as a peft folder, unless they are `merged` into their base model. That is read from `base`, or
+    from where the training read it.
+
+    Raises CheckpointError if no step is usable, SpecError if the model has no Hugging Face form or `to` exists.
     """
     if base is not None and not merged:
         raise SpecError(f"--base {base} is of --merged: only merged weights are made of the base")
-    save.check_target(to)  # before a checkpoint of many gigabytes is verified
+    # The target is checked before a checkpoint of many gigabytes is verified.
+    save.check_target(to)
     notes: list[str] = []
     found = reader.find(folder, step, notes.append)
     beside, inputs = saved_files.saved_tokenizer(folder), saved_files.read_inputs(folder)
@@ -99,7 +102,7 @@ def _told(
     return {
         "step": found.step,
         "architecture": architecture,
-        "parameters": sum(math.prod(each.shape) for each in params.values()),
+        "parameters": sum(math.prod(parameter.shape) for parameter in params.values()),
         "dtype": next(iter(params.values())).dtype.name,
         "files": files,
         "notes": notes,

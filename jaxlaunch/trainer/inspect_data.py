@@ -1,8 +1,8 @@
-"""Looks at a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`, what `launcher data` runs.
+"""Inspection of a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`, run by `launcher data`.
 
-One JSON object on stdout: what it is, what is in it, and the data block that reads it. Of images these are classes,
-sizes, formats and files that are broken or there twice; of a table its rows, columns and missing values. A picture
-shows images by class, or a histogram of each column.
+Prints one JSON object with the kind of data, its contents, and the data block that reads it. For images, the contents
+are classes, sizes, formats, broken files and duplicates; for a table, rows, columns and missing values. A picture shows
+images by class, or a histogram of each column.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:
-    """Prints what is at the path of the argument; returns the exit code."""
+    """Print what is at the path of the argument and return the exit code."""
     asked: dict[str, Any] = json.loads(sys.argv[1])
     return print_result(lambda: looked(**asked) if asked else mixed(read_spec(os.environ)[0]))
 
 
 def mixed(spec: TrainSpec) -> dict[str, Any]:
-    """What each part of a mixture has, and its share of the examples. Raises DataError, SpecError."""
+    """Return the examples of each part of a mixture and its share. Raises DataError, SpecError."""
     assert isinstance(spec.data, Mixture), "the launcher asks for no other"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, sources.Mixture), "a part has a weight"
@@ -57,20 +57,19 @@ def mixed(spec: TrainSpec) -> dict[str, Any]:
         }
         for name, part in spec.data.parts.items()
     }
-    return {"kind": "mixture", "splits": {split: sum(map(len, each.values())) for split, each in counts.items()}} | {
-        "parts": parts
-    }
+    splits = {split: sum(map(len, ranges.values())) for split, ranges in counts.items()}
+    return {"kind": "mixture", "splits": splits, "parts": parts}
 
 
 def looked(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """What is at a path. Raises DataError for what no source of images or tables reads."""
+    """Return a report on a path. Raises DataError for data that no source of images or tables reads."""
     place = path if remote.is_remote(path) else os.path.abspath(path)
     look = inspect_images if _holds_images(place) else inspect_table
     return look(path, place, label, pictures)
 
 
 def _holds_images(place: str) -> bool:
-    """Whether there are images: by the names of the files, of lists and columns by the first."""
+    """Return whether a path contains images, by the names of files and by the first list or file of columns."""
     if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
         return False
     try:
@@ -91,7 +90,7 @@ def _holds_images(place: str) -> bool:
     first = join_path(found.root, found.names[0])
     if found.kind == "list":
         row = next((row for _, row in build.read_rows(first)), {})
-        return any(isinstance(each, str) and each.lower().endswith(picture.ENDINGS) for each in row.values())
+        return any(isinstance(value, str) and value.lower().endswith(picture.ENDINGS) for value in row.values())
     return _has_bytes(first)
 
 
@@ -110,12 +109,14 @@ def _has_bytes(path: str) -> bool:
     return any(build.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
 
 
-SHOWN_FILES = 10  # broken or duplicate files that are named
-USUAL = 224  # pixels, where images are of several sizes
+# Broken or duplicate files that are listed.
+SHOWN_FILES = 10
+# The size in pixels that is proposed if images have several sizes.
+USUAL = 224
 
 
 class Seen(NamedTuple):
-    """One image: what is wrong with it or its size and format, and a digest of its bytes."""
+    """An inspected image: what is wrong with it, or its size and format; and a digest of its bytes."""
 
     wrong: str | None
     size: tuple[int, int] | None
@@ -124,15 +125,15 @@ class Seen(NamedTuple):
 
 
 def inspect_images(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """What is there, and the data block that reads it. Raises DataError."""
+    """Return a report on images and the data block that reads them. Raises DataError."""
     data = Images(source="images", path=place, label=label)
     train = index_images(data, place, "train", "path", None)
     splits = {"train": train}
     if train.has_splits and len(held := index_images(data, place, "eval", "path", train.classes or None)):
         splits["eval"] = held
-    seen = [(index, number, each) for index in splits.values() for number, each in enumerate(_seen(index))]
-    broken = [f"{index.where(number)} {each.wrong}" for index, number, each in seen if each.wrong]
-    sizes = np.array([each.size for *_, each in seen if each.size])
+    seen = [(index, number, image) for index in splits.values() for number, image in enumerate(_seen(index))]
+    broken = [f"{index.where(number)} {image.wrong}" for index, number, image in seen if image.wrong]
+    sizes = np.array([image.size for *_, image in seen if image.size])
     twice = _duplicate_images(seen)
     spread: dict[str, list[int]] = {}
     if len(sizes):
@@ -155,7 +156,7 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
             split: dict(zip(classes, np.bincount(index.label_N, minlength=len(classes)).tolist(), strict=False))
             for split, index in splits.items()
         },
-        "formats": dict(collections.Counter(each.form for *_, each in seen if each.form).most_common()),
+        "formats": dict(collections.Counter(image.form for *_, image in seen if image.form).most_common()),
         "sizes": spread,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
@@ -167,7 +168,7 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
 
 def _seen(index: Index) -> Iterator[Seen]:
     def of(number: int) -> Seen:
-        """Reads and decodes one image, at an eighth where it can be."""
+        """Read and decode one image, at an eighth of its size if its format allows."""
         try:
             data = index.read(number)
         except Broken as error:
@@ -199,11 +200,12 @@ def _duplicate_images(seen: list[tuple[Index, int, Seen]]) -> list[str]:
 
 
 MOST_LABELS = 100
-SHOWN_VALUES = 20  # values of a column that are named
+# Values of a column that are listed.
+SHOWN_VALUES = 20
 
 
 def inspect_table(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """What is there, and the data block that reads it. Raises DataError."""
+    """Return a report on a table and the data block that reads it. Raises DataError."""
     paths, has_splits = of_tables.find_tables(place, "train", "path")
     table = of_tables.read_tables(paths)
     splits = {"train": len(table)}
@@ -262,7 +264,7 @@ def _column(table: Columns, name: str) -> dict[str, Any]:
 
 
 def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
-    """What is predicted, and the outputs of the model; the block gets the classes where they are no 0 to n - 1."""
+    """Return the kind of target and the number of outputs; add classes to the block unless they are 0 to n - 1."""
     found = source.column_numbers(table, label)
     if found is None:
         return "class", about["different"]
@@ -274,7 +276,7 @@ def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, 
     if found.shape[1] > 1 or len(different) > MOST_LABELS or (different != np.trunc(different)).any():
         return "regression", found.shape[1]
     if different.tolist() != list(range(len(different))):
-        block["classes"] = [int(each) for each in different]
+        block["classes"] = [int(label_value) for label_value in different]
     return "class", len(different)
 
 
@@ -286,7 +288,7 @@ BACK, INK, BAR = (255, 255, 255), (40, 40, 40), (63, 81, 181)
 
 
 def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
-    """Writes a row of images for each class, those of the first classes, as a PNG. Raises DataError."""
+    """Write a PNG with a row of images for each of the first classes. Raises DataError."""
     shown = classes[:SHEET_CLASSES]
     row = SIDE + TEXT + GAP
     whole = Image.new("RGB", (SHEET_IMAGES * (SIDE + GAP) + GAP, len(shown) * row + GAP), BACK)
@@ -309,7 +311,7 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
 
 
 def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
-    """Writes a histogram for each of the first columns, and of the last, as a PNG. Raises DataError."""
+    """Write a PNG with a histogram of each of the first columns and of the last. Raises DataError."""
     shown = [*names[: MOST_COLUMNS - 1], *names[MOST_COLUMNS - 1 :][-1:]]
     rows = -(-len(shown) // ACROSS)
     whole = Image.new("RGB", (ACROSS * (WIDE + GAP) + GAP, rows * (HIGH + 2 * TEXT + GAP) + GAP), BACK)

@@ -38,12 +38,14 @@ from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
 
-ENDLESS = 10**9  # steps
-IMAGE = 224  # pixels of a side, where a model takes any size and the data is not here
+# Stands for the steps of a run whose epochs have an unknown length.
+ENDLESS = 10**9
+# Pixels of a side, if the model accepts any size and the data is not available.
+IMAGE = 224
 
 
 def main() -> int:
-    """Prints the plan of TRAIN_SPEC as JSON; returns the exit code."""
+    """Print the plan of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
     parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
     parser.add_argument("--compile", metavar="JSON", type=Chips.parse, help="the chips to compile the steps for")
@@ -64,15 +66,16 @@ def main() -> int:
 
 
 def read_job() -> tuple[TrainSpec, Task]:
-    """The training of TRAIN_SPEC, which runs elsewhere: with shapes for its data, and nothing of its own kept here."""
+    """Read the training of TRAIN_SPEC for a plan: with synthetic data, and without its compilation cache."""
     spec, task = read_spec(os.environ)
     spec = peft.resolved(folder.resolve_spec(spec, is_here=False), is_here=False)
-    jax.config.update("jax_compilation_cache_dir", None)  # the job's own is on the cluster
+    # The cache of the job is on the cluster.
+    jax.config.update("jax_compilation_cache_dir", None)
     return with_synthetic_data(spec, task), task
 
 
 def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
-    """The same training on synthetic examples, where the model alone determines their shapes: the data is not here."""
+    """Replace the data by synthetic examples if the model determines their shapes; the data is not available."""
     match spec.model:
         case Decoder() | GPT2() if isinstance(task, NextToken):
             synthetic = Synthetic(source="synthetic")
@@ -83,14 +86,15 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
             synthetic = Synthetic(source="synthetic", shape=[*(size or (IMAGE, IMAGE)), model.channels])
         case _:
             return spec
-    steps = ENDLESS if spec.epochs else spec.steps  # the steps of an epoch are unknown without the data
+    # Without the data, the steps of an epoch are unknown.
+    steps = ENDLESS if spec.epochs else spec.steps
     return spec.model_copy(update={"data": synthetic, "epochs": None, "steps": steps})
 
 
 class Plan:
-    """The train step on the mesh of its spec, only traced, as it will be `on` the job's devices.
+    """The train step on the mesh of its spec, traced for the job's devices but not compiled.
 
-    Raises what the trainer raises before its first step.
+    Raises the errors of the trainer before its first step.
     """
 
     def __init__(self, spec: TrainSpec, task: Task, on: Accelerator | None = None) -> None:
@@ -102,7 +106,7 @@ class Plan:
         self.step = self._step(spec.remat)
 
     def to_dict(self, *, sharding: bool) -> dict[str, Any]:
-        """The plan as JSON: bytes on a device by purpose; on request each parameter's sharding."""
+        """Return the plan as JSON: bytes on a device by purpose, and on request the sharding of each parameter."""
         batch, state, prompts = _batch(self.example, self.spec.batch), self.step.abstract, self.spec.eval.samples
         forward = self.step.forward(batch)
         found: dict[str, Any] = {
@@ -114,7 +118,7 @@ class Plan:
             "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
             "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // mesh.shards(self.mesh)},
             "activations": self._activations(),
-            # While samples of an evaluation are made there are no activations.
+            # There are no activations of the train step while samples are generated.
             "samples": 0 if prompts is None else sampling_bytes_per_device(self.spec, prompts, self.mesh),
         }
         if sharding:
@@ -122,7 +126,7 @@ class Plan:
         return found
 
     def state_bytes(self) -> dict[str, int]:
-        """Bytes of state and gradients on a device; with micro-batches gradients count twice, as sum and summand."""
+        """Return bytes of state and gradients per device; with micro-batches there are two sets of gradients."""
         state = self.step.abstract
         trained = self.step.builder.trained(state.params)
         summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
@@ -136,9 +140,9 @@ class Plan:
         }
 
     def _activations(self) -> dict[str, Range]:
-        """Residuals on a device: as the spec rematerializes, without rematerialization, and with `full`.
+        """Return bytes of residuals per device: as requested, without rematerialization, and with `full`.
 
-        A layer that is rematerialized is computed again, so one of them is held whole.
+        While a layer is recomputed, all of its residuals are in memory.
         """
         whole, least, remat = self._residuals("none"), self._residuals("full"), self.spec.remat
         asked = whole if remat == "none" else least if remat == "full" else self._residuals(remat)
@@ -151,11 +155,11 @@ class Plan:
         return {"asked": peak(asked), "none": whole, "full": peak(least)}
 
     def flops(self) -> float | None:
-        """Of a train step, on all devices together; None when they depend on the data."""
+        """Return the FLOPs of a train step on all devices, or None if they depend on the data."""
         return self.step.flops(_batch(self.example, self.spec.batch))
 
     def residuals(self, remat: Remat) -> tuple[int, int]:
-        """Bytes that the backward pass of a micro-batch reads, and of one of twice the rows; on all devices."""
+        """Return the bytes that the backward pass reads for a micro-batch, and for one with twice the rows."""
         step, rows = self._step(remat), self.spec.batch // self.spec.accumulate
         return step.residual_bytes(_batch(self.example, rows)), step.residual_bytes(_batch(self.example, 2 * rows))
 
@@ -169,7 +173,7 @@ class Plan:
 
 
 def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTime:
-    """The training, to be compiled for these chips. Raises SpecError."""
+    """Return the training for compilation ahead of time for these chips. Raises SpecError."""
     source = _source(spec, task)
     batch = _batch(_example(task, source), spec.batch)
     return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source)))
@@ -184,12 +188,12 @@ def _source(spec: TrainSpec, task: Task) -> Source:
 
 def _batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
     weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
-    return {key: jax.ShapeDtypeStruct((rows, *each.shape), each.dtype) for key, each in example.items()} | weight
+    return {key: jax.ShapeDtypeStruct((rows, *array.shape), array.dtype) for key, array in example.items()} | weight
 
 
 def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
     forms = Examples(source, task.example).forms
-    return {key: jax.ShapeDtypeStruct(each.shape, NARROW.get(each.dtype, each.dtype)) for key, each in forms.items()}
+    return {key: jax.ShapeDtypeStruct(form.shape, NARROW.get(form.dtype, form.dtype)) for key, form in forms.items()}
 
 
 def _placed(name: str, step: Step) -> dict[str, Any]:

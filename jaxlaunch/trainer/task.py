@@ -169,10 +169,10 @@ PARTS = tuple(method.__name__ for method in REQUIRED)
 def task_class(name: str, named: object) -> type[Task]:
     """Return the class `named`, to which `train.task: name` refers, as a subclass of Task.
 
-    A class that has the methods of a task without inheriting them gets those that are optional from Task.
+    A class with the methods of a task that does not inherit from Task gets the optional methods.
 
     Raises:
-        SpecError: It is no class of tasks.
+        SpecError: It is not a class of tasks.
     """
     if not isinstance(named, type):
         raise SpecError(f"train.task = {name} is {user_code.kind(named)}, not a class with {', '.join(PARTS)}")
@@ -191,16 +191,16 @@ def task_class(name: str, named: object) -> type[Task]:
 
 
 def _with_optional_methods(named: type) -> type[Task]:
-    # Errors name the file of a task's class, which is found by these attributes.
+    # Errors name the file of the task's class, which inspect finds by these attributes.
     origin = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__doc__": named.__doc__}
     if "__firstlineno__" in vars(named):
-        # Python 3.13 finds the source of a class by this number, and without it none.
+        # Python 3.13 needs this number to find the source of a class.
         origin["__firstlineno__"] = vars(named)["__firstlineno__"]
     return types.new_class(named.__name__, (named, Task), exec_body=lambda attributes: attributes.update(origin))
 
 
 def make(name: str, named: type[Task]) -> Task:
-    """Return a task of this class, to which `train.task: name` refers. Raises SpecError where it takes arguments."""
+    """Return a task of this class, to which `train.task: name` refers. Raises SpecError if it needs arguments."""
     try:
         inspect.signature(named).bind()
     except TypeError as error:
@@ -209,7 +209,7 @@ def make(name: str, named: type[Task]) -> Task:
 
 
 def checked_model(name: str, model: Any) -> nnx.Module:
-    """`model`, which the task `name` made. Raises SpecError where it is no flax.nnx.Module."""
+    """Return `model` of the task `name`. Raises SpecError if it is not a flax.nnx.Module."""
     if isinstance(model, nnx.Module):
         return model
     hint = "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
@@ -217,7 +217,7 @@ def checked_model(name: str, model: Any) -> nnx.Module:
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
-    """Raises SpecError where a model has no parameter, one of whole numbers, or an array outside of an nnx.Variable."""
+    """Raise SpecError if a model has no parameters, integer parameters, or arrays outside of an nnx.Variable."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     for path, leaf in leaves:
         where = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -235,9 +235,9 @@ def check_arrays(name: str, model: nnx.Module) -> None:
 
 
 def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
-    """`source`, which the task of `spec` opened.
+    """Return `source` of the task of `spec` as a DataSource.
 
-    Raises SpecError where it is neither None nor a Source, and where the processes of `data.workers` do not read it.
+    Raises SpecError if it is neither None nor a Source, or if the processes of `data.workers` do not read it.
     """
     if source is None:
         return None
@@ -256,7 +256,7 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:
-    """`loss`, which the task `name` computed. Raises SpecError where it is neither a scalar nor a Loss of scalars."""
+    """Return `loss` of the task `name`. Raises SpecError if it is neither a scalar nor a Loss of scalars."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
             hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
@@ -280,7 +280,7 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
 
 
 def checked_logits(model: Any, logits: Any, label: Array) -> Array:
-    """`logits` [..., V], which a model of the user's made for labels [...]. Raises SpecError for any other."""
+    """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for other shapes and types."""
     made = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
@@ -295,7 +295,7 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
 
 
 def _check_name(name: str, metric: Any) -> None:
-    """Records hold a task's metrics beside the trainer's own, by name."""
+    """Refuse names of metrics that are not text or that the trainer's own records use."""
     if not isinstance(metric, str):
         raise SpecError(f"{name}: the name of metric {metric!r} is {user_code.kind(metric)}, not text")
     if not metric.strip() or not metric.isprintable():

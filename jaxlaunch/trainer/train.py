@@ -1,4 +1,4 @@
-"""The built-in training: what the `train` block of a job and its task bring to the loop (trainer/loop/driver)."""
+"""The built-in training, which connects a `train` block and its task to the loop of trainer/loop/driver."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ from jaxlaunch.trainer.task import Split, Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 
 Batch = dict[str, jax.Array]
-Like = Mapping[str, Any]  # a global batch, or its shapes and dtypes alone
+# A global batch, or only its shapes and dtypes.
+Like = Mapping[str, Any]
 SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
 def loop_of(spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progress) -> Loop[TrainState]:
-    """The loop that trains as `spec` says, checked and ready to run. Raises a TrainerError for what cannot be."""
+    """Return the loop that trains as `spec` specifies. Raises a TrainerError if a check fails."""
     return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
 
 
 class HeldOut:
-    """What follows a training on its way: evaluations of the held-out set, samples, and pictures of the task.
+    """The evaluations of a training: held-out set, samples, and pictures of the task.
 
     Attributes:
-        batches: The batches of the held-out set; None where nothing is held out.
-        inputs: How a file becomes an example of a classification, for uses of the model; None of other tasks.
+        batches: The batches of the held-out set, or None.
+        inputs: The preprocessing of a classification, which is saved for users of the model; None for other tasks.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class HeldOut:
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
     def first_batch(self) -> Like | None:
-        """Return the first batch, on the devices. Raises SpecError where it does not give a metric that is watched."""
+        """Return the first batch on the devices. Raises SpecError if a watched metric is missing in it."""
         if self.batches is None:
             return None
         with contextlib.closing(self.batches.iterate(self._step.put)) as batches:
@@ -94,14 +95,14 @@ class HeldOut:
         self._step.compile_eval(batch, None if self._classify is None else self._classify.seen)
 
     def compile_pictures(self) -> None:
-        """Compile what the task shows. Raises SpecError where it cannot be shown."""
+        """Compile the pictures of the task. Raises SpecError if they cannot be shown."""
         if self._pictures is not None:
             self._pictures.compile()
 
     def evaluate(self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]) -> dict[str, float]:
-        """Return the means over the held-out set, each example counted once, and those of simpler models.
+        """Return the means over the held-out set, with each example counted once, and those of baselines.
 
-        What it tells of the classes is written to the run folder, for the page of the run.
+        The results by class are written to the run folder for the page of the run.
         """
         if self.batches is None:
             return {}
@@ -135,44 +136,44 @@ class HeldOut:
 
 
 class ResumeCheck:
-    """Whether a run may go on from a checkpoint, and what it trains otherwise than the run that saved it.
+    """Comparison of a run with the checkpoint from which it resumes.
 
     Attributes:
-        conditions: What must not change when a run resumes.
+        conditions: Values that must not change when a run resumes.
     """
 
     def __init__(self, spec: TrainSpec, step: Step, conditions: dict[str, Any], record: dict[str, Any]) -> None:
         self._spec, self._step, self.conditions, self._record = spec, step, conditions, record
 
     def meta(self) -> dict[str, Any]:
-        """Return what must not change when a run resumes, what may and is reported, and what shapes the state."""
+        """Return the values to save: those that must not change, those that may, and those that shape the state."""
         arrays = self._spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
         arrays |= {} if self._step.builder.base is None else {"base": self._step.builder.base}
         return self.conditions | self._record | arrays
 
     def completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the meta of a checkpoint, with the defaults of keys that its version had not."""
+        """Return the meta of a checkpoint with defaults for keys that its version did not have."""
         now, blocks = self.meta(), {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
         filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
         return {**meta, **filled}
 
     def changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Return what changed since `step` was saved. Raises SpecError for a finished run that trains otherwise."""
+        """Describe what changed since `step` was saved. Raises SpecError if a finished run would train differently."""
         trained = self.completed(meta)
         if is_finished:
-            # What the run was trained with cannot be changed any more.
+            # A finished run can no longer be trained with other settings.
             preflight.check_finished(self._spec, resume.retrained(trained, self._record), step)
         return resume.changes(trained, self._record, step)
 
 
 class BuiltInTraining(Training[TrainState]):
-    """A task's model and data, trained as the spec says."""
+    """The training of a task's model on its data, as the spec specifies."""
 
     repeats_last_evaluation = True
 
     def __init__(self, spec: TrainSpec, task: Task, place: Place, report: Progress) -> None:
         super().__init__(report)
-        # The cheapest checks come first: a wrong key is said before data are opened, and both before a model is built.
+        # The cheapest checks come first: keys before the data is opened, and both before a model is built.
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoints(spec)
@@ -185,12 +186,13 @@ class BuiltInTraining(Training[TrainState]):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
-        # Hosts that read different files would not notice. A user's own source may tell what differs between them.
+        # Hosts must read the same files. The fingerprint of a user's own source may differ between hosts.
         sets = {"train": train_set, "eval": eval_set}
-        ours = {name: each for name, each in sets.items() if each is not None and not each.is_of_user}
-        check_alike({name: each.fingerprint() for name, each in ours.items()})
+        ours = {name: source for name, source in sets.items() if source is not None and not source.is_of_user}
+        check_alike({name: source.fingerprint() for name, source in ours.items()})
         devices = mesh.build(spec.mesh, note=self.note)
-        rows = mesh.rows(devices, spec.batch)  # of each batch this process reads its own rows
+        # This process reads only these rows of each batch.
+        rows = mesh.rows(devices, spec.batch)
         self.pipeline = self._pipeline(task, train_set, rows)
         evaluation = self._evaluation(task, eval_set, rows)
         if evaluation is None:
@@ -209,7 +211,7 @@ class BuiltInTraining(Training[TrainState]):
         self.metrics = self._metrics(train_set)
         record = resume.record(spec, self.step.attention, total_steps, eval_set)
         self._resume = ResumeCheck(spec, self.step, conditions(spec, train_set), record)
-        # The examples that each step sees, where the job asks for them.
+        # The log of the examples of each step, if the job requests it.
         self._trace: ExampleLog | None = None
         # The FLOPs of a step, once the steps are compiled.
         self._compilation: Future[float | None] | None = None
@@ -260,7 +262,8 @@ class BuiltInTraining(Training[TrainState]):
 
     def _metrics(self, train_set: DataSource) -> Metrics:
         has_tokens = reads_tokens(self.spec, self.pipeline.like())
-        is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1  # else the loss is no sum over targets
+        # Otherwise the loss is not a sum over the targets of a row.
+        is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1
         return Metrics(
             Workload(self.settings.steps, self.spec.batch, has_tokens, is_row, len(train_set), train_set.epochs),
             rank=jax.process_index(),
@@ -273,41 +276,41 @@ class BuiltInTraining(Training[TrainState]):
 
     @property
     def abstract(self) -> TrainState:
-        """Parameters, the optimizer's state and what else is trained, abstract."""
+        """The shapes, dtypes and shardings of the state."""
         return self.step.abstract
 
     def init(self) -> TrainState:
-        """The state before the first step: new parameters, or those of train.model.init_from."""
+        """Return the state before the first step: new parameters, or those of train.model.init_from."""
         self._carry()
         return self.step.init()
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
-        """The arrays by part and name. Of a model with adapters the base is left out: it never changes."""
+        """Return the arrays by part and name, without the base of adapters, which never changes."""
         return self.step.builder.to_tree(state)
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> TrainState:
-        """The state of a checkpoint. The base of adapters is read again, and must be the one they were trained on."""
+        """Return the state of a checkpoint. The base of adapters is read again and must not have changed."""
         with self.step.builder.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
             state = self.step.builder.from_tree(tree)
         self._carry()
         return state
 
     def _carry(self) -> None:
-        """Puts what a use of the model needs beside the checkpoints, once this run is not refused."""
+        """Save the tokenizer and preprocessing metadata next to the checkpoints, after all checks have passed."""
         on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
         if files := tokenizer_files(self.spec.data):
             on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
     def meta(self) -> dict[str, Any]:
-        """Return what a checkpoint records of this training."""
+        """Return the metadata that a checkpoint records of this training."""
         return self._resume.meta()
 
     def difference(self, meta: Mapping[str, Any]) -> str:
-        """Return the keys of the job that give the state other arrays than the checkpoint has."""
+        """Describe the keys of the job by which the arrays of its state differ from those of the checkpoint."""
         return preflight.changes(self._resume.completed(meta), self.meta())
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Return what differs from the job that saved `step`. Raises where examples would repeat, or none are left."""
+        """Describe differences to the job that saved `step`. Raises if examples would repeat or none are left."""
         preflight.check_resumed(meta, self._resume.conditions, self.folder)
         preflight.check_length(self.spec, self.settings.steps, step, self.folder)
         return self._resume.changes(meta, step, is_finished)
@@ -315,9 +318,9 @@ class BuiltInTraining(Training[TrainState]):
     # --- the steps ----------------------------------------------------------------------------------------------------
 
     def compile_ahead(self) -> None:
-        """Compiles the steps in a thread of their own, unless a user's code is in them, which may expect the main one.
+        """Compile the steps in a thread, unless they contain user code, which may need the main thread.
 
-        What fails there is tried again by `compile`, which says how it fails.
+        If that fails, `compile` tries again and raises the error.
         """
         if self.step.builder.is_ours:
             train = {count: self.pipeline.like(count) for count in self._dispatched}
@@ -325,7 +328,7 @@ class BuiltInTraining(Training[TrainState]):
             self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
 
     def compile(self, start: int) -> float | None:
-        """Compiles every step ahead of time, for batches like the first; returns the FLOPs of a train step."""
+        """Compile all steps for batches like the first and return the FLOPs of a train step."""
         self.report.phase("data", start)
         train = {count: self.step.put(self.pipeline.batch(start, count)) for count in self._dispatched}
         held_out = self.held_out.first_batch()
@@ -340,11 +343,11 @@ class BuiltInTraining(Training[TrainState]):
 
     @property
     def _dispatched(self) -> set[int]:
-        """How many steps one dispatch has: one before a pause, and as many as the job says."""
+        """The numbers of steps of a dispatch: one before a pause, else steps_per_dispatch."""
         return {1, self.spec.steps_per_dispatch}
 
     def _compile(self, train: Mapping[int, Like], held_out: Like | None) -> float | None:
-        """Compiles the steps for batches like these, of `train` by the steps of a dispatch; returns a step's FLOPs."""
+        """Compile the steps for batches like these, by steps of a dispatch, and return the FLOPs of a train step."""
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
@@ -352,21 +355,21 @@ class BuiltInTraining(Training[TrainState]):
         return self.step.flops(train[1])
 
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]:
-        """The batches of these steps, on the devices."""
+        """Return the batches of these steps on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
             start = spans[0].start if spans else self.settings.steps
             self._trace = ExampleLog(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
         return self.pipeline.iterate(spans, self.step.put)
 
     def train(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
-        """Dispatches the steps, whose examples are written down first where the job asks for it."""
+        """Dispatch the steps, after their examples have been logged if the job requests it."""
         if self._trace is not None:
             for step in span:
                 self._trace.write(step, self.pipeline.ids(step))
         return self.step.train(state, batch, len(span))
 
     def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
-        """What the loss was, and what may help. The compiled step has kept the state as it was before."""
+        """Return the error of a step that is not finite. The compiled step has left the state unchanged."""
         loss, norm, wrong = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.wrong_batch(step)
         move = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
         if wrong is not None:
@@ -380,7 +383,7 @@ class BuiltInTraining(Training[TrainState]):
         return self.pipeline.not_finite(number)
 
     def programs(self) -> list[str]:
-        """The HLO texts of the compiled steps."""
+        """Return the HLO texts of the compiled steps."""
         return self.step.programs()
 
     # --- the evaluations ----------------------------------------------------------------------------------------------
@@ -395,6 +398,6 @@ class BuiltInTraining(Training[TrainState]):
 
 
 def conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
-    """What must not change when a run resumes, because it determines the examples of each step."""
+    """Return the values that determine the examples of each step, and must not change when a run resumes."""
     order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
     return {"data": train_set.fingerprint()} | order

@@ -31,11 +31,12 @@ from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
 
-DOUBT = 0.5  # standard deviations by which a candidate may be better than expected, where another is chosen
+# The next candidate is chosen as if each were faster than expected by this many standard deviations.
+DOUBT = 0.5
 
 
 def main() -> int:
-    """Prints what was found of TRAIN_SPEC; returns the exit code."""
+    """Print the candidates of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.tune", description=__doc__)
     parser.add_argument("--chips", metavar="JSON", type=Chips.parse, required=True, help="the chips to compile for")
     parser.add_argument("--over", nargs="+", choices=CHOICES, required=True, help="what may change")
@@ -43,7 +44,8 @@ def main() -> int:
     parser.add_argument("--measure", action="store_true", help="time what was compiled on the devices that are here")
     options = parser.parse_args()
     results = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
+    # Notes and the output of user imports are not results.
+    with contextlib.redirect_stdout(sys.stderr):
         try:
             for found in _found(options.chips, options.over, options.most, is_measured=options.measure):
                 print(json.dumps(found), file=results, flush=True)
@@ -65,7 +67,7 @@ def _found(chips: Chips, over: Sequence[Choice], most: int, *, is_measured: bool
 
 
 class Search:
-    """Compiles one candidate after the other, each time the one that is expected to be the fastest."""
+    """A search that compiles one candidate after the other, always the one that is expected to be fastest."""
 
     def __init__(self, spec: TrainSpec, task: Task, chips: Chips, over: Sequence[Choice], *, is_measured: bool) -> None:
         self._spec, self._ahead, self._measured = spec, ahead_of_time(spec, task, chips), is_measured
@@ -77,13 +79,14 @@ class Search:
         self._forecast = Forecast(self.traced)
 
     def next(self) -> dict[str, Any] | None:
-        """What the compiler says of the next candidate, first of the job itself, which shows what the others gain;
-        None where none is left that may fit.
+        """Compile the next candidate and return its report, or None if no candidate is left that may fit.
+
+        The first candidate is the job itself, as the reference for the others.
         """
-        fit = [each for each in self._open if self._fits(each)]
+        fit = [option for option in self._open if self._fits(option)]
         if not fit:
             return None
-        each = min(fit, key=lambda each: (each != self._own, self._forecast.seconds(each, DOUBT)))
+        each = min(fit, key=lambda choice: (choice != self._own, self._forecast.seconds(choice, DOUBT)))
         self._open.remove(each)
         said: dict[str, Any] = self._described(each)
         try:
@@ -91,7 +94,8 @@ class Search:
                 of = self._ahead.compile(each.apply_to(self._spec), is_measured=self._measured)
         except (TooLarge, SpecError) as error:
             return {**said, "refused": str(error)}
-        except JaxRuntimeError as error:  # the compiler's own failure, such as libtpu's "INTERNAL: RET_CHECK failure"
+        except JaxRuntimeError as error:
+            # The compiler itself fails, for example libtpu with "INTERNAL: RET_CHECK failure".
             if each == self._own:
                 raise
             return {**said, "refused": f"the compiler fails: {str(error).splitlines()[0]}"}
@@ -100,7 +104,7 @@ class Search:
         return {**said, "seconds": seconds, "modelled": _modelled(of), "peak": of["peak"], "compiled": of}
 
     def left(self) -> list[dict[str, Any]]:
-        """The candidates that were not compiled, those first that are expected to be fast; and why not."""
+        """Return the candidates that were not compiled, the fastest first, and why they do not fit."""
         room = 0.0 if self._room is None else self._room / GIB
 
         def describe(each: Candidate) -> dict[str, Any]:
@@ -109,7 +113,7 @@ class Search:
             needed = f"it needs at least {self.traced.bytes(each) / GIB:.2f} of {room:g} GiB"
             return self._described(each) | {"refused": f"by the shapes of its arrays {needed}"}
 
-        order = sorted(self._open, key=lambda each: (not self._fits(each), self._forecast.seconds(each)))
+        order = sorted(self._open, key=lambda choice: (not self._fits(choice), self._forecast.seconds(choice)))
         return list(map(describe, order))
 
     def _described(self, each: Candidate) -> dict[str, Any]:
@@ -121,7 +125,7 @@ class Search:
         }
 
     def _fits(self, each: Candidate) -> bool:
-        """Whether it may fit. Of the job itself the compiler is asked in any case."""
+        """Return whether a candidate may fit. The job itself is always compiled."""
         return each == self._own or self._room is None or self.traced.bytes(each) <= self._room
 
 
@@ -134,7 +138,7 @@ def _seconds(found: dict[str, Any]) -> float:
 
 
 def _modelled(found: dict[str, Any]) -> float | None:
-    """Seconds of a step by its compiled program: the middle of their range. None where no model tells."""
+    """Return the modelled seconds of a compiled step, the middle of their range, or None without a model."""
     if found.get("modelled") is None:
         return None
     low, high = found["modelled"]["seconds"]
@@ -142,12 +146,12 @@ def _modelled(found: dict[str, Any]) -> float | None:
 
 
 def _traced(spec: TrainSpec, task: Task, chips: Chips, every: Sequence[Candidate]) -> Traced:
-    """The shapes of a training whose batch is whole, which those of each candidate are parts of."""
+    """Return the sizes of the training without micro-batches, from which those of each candidate follow."""
     known = KNOWN[chips.type]
     on = Accelerator(known.platform, availability.capability(known.capability))
     plan = Plan(spec.model_copy(update={"accumulate": 1}), task, on)
     state = plan.step.abstract
-    remats = {each.remat: each.keys()["remat"] for each in every}
+    remats = {candidate.remat: candidate.keys()["remat"] for candidate in every}
     sizes = model_sizes(spec.model)
     return Traced(
         type=chips.type,

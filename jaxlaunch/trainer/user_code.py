@@ -1,4 +1,4 @@
-"""Loads a user's object by its name, `module:Name`, and says where in the user's files something is."""
+"""Loading of users' objects by their names, `module:Name`, and finding their places in users' files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
-# Files that are nobody's own code: the standard library, what pip installed, and this package.
+# Folders of files that are not user code: the standard library and this package.
 LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)  # of a traceback in a message
+# A frame of a traceback in the message of an error.
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def load(path: str) -> Any:
-    """The object that `path`, a `module:Name`, names. Raises SpecError when its module does not import or lacks it."""
+    """Return the object with the name `module:Name`. Raises SpecError if it cannot be imported."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -31,7 +32,7 @@ def load(path: str) -> Any:
             f"{path}: importing {module_name} ended the process, by {error!r} in {raised_at(error) or module_name}; "
             "what a script does belongs below `if __name__ == '__main__':`"
         ) from error
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
             reason += ". `code: .` in job.yaml ships and imports the job's folder"
@@ -47,13 +48,13 @@ def load(path: str) -> Any:
 
 
 def is_linen(found: Any) -> bool:
-    """Whether `found` is a module of flax.linen, or a class of them; linen is not imported for that."""
+    """Return whether an object is a flax.linen module or a class of them, without importing linen."""
     kind = found if isinstance(found, type) else type(found)
     return any(base.__module__.startswith("flax.linen") for base in kind.__mro__)
 
 
 def is_haiku(found: Any) -> bool:
-    """Whether `found` is a class of Haiku's modules, or a function that it transformed; Haiku is not imported."""
+    """Return whether an object is a class of Haiku modules or a transformed function, without importing Haiku."""
     made = found if isinstance(found, type) else type(found)
     if not any(base.__module__.startswith("haiku.") for base in made.__mro__):
         return False
@@ -61,7 +62,7 @@ def is_haiku(found: Any) -> bool:
 
 
 def kind(found: Any) -> str:
-    """What `found` is, in a sentence: `the flax.linen module Net`, `a function`, `None`, `a list`."""
+    """Return a phrase for an object: `the flax.linen module Net`, `a function`, `None`, `a list`."""
     if found is None:
         return "None"
     name = getattr(found, "__name__", None) if isinstance(found, type) else type(found).__name__
@@ -75,7 +76,7 @@ def kind(found: Any) -> str:
 
 
 def place(found: Any) -> str:
-    """`stripes.py:12`, where a user's class, function or object is defined; "" for what is ours or has no file."""
+    """Return where a user's class, function or object is defined, such as `stripes.py:12`, or ""."""
     made = found if isinstance(found, type) or inspect.isroutine(found) else type(found)
     try:
         file, line = inspect.getsourcefile(made), inspect.getsourcelines(made)[1]
@@ -85,12 +86,13 @@ def place(found: Any) -> str:
 
 
 def named(function: Any) -> str:
-    """`gan.py:31 step`: where a function is defined; its name alone where it has no source, as a method of C's."""
+    """Return place and name of a function, such as `gan.py:31 step`, or only its name if it has no source."""
     found = function
     while True:
         if isinstance(found, functools.partial):
             found = found.func
-        elif hasattr(found, "__wrapped__"):  # of a decorator, jax.jit's too
+        # Decorators, including jax.jit, set this attribute.
+        elif hasattr(found, "__wrapped__"):
             found = found.__wrapped__
         else:
             break
@@ -100,17 +102,17 @@ def named(function: Any) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """`stripes.py:14 in loss`, the last line of the user's own files that `error` came through; "" without one."""
+    """Return the last frame of an error in user code, such as `stripes.py:14 in loss`, or ""."""
     return told(error)[1]
 
 
 def told(error: BaseException) -> tuple[str, str]:
-    """What an exception says, in one line, and where the user's code raised it, as `raised_at` writes it.
+    """Return the message of an error in one line, and its place as `raised_at` does.
 
-    What a callback of a compiled step raises comes as JAX's error, whose message holds the traceback as text.
+    An error in a callback of a compiled step arrives as a JAX error whose message contains the traceback.
     """
     said = next(iter(str(error).splitlines()), "")
-    frames = [(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(error.__traceback__)]
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     if within := [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]:
         frames, said = within, str(error).strip().splitlines()[-1]
     own = [frame for frame in frames if not is_library(frame[0])]
@@ -122,7 +124,7 @@ def told(error: BaseException) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def placed(found: Any) -> Iterator[None]:
-    """Within it what a TrainerError says ends with the file that `found` is defined in."""
+    """Append the place where `found` is defined to the message of a TrainerError in the block."""
     try:
         yield
     except TrainerError as error:
@@ -132,7 +134,7 @@ def placed(found: Any) -> Iterator[None]:
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is nobody's own code: of the interpreter, of an installed package, or ours."""
+    """Return whether a file is not user code: of the interpreter, an installed package, or this package."""
     path = os.path.abspath(file)
     is_installed = "site-packages" in path or "dist-packages" in path
     return file.startswith("<") or is_installed or any(path.startswith(root + os.sep) for root in LIBRARIES)

@@ -28,8 +28,8 @@ from jaxlaunch.launcher.platforms.facts import (
 from jaxlaunch.launcher.platforms.table import Where
 from jaxlaunch.launcher.wording import count, either
 
-# By default, Kubernetes evicts pods five minutes after their node is lost. The gang notices after seconds and then waits
-# for the eviction.
+# By default, Kubernetes evicts pods five minutes after their node is lost. The gang notices after seconds, and then
+# waits for the eviction.
 GONE_NODE = tuple(
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for taint in ("not-ready", "unreachable")

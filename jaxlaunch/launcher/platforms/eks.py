@@ -122,8 +122,8 @@ RESERVATION_ID = Fact("cr-", KARPENTER)
 # Amazon's DRA driver (aws-dranet) supports managed node groups; in Karpenter it is alpha, in Auto Mode missing.
 EFA_CLASS = Fact("efa.networking.k8s.aws", EFA_DRA)
 EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
-# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315), so libfabric only uses
-# them if the job requests them.
+# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315), so libfabric uses
+# them only if the job requests them.
 WITHOUT_HUGEPAGES: Fact[Mapping[str, str]] = Fact({"FI_EFA_USE_HUGE_PAGE": "0"}, LIBFABRIC)
 
 PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa", "efa-dra"), instances=INSTANCES)

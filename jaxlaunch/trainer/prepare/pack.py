@@ -38,19 +38,22 @@ from jaxlaunch.trainer.spec import Images, Table, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, shards
 
-MAKING = "jaxlaunch.making"  # there from the start until all is written, with what is being made
-SHARD_BYTES = 16 << 20  # of arrays in a file, at least
-MOST_SHARDS = 256  # of a split: whoever reads them holds each open
+# This file exists from the start until everything is written, and contains the recipe.
+MAKING = "jaxlaunch.making"
+# Bytes of arrays in a file, at least.
+SHARD_BYTES = 16 << 20
+# Files of a split, at most, because a reader keeps all of them open.
+MOST_SHARDS = 256
 SAY_S = 2.0  # seconds between two lines of progress
 SPLITS: tuple[Literal["train"], Literal["eval"]] = ("train", "eval")
 Asked = Callable[[], bool]
 
 
 def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: Asked = lambda: False) -> Any:
-    """Packs both splits of `spec.data` into `folder`, or what is lacking of them; what the folder then says of itself.
+    """Pack both splits of `spec.data` into `folder` and return the description that is written there.
 
-    `resize` reduces images whose shorter side is longer, to that many pixels. What is there already is verified to the
-    byte. Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
+    `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified by their digests.
+    Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
     """
     sources = _opened(spec, resize)
     made = {
@@ -73,7 +76,8 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
             if not path.exists() or path.stat().st_size != about["size"] or shards.file_digest(path) != about["sha256"]:
                 raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
         return found
-    except (OSError, RuntimeError) as error:  # array_record raises a RuntimeError of C++ where a disk is full
+    except (OSError, RuntimeError) as error:
+        # array_record raises a RuntimeError if the disk is full.
         raise StorageError(
             f"{folder} cannot be written: {error}; make room or name another folder: what is complete is kept, and "
             "the same command resumes from there"
@@ -81,7 +85,7 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
 
 
 def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
-    """The sources by split, images in their own sizes and unchanged: what draws them may change them then."""
+    """Open the sources by split, with images in their own sizes and without augmentation."""
     if not isinstance(spec.data, Images | Table):
         raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
     if isinstance(spec.data, Table) and resize is not None:
@@ -97,7 +101,7 @@ def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"
 
 
 class _Reduced(DataSource):
-    """Images of which the shorter side has at most `side` pixels."""
+    """Images whose shorter side is reduced to at most `side` pixels."""
 
     def __init__(self, source: DataSource, side: int) -> None:
         self._source, self._side = source, side
@@ -112,11 +116,11 @@ class _Reduced(DataSource):
         short = min(held.size)
         if short <= self._side:
             return example
-        high, wide = (max(1, round(each * self._side / short)) for each in held.size)
+        high, wide = (max(1, round(length * self._side / short)) for length in held.size)
         return {**example, "image": held.pixels(None, (high, wide))}
 
     def fingerprint(self) -> str:
-        """That of the images."""
+        """Return the fingerprint of the images."""
         return self._source.fingerprint()
 
 
@@ -130,20 +134,22 @@ def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
-    """Whether there is something to make, while no other process makes it. Raises DataError for a folder of others."""
+    """Lock the folder and yield whether there is something to write. Raises DataError for a foreign folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_mine(folder, ABOUT, made)
     if (folder / ABOUT).exists():
-        (folder / MAKING).unlink(missing_ok=True)  # of a process that was killed at the very end
+        # A process that was killed at the end has left this file.
+        (folder / MAKING).unlink(missing_ok=True)
         yield False
         return
-    strange = sorted(each.name for each in folder.iterdir())
+    strange = sorted(path.name for path in folder.iterdir())
     if strange and not (folder / MAKING).exists():
         raise DataError(
             f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; use an empty folder"
         )
     with (folder / MAKING).open("a+") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: drafts have names of their own
+        # On a file system without locks, drafts still have unique names.
+        with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         _check_mine(folder, MAKING, made)
         if is_begun := not (folder / ABOUT).exists():
@@ -159,7 +165,8 @@ def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
 def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
     try:
         said = json.loads((folder / name).read_text())
-    except (OSError, ValueError):  # not there, or cut short by a kill
+    except (OSError, ValueError):
+        # The file is missing, or truncated because its writer was killed.
         return
     for key, value in made.items():
         if said.get(key) != json.loads(json.dumps(value)):
@@ -170,8 +177,8 @@ def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
 
 
 def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files of a split and what each holds; those that are there already are left as they are."""
-    size = len(source) * sum(np.asarray(each).nbytes for each in source[0].values())
+    """Write the missing files of a split and yield all of them with descriptions."""
+    size = len(source) * sum(np.asarray(array).nbytes for array in source[0].values())
     count = min(max(1, -(-size // SHARD_BYTES)), MOST_SHARDS, len(source))
     said_at = time.monotonic()
     for shard in range(count):
@@ -209,7 +216,7 @@ def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Pat
 
 
 def main() -> int:
-    """Packs the data of TRAIN_SPEC as the argument says and prints a report as JSON; returns the exit code."""
+    """Pack the data of TRAIN_SPEC as the argument specifies, print a report as JSON, and return the exit code."""
     build.die_with_parent(os.getppid())
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

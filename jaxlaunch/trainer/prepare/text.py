@@ -22,7 +22,7 @@ from jaxlaunch.trainer.text import build, recipe, tokenizer
 
 
 def main() -> int:
-    """Prepares the data of TRAIN_SPEC and prints a report as JSON; returns the exit code."""
+    """Prepare the data of TRAIN_SPEC, print a report as JSON, and return the exit code."""
     build.die_with_parent(os.getppid())
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -33,15 +33,16 @@ def main() -> int:
 
 
 def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: Callable[[], None]) -> None:
-    """Prepares what a run is to read, before its processes join: later none could wait for hours, or be stopped.
+    """Prepare the text of a run before its processes join, since they could not wait for hours or be stopped later.
 
-    `tell` is called where there is something. The text of a task of the user's, whose defaults are known only where it
-    is imported, is prepared when it is opened. Raises what `prepare` raises, and Stopped.
+    `tell` is called if there is something to prepare. The defaults of a user's task are only known after its import, so
+    its text is prepared when it is opened. Raises the errors of `prepare`, and Stopped.
     """
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
         spec = TrainSpec.model_validate(raw) if raw["task"] in TASKS else None
-    except (KeyError, ValueError, TypeError):  # what is wrong is said where the spec is read
+    except (KeyError, ValueError, TypeError):
+        # Reading the spec will report the fault.
         return
     if spec is None or not texts(spec):
         return
@@ -51,9 +52,9 @@ def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: C
 
 
 def prepare(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
-    """Prepares every corpus of a spec; a report on each.
+    """Prepare every corpus of a spec and return a report on each.
 
-    Raises SpecError where nothing is to be prepared, Stopped once `is_stopped`.
+    Raises SpecError if there is nothing to prepare, and Stopped once `is_stopped`.
     """
     found = list(_made(spec, is_stopped, whole=True))
     if not found:
@@ -65,9 +66,9 @@ def prepare(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> 
 
 
 def texts(spec: TrainSpec) -> list[Text]:
-    """The blocks of text that are prepared."""
+    """Return the blocks of text that need preparation."""
     found = spec.data.texts().values() if isinstance(spec.data, Mixture) else [spec.data]
-    return [each for each in found if isinstance(each, Text) and each.is_prepared]
+    return [block for block in found if isinstance(block, Text) and block.is_prepared]
 
 
 def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False) -> Iterator[dict[str, Any]]:

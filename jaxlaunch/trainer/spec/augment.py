@@ -12,8 +12,8 @@ from jaxlaunch.trainer.spec.block import Block, Natural, Rate, Weight
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
-# Recipes by name: torchvision's of ResNet, DeiT's (Touvron et al. 2021), that of CIFAR (He et al. 2016, section 4.2),
-# and shifts as of MNIST. What blends two images is of the loss.
+# Recipes by name: those of torchvision for ResNet, of DeiT (Touvron et al. 2021), of He et al. 2016 (section 4.2) for
+# CIFAR, and shifts for MNIST. Blending of two images belongs to the loss.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "imagenet-resnet": {"crop": [0.08, 1.0], "flip": 0.5, "eval_crop": 0.875},
     "imagenet-vit": {
@@ -151,7 +151,7 @@ class Augment(Block):
 
 
 def named(augment: Any) -> Any:
-    """An augment block that is the name of a recipe alone, as a block. Raises ValueError for another name."""
+    """Expand an augment block that is only the name of a recipe. Raises ValueError for an unknown name."""
     if isinstance(augment, str) and augment not in PRESETS:
         raise ValueError(f"is not one of {', '.join(PRESETS)}")
     return {"preset": augment} if isinstance(augment, str) else augment

@@ -1,6 +1,6 @@
-"""What the blocks of the train block share: fixed keys, and the kinds of values.
+"""The base class of all blocks of a job and the types of values that they share.
 
-Names of buckets are checked by the rules of their stores, before anything asks a store. Source:
+Names of buckets are checked by the rules of their stores, before any request to a store. Source:
 cloud.google.com/storage/docs/buckets, "Bucket names"; docs.aws.amazon.com/AmazonS3/latest/userguide, "General purpose
 bucket naming rules".
 """
@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 def at_most(most: int, what: str = "the most that is supported") -> AfterValidator:
-    """The largest value of a number by which memory, loops and tables grow; `what` says why that is the largest."""
+    """Return a validator that limits a number, since sizes determine memory and time; `what` explains the limit."""
 
     def judge(value: int) -> int:
-        """The value, where it is no larger."""
+        """Return the value if it is within the limit."""
         if value > most:
             raise ValueError(f"is above {most}, {what}")
         return value
@@ -25,11 +25,12 @@ def at_most(most: int, what: str = "the most that is supported") -> AfterValidat
     return AfterValidator(judge)
 
 
-COUNTED = 2**31 - 1  # devices have whole numbers of 32 bits
+# Devices use integers of 32 bits.
+COUNTED = 2**31 - 1
 _COUNTED = at_most(COUNTED, "the largest whole number that a device counts to")
 Natural = Annotated[int, Field(ge=0), _COUNTED]
 Positive = Annotated[int, Field(gt=0), _COUNTED]
-# Sizes that no model or machine comes near, and that still fail quickly: a thousand times what is published.
+# Limits about a thousand times larger than published models, at which a mistake still fails quickly.
 Few = Annotated[int, Field(gt=0), at_most(2**10)]
 Many = Annotated[int, Field(gt=0), at_most(2**16)]
 Wide = Annotated[int, Field(gt=0), at_most(2**20)]
@@ -45,18 +46,18 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; 
 class Block(BaseModel):
     """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
-    # A block is built when it is first used: nearly all are only parts of another, which builds them again.
+    # Validators are built on first use, because nearly all blocks are parts of another, which builds them again.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 def or_text(schema: dict[str, Any]) -> None:
-    """In the schema: a block may be its name alone."""
+    """Extend a JSON schema so that a block may also be only its name."""
     found = schema.pop("anyOf", None) or [{"$ref": schema.pop("$ref")}]
     schema["anyOf"] = [*found, {"type": "string"}]
 
 
 def in_bucket(path: str) -> str:
-    """A place, unchanged. Raises ValueError where it is a URL of a bucket that cannot be."""
+    """Return a path or URL unchanged. Raises ValueError if it is an invalid URL of a bucket."""
     if (wrong := bucket_fault(path)) is not None:
         raise ValueError(wrong)
     return path
@@ -83,9 +84,9 @@ _ALMOST = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")  # gs:/bucket and gs//buck
 
 
 def bucket_fault(path: str) -> str | None:
-    """What is wrong with a place, as the end of "KEY = PATH …", where it is a URL of a store, or meant to be one.
+    """Return what is wrong with a URL of a bucket, as the end of "KEY = PATH …".
 
-    None for a folder, for a right URL, and for one of another scheme.
+    None for a folder, a valid URL, and one with another scheme.
     """
     scheme, is_url, rest = path.partition("://")
     if not is_url and (almost := _ALMOST.match(path)) is not None:

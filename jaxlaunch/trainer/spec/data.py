@@ -1,4 +1,4 @@
-"""The data block: a source each, with its keys, defaults and checks."""
+"""The data block: the keys, defaults and checks of each data source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from jaxlaunch.trainer.spec.block import (
     or_text,
 )
 
-MOST_WORKERS = 256  # processes that read for one process of a run; more than this is a typing error
+# Reader processes per process of a run; a larger number is a typing error.
+MOST_WORKERS = 256
 
 
 class Source(Block):
@@ -96,9 +97,9 @@ Side = Annotated[int, Field(gt=0), at_most(MOST_SIDE)]
 
 
 def _is_a_size(size: Any) -> Any:
-    """Raises ValueError for what is neither one side nor two: pydantic would say of both forms what is wrong."""
+    """Raise ValueError for a size that is neither one nor two sides; pydantic would report both alternatives."""
     sides = size if isinstance(size, list) else [size, size]
-    if size is not None and (len(sides) != 2 or not all(type(each) is int and 0 < each <= MOST_SIDE for each in sides)):
+    if size is not None and (len(sides) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in sides)):
         raise ValueError(f"is {size}; write [height, width], or one number for both, in pixels from 1 to {MOST_SIDE}")
     return size
 
@@ -117,7 +118,7 @@ class OfImages(Source):
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """Height and width, where they are given."""
+        """Height and width, if they are given."""
         if isinstance(self.size, int):
             return self.size, self.size
         return None if self.size is None else (self.size[0], self.size[1])
@@ -217,7 +218,7 @@ class Text(Source):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether documents are tokenized and packed once, rather than bytes read as they lie, or pairs."""
+        """Whether documents are tokenized and packed once, unlike streams of bytes and pairs."""
         if self.format == "preference":
             return False
         return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
@@ -360,7 +361,7 @@ class Table(Source):
         return self
 
 
-# What the parts of one mixture may be of, and the keys of the mixture that apply to each source.
+# Groups of sources that may be mixed, and the keys of a mixture that apply to each source.
 MIXED = (("text",), ("table",), ("images", "array_record", "tfds"))
 _OF_SOURCE: Mapping[str, tuple[str, ...]] = {
     "text": ("tokenizer", "packing", "seed", "data_dir"),
@@ -395,7 +396,7 @@ class Part(Block):
         return self
 
 
-# Of the example of each kind of part: the task with its model, and the parts.
+# Examples in the documentation of each kind of part: the task with its model, and two parts.
 _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
     "text": (
         "task: lm\n  model: {kind: decoder, length: 1024}",
@@ -423,7 +424,7 @@ _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
         "digits: {source: tfds, weight: 1, name: digits, eval_split: null}  # only trained on",
     ),
 }
-# Keys of a source that differ in a part: a part has no pairs, and says which dataset of tensorflow-datasets it is.
+# Keys that differ in a part: there are no pairs of texts, and a builder of tensorflow-datasets has no default.
 _CHANGED: Mapping[str, Mapping[str, Any]] = {
     "text": {
         "weight": (
@@ -584,12 +585,12 @@ class Mixture(OfImages):
 
     @property
     def of(self) -> str:
-        """What all parts are of: text, table or images, which records may hold and tensorflow-datasets too."""
+        """The kind of all parts: text, table or images, which includes records and tensorflow-datasets."""
         found = {part.source for part in self.parts.values()}
         return next(iter(found)) if found <= {"text", "table"} else "images"
 
     def texts(self) -> dict[str, Text]:
-        """Return the parts that are text; one that is not trained on is evaluated on all of its files."""
+        """Return the text parts; a part that is not trained on is evaluated on all of its files."""
         texts = {name: block for name, block in self.blocks().items() if isinstance(block, Text)}
         for name, text in texts.items():
             if not self.parts[name].weight:
@@ -598,7 +599,7 @@ class Mixture(OfImages):
         return texts
 
     def blocks(self) -> dict[str, Text | Images | Table | ArrayRecord | Tfds]:
-        """Return each part as the source that reads it, in this process: no part has worker processes of its own."""
+        """Return each part as a source without its own worker processes."""
         return {
             name: _BLOCKS[part.source].model_validate(
                 {key: getattr(self, key) for key in (*_OF_SOURCE[part.source], "shuffle") if key != "workers"}

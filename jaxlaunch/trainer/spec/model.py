@@ -85,18 +85,19 @@ class RopeScaling(Block):
         return self
 
 
-# Keys of a scaling -> the kinds that they apply to.
+# Keys of a scaling, with the kinds to which they apply.
 _OF_SCALING: Mapping[str, tuple[str, ...]] = {
     "original_length": ("llama3", "yarn"),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "truncate"), ("yarn",)),
 }
 
-# Keys that say something of a decoder with experts alone.
+# Keys that only apply to a decoder with experts.
 _OF_EXPERTS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers", "balance", "router_z"}
 _OF_EXPERTS |= {"capacity"}
 
-Look = Literal["window", "full"]  # what a layer's attention sees
+# The tokens to which a layer's attention is limited.
+Look = Literal["window", "full"]
 
 
 class Decoder(Layered):
@@ -182,7 +183,8 @@ class Decoder(Layered):
     @model_validator(mode="after")
     def _divides(self) -> Decoder:
         if self.is_partial:
-            return self  # the folder says the rest; then this is looked at again
+            # The folder sets the other sizes, and then the block is validated again.
+            return self
         if self.head_size is None and (self.width % self.heads or self.size % 2):
             raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
         if self.size % 2:
@@ -214,12 +216,12 @@ class Decoder(Layered):
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:
-        """Those with experts."""
+        """The layers with experts."""
         return () if self.experts is None else tuple(n for n in range(self.layers) if n not in self.dense_layers)
 
     @property
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """The layers that are equal, by the name of their parameters' stack; without experts all are."""
+        """The groups of equal layers by the name of their stack of parameters."""
         sparse = self.sparse_layers
         dense = tuple(layer for layer in range(self.layers) if layer not in sparse)
         return {"blocks": sparse or dense} | ({"dense_blocks": dense} if sparse and dense else {})
@@ -246,12 +248,12 @@ class Decoder(Layered):
 
     @property
     def reach(self) -> int:
-        """Tokens that the model is meant for."""
+        """The longest sequence that the model supports."""
         return max(self.positions or 0, self.length)
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """What the layers see, as a pattern that is repeated over them."""
+        """The attention of the layers, as a pattern that is repeated over them."""
         return ("full",) if self.window is None else tuple(self.pattern or ("window",))[: self.layers]
 
 
@@ -469,7 +471,7 @@ class ConvNeXt(Staged):
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Raises ValueError where the heads do not divide a width."""
+    """Raise ValueError if the heads do not divide the width."""
     if width % heads:
         raise ValueError(f"width = {width} does not split into heads = {heads} heads")
 
@@ -492,7 +494,8 @@ class CustomModel(BaseModel):
 
 def _tag(value: Any) -> str:
     if isinstance(value, Mapping):
-        name = value.get("kind", "decoder" if "init_from" in value else "mlp")  # the folder may say another
+        # The folder of init_from may later choose another kind.
+        name = value.get("kind", "decoder" if "init_from" in value else "mlp")
     else:
         name = value.kind if isinstance(value, MLP | Published | CustomModel) else "mlp"
     return "custom" if isinstance(name, str) and ":" in name else str(name)
@@ -511,7 +514,7 @@ Model = Annotated[
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model that other blocks and estimates depend on, as far as it has them.
+    """Sizes of a model that other blocks and estimates depend on.
 
     Attributes:
         layers: Equal layers, 1 for a model that has none.
@@ -533,7 +536,7 @@ class Sizes(NamedTuple):
 
 
 def model_sizes(model: Model) -> Sizes:
-    """Return the sizes in the block of a model; of a user's own, the arguments with these names that are numbers."""
+    """Return the sizes of a model; for a user's model, those of its integer arguments with these names."""
     match model:
         case Decoder():
             return Sizes(model.layers, model.width, model.length, model.groups, model.experts, vocab=model.vocab)
@@ -550,7 +553,7 @@ def model_sizes(model: Model) -> Sizes:
 
 
 def named(model: Any) -> Any:
-    """A model block that gives a preset and no kind, with the kind the preset is of."""
+    """Return a model block with the kind of its preset, if it has a preset and no kind."""
     if not isinstance(model, Mapping) or "kind" in model or str(model.get("preset")) not in PRESETS:
         return model
     return {"kind": PRESETS[str(model["preset"])]["kind"], **model}

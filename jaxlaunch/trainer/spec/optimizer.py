@@ -15,10 +15,11 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
 
 OWN = re.compile(r"[\w.]+:[\w.]+")  # module:Name
-CHAIN = "chain"  # the name of an optimizer that is composed
+# The name of an optimizer that consists of a chain of transformations.
+CHAIN = "chain"
 SCHEDULE_FREE = "schedule-free"
 
-# What each optimizer takes beside lr, weight_decay and clip, with its defaults: optax's. Any other key is an error.
+# Options of each optimizer in addition to lr, weight_decay and clip, with optax's defaults. Other keys are errors.
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "nesterov": False},
     "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
@@ -29,14 +30,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "muon": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "beta": 0.95, "ns_steps": 5, "consistent_rms": None},
     SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
 }
-# Of optax's others, those that people name without `optax:`.
+# Other optimizers of optax, which users sometimes name without `optax:`.
 OF_OPTAX = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
 SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
 
 
 def _defaults(key: str) -> str:
-    """Says which optimizers take a key, and its default: "lion 0.99, adam, adamw 0.999"."""
+    """Return the optimizers that take a key with their defaults: "lion 0.99, adam, adamw 0.999"."""
     takers: dict[Any, list[str]] = {}
     for name, takes in OPTIMIZERS.items():
         if key in takes:
@@ -51,7 +52,7 @@ def _defaults(key: str) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether this is `module:Name`, not the name of something of ours."""
+    """Return whether a name is `module:Name` and not built in."""
     return ":" in name
 
 
@@ -132,7 +133,7 @@ class Schedule(Block):
         return final
 
     def decay_steps(self, total_steps: int) -> int:
-        """Steps of the decay, which ends with the run. Raises ValueError when wsd's and the warm-up do not fit."""
+        """Return the steps of the decay, which ends with the run. Raises ValueError if wsd's steps do not fit."""
         after_warmup = max(0, total_steps - self.warmup)
         if self.name == "constant" or is_own(self.name):
             return 0
@@ -202,7 +203,7 @@ class Link(Block):
         return value
 
     def options(self) -> dict[str, Any]:
-        """The options that this optimizer takes, as given or by default; empty for one that is not ours."""
+        """Return the options of this optimizer, as given or by default; empty if it is not built in."""
         takes = OPTIMIZERS.get(self.name, {})
         given = {key: getattr(self, key) for key in takes}
         return {**takes, **{key: value for key, value in given.items() if value is not None}}
@@ -288,7 +289,7 @@ class Optimizer(Link):
     @model_validator(mode="before")
     @classmethod
     def _of_its_kind(cls, raw: Any) -> Any:
-        """A chain is named so; what averages instead of a schedule has a constant one by default."""
+        """Name a chain, and give schedule-free optimizers a constant schedule by default."""
         if not isinstance(raw, Mapping):
             return raw
         raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
@@ -327,5 +328,5 @@ class Optimizer(Link):
         return schedule
 
     def links(self) -> list[Link]:
-        """The transformations in their order: the chain's, or this one."""
+        """Return the transformations in order: the chain, or this optimizer."""
         return self.chain or [self]

@@ -1,4 +1,4 @@
-"""Published models: what their blocks share, and sizes by name, as their config.json on the hub says.
+"""Published models: the keys that their blocks share, and presets of sizes from their config.json on the hub.
 
 Never imports jax.
 """

@@ -32,14 +32,14 @@ from jaxlaunch.trainer.spec.presets import Published
 
 LM, CLASSIFY, DPO = "lm", "classify", "dpo"
 
-# Where the built-in tasks are, by the name that `task` takes.
+# The built-in tasks by the names that `task` accepts.
 TASKS: Mapping[str, str] = {
     CLASSIFY: "jaxlaunch.trainer.tasks.classify:Classify",
     LM: "jaxlaunch.trainer.tasks.lm:NextToken",
     DPO: "jaxlaunch.trainer.tasks.dpo:Preference",
 }
 
-# Defaults of the built-in tasks. A task of the user's has the same as its class attribute `defaults`.
+# Defaults of the built-in tasks. A user's task has them in its class attribute `defaults`.
 TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     CLASSIFY: {"model": {"kind": "mlp"}, "data": {"source": "tfds", "name": "digits"}},
     LM: {"model": {"kind": "decoder"}, "data": {"source": "synthetic"}},
@@ -48,7 +48,7 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The train block `given` over the `defaults` of its task, of whose model a folder to start from leaves little."""
+    """Merge the train block `given` over the defaults of its task. With init_from, few defaults of the model apply."""
     if "model" in given:
         given = {**given, "model": models.named(given["model"])}
     model, below = given.get("model"), models.named(defaults.get("model"))
@@ -58,9 +58,10 @@ def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _beside_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What stays of a task's default model beside a folder, whose config.json says the sizes and, unasked, the kind."""
+    """Return the default model keys that still apply with init_from, whose config.json sets sizes and kind."""
     kind = default.get("kind")
-    if ":" in str(kind):  # init_from is an argument of the user's model
+    # For a user's model, init_from is one of its arguments.
+    if ":" in str(kind):
         return default
     kept = {key: default[key] for key in ("length", "scan") if key in default}
     if "kind" in model:
@@ -69,7 +70,7 @@ def _beside_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapp
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` over `defaults`, key by key; a block of another kind, source or optimizer replaces the default."""
+    """Merge `given` over `defaults` key by key; a block of another kind, source or optimizer replaces the default."""
     merged = dict(defaults)
     for key, value in given.items():
         below = merged.get(key)
@@ -80,7 +81,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    # The name of an optimizer or a schedule says which keys apply; that of a data source only says which data.
+    # The name of an optimizer or a schedule determines which keys apply; that of a data source does not.
     if "chain" in given:
         return False
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
@@ -118,7 +119,7 @@ class Mesh(Block):
         return self
 
     def resolve(self, devices: int) -> tuple[int, int, int, int]:
-        """Sizes of dp, fsdp, ep, mp over `devices`. Raises ValueError when they do not multiply to that."""
+        """Return the sizes of dp, fsdp, ep, mp on `devices`. Raises ValueError if their product differs."""
         sizes = [getattr(self, axis) for axis in MESH_AXES]
         known = 1
         for size in sizes:
@@ -132,7 +133,7 @@ class Mesh(Block):
 
 
 def said(sizes: Mapping[str, int]) -> str:
-    """Sizes of axes for a reader: `dp 4 × fsdp 1 × mp 2`, with ep where it is not 1."""
+    """Format sizes of axes as `dp 4 × fsdp 1 × mp 2`, with ep only if it is not 1."""
     return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "ep" or size != 1)
 
 
@@ -156,8 +157,10 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
 Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
 
-EVAL = "eval/"  # before the name of a metric that an evaluation gives
-FALLING = ("loss", "bits_per_byte")  # ends of the names of metrics that are known to be better when smaller
+# The prefix of metrics of evaluations.
+EVAL = "eval/"
+# Suffixes of metrics that are better when smaller.
+FALLING = ("loss", "bits_per_byte")
 
 
 class Samples(Block):
@@ -270,7 +273,7 @@ class Checkpoint(Block):
     best: Best | None = Field(None, description="the best steps by a metric, which are also saved and kept; null: none")
 
     def kept(self) -> int:
-        """The most steps that are kept at a time."""
+        """Return the largest number of steps that are kept at a time."""
         return self.keep + (self.best.keep if self.best is not None else 0)
 
 
@@ -305,7 +308,7 @@ class Lora(Block):
 
     @property
     def scaling(self) -> float:
-        """The factor of what an adapter adds."""
+        """The factor of an adapter's output."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
@@ -371,7 +374,7 @@ class Loss(Block):
 
     @property
     def of_labels(self) -> list[str]:
-        """The keys given that are of images and tables alone."""
+        """The changed keys that only apply to images and tables."""
         keys = ("target", "class_weights", "focal", "mixup", "cutmix")
         return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
@@ -391,7 +394,8 @@ class Loss(Block):
 
 
 DEFAULT_STEPS = 1000
-AUTO = "auto"  # of compile_cache
+# A value of compile_cache.
+AUTO = "auto"
 
 
 class Profile(Block):
@@ -440,7 +444,7 @@ class TrainSpec(Block):
     Raises pydantic's ValidationError, with all errors at once.
     """
 
-    # Built with its own serializer at once, which a job's would not give it; a job then builds on it.
+    # Built at once with its own serializer, which building it as part of a job would not create.
     model_config = ConfigDict(defer_build=False)
 
     task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
@@ -566,7 +570,7 @@ class TrainSpec(Block):
     @field_validator("optimizer")
     @classmethod
     def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
-        # With epochs trainer/optim/schedules checks it, once the data is read.
+        # With epochs, trainer/optim/schedules checks it after the data has been read.
         if "steps" in info.data and info.data.get("epochs") is None:
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
         return optimizer
@@ -587,17 +591,17 @@ class TrainSpec(Block):
         return profile
 
     def total_steps(self, examples: int) -> int:
-        """Optimizer steps of the whole run over a set of `examples`; batches run across epoch ends."""
+        """Return the optimizer steps of the run for a training set of `examples`; batches cross epoch boundaries."""
         if self.epochs is not None:
             return -(-self.epochs * examples // self.batch)
         return self.steps or DEFAULT_STEPS
 
 
-# --- on fewer devices than the job has at most ------------------------------------------------------------------------
+# --- on fewer devices -------------------------------------------------------------------------------------------------
 
 
 def mesh_on(mesh: Mesh, devices: int, full: int) -> Mesh:
-    """The mesh of `full` devices on fewer: dp is smaller, or else fsdp. Raises ValueError where neither can be."""
+    """Shrink a mesh of `full` devices by dp, or else by fsdp. Raises ValueError if neither is possible."""
     sizes = dict(zip(MESH_AXES, mesh.resolve(full), strict=True))
     for axis in ("dp", "fsdp"):
         others = math.prod(size for other, size in sizes.items() if other != axis)
@@ -607,8 +611,11 @@ def mesh_on(mesh: Mesh, devices: int, full: int) -> Mesh:
 
 
 def on_devices(spec: TrainSpec, devices: int, full: int) -> TrainSpec:
-    """The training of a job with `full` devices on fewer of them, of the same batches: more micro-batches keep each
-    device's part as small as it was. Raises ValueError where the mesh or the batch cannot be divided so."""
+    """Return the training for fewer than `full` devices with the same batches.
+
+    More micro-batches keep the part of each device as small as before. Raises ValueError if mesh or batch cannot be
+    divided.
+    """
     if devices == full:
         return spec
     mesh = mesh_on(spec.mesh, devices, full)
@@ -617,7 +624,8 @@ def on_devices(spec: TrainSpec, devices: int, full: int) -> TrainSpec:
         raise ValueError(f"batch {spec.batch} cannot be divided evenly over {after} devices instead of {before}")
     part, least = spec.batch // after, -(-spec.accumulate * before // after)
     fitting = (count for count in range(least, part + 1) if part % count == 0)
-    if isinstance(spec.model, CustomModel | ResNet):  # batch norm sees a micro-batch: another size is another training
+    # Batch norm depends on the size of a micro-batch, so that must not change.
+    if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":
             problem = "batch_norm: device sees each device's part of the batch, which grows"
             raise ValueError(f"{problem}; use global or frozen")

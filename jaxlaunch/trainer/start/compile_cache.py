@@ -1,14 +1,14 @@
-"""Compiled programs, kept on the host and beside the run's checkpoints: a restart loads them and does not compile.
+"""The cache of compiled programs, on the host and next to the run's checkpoints, from which a restart loads them.
 
-What is loaded is machine code. Its folder is named after all that it depends on and JAX's key lacks: versions, kind of
-device and, for code of the CPU, the processor. An entry appears whole, begins with a digest of itself, and is skipped
-where it differs. No fault of the cache ends a run.
+Entries are machine code. Their folder is named after everything that they depend on and JAX's key does not include:
+versions, kind of device and, on CPUs, the features of the processor. An entry is written atomically and begins with a
+digest of its contents; a damaged one is skipped. No fault of the cache ends a run.
 
-In a gang, process 0 says at the start which entries exist, and no process uses another one. On GPUs one process
-that loads a program while another compiles it could keep the other waiting: processes share the autotuning.
+In a gang, process 0 announces at the start which entries exist, and all processes use only those. On GPUs, a process
+that loads a program while another compiles it would otherwise block it, because processes share the autotuning.
 
-Private names of JAX that this needs, in 0.10 and 0.11: compilation_cache.get_file_cache, without which JAX keeps files
-of its own in the host's folder; for gangs on CPU cache_key._hash_devices.
+Private names of JAX 0.10 and 0.11 in use: compilation_cache.get_file_cache, without which JAX writes its own files to
+the folder of the host; for gangs on CPUs cache_key._hash_devices.
 """
 
 from __future__ import annotations
@@ -33,21 +33,24 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.spec import AUTO
 from jaxlaunch.trainer.start import distributed
 
-BESIDE = ".compiled"  # in the run folder
-LIMIT = 2 << 30  # bytes of a folder's entries, of all versions and devices together
-MOST = 1000  # entries
+# The folder of the cache in the run folder.
+BESIDE = ".compiled"
+# Bytes of the entries in a cache, for all versions and devices together.
+LIMIT = 2 << 30
+MOST = 1000
 DIGEST = hashlib.sha256().digest_size
 
 _config: Any = jax.config
 _key: Any = cache_key
 _jax: Any = compilation_cache
-_later = ThreadPoolExecutor(1, "compile-cache")  # what no step has to wait for
+# Runs everything that no step has to wait for.
+_later = ThreadPoolExecutor(1, "compile-cache")
 
 
 def settle(named: str | None) -> None:
-    """Tells JAX the folder or URL that a job names, and XLA where it can keep files of its own.
+    """Configure JAX with the folder or URL that a job names, and XLA with its own files if that is a folder.
 
-    XLA opens files, not URLs ("File system scheme 'gs' not implemented"), in its results of autotuning too.
+    XLA cannot open URLs ("File system scheme 'gs' not implemented"), not even for results of autotuning.
     """
     if named not in (None, AUTO):
         jax.config.update("jax_compilation_cache_dir", named)
@@ -56,9 +59,9 @@ def settle(named: str | None) -> None:
 
 
 def install(run_folder: str | None, note: Callable[[str], None]) -> None:
-    """Has JAX keep programs on this host and, for hosts that come later, in the run folder: a path or a URL.
+    """Install a cache on this host and, for hosts that join later, in the run folder, which is a path or a URL.
 
-    A folder that the user has given JAX stays. Collective, after `distributed.initialize`.
+    A folder that the user has configured in JAX remains. Collective, after `distributed.initialize`.
     """
     if _config.jax_compilation_cache_dir or not _config.jax_enable_compilation_cache:
         return
@@ -73,41 +76,43 @@ def install(run_folder: str | None, note: Callable[[str], None]) -> None:
         return
     programs = Programs(here, None if beside is None else beside / here.name, known)
     _later.submit(sweep, here.parent, beside)
-    # The path of XLA's own files would be part of every key, and differ between homes.
+    # The path of XLA's own files would be part of every key, and it differs between users.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_compilation_cache_dir", str(here))
     _jax.get_file_cache = lambda path: (programs, path)
     if jax.process_count() > 1 and jax.default_backend() == "cpu" and hasattr(_key, "_hash_devices"):
-        # JAX's key of a gang's program on CPU holds the process's own devices: only process 0 would find what it kept.
+        # On CPUs, JAX's key includes the devices of the process, so only process 0 would find its entries again.
         _key._hash_accelerator_config = _key._hash_devices
 
 
 class Programs:
-    """What JAX asks of a cache (its CacheInterface): entries by key, in `here` and, for others, in `beside`."""
+    """Implementation of JAX's CacheInterface, with entries on this host and in the run folder."""
 
     def __init__(self, here: Path, beside: epath.Path | None, known: set[str]) -> None:
-        """`known` are the names of entries that this process may use."""
-        self._path = here  # of JAX's own interface
+        """Create a cache of which this process may use the entries in `known`."""
+        # Part of JAX's interface.
+        self._path = here
         self._here, self._beside, self._known = epath.Path(here), beside, known
         self._is_alone = jax.process_count() == 1
 
     def get(self, key: str) -> bytes | None:
-        """The entry, or None."""
+        """Return the entry, or None."""
         name = _name(key)
         if name not in self._known:
             return None
         value = _read(self._here / name)
         if value is not None:
             with contextlib.suppress(OSError):
-                os.utime(self._here / name)  # what was used last is swept last
+                # Entries are removed in the order of their last use.
+                os.utime(self._here / name)
         elif self._beside is not None and (value := _read(self._beside / name)) is not None:
             _write(self._here / name, value)
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps the entry here at once, and beside the checkpoints while the program runs."""
+        """Write the entry to this host at once, and to the run folder in the background."""
         name = _name(key)
         if self._is_alone:
             self._known.add(name)
@@ -117,7 +122,7 @@ class Programs:
 
 
 def _known(here: Path | None, beside: epath.Path | None) -> set[str]:
-    """The entries that every process of the gang may use: those of the run and, on one host, those of the host."""
+    """Return the entries that all processes may use: those of the run and, with a single host, those of the host."""
 
     def find() -> list[str]:
         if here is None:
@@ -139,7 +144,7 @@ def _kind() -> str:
 
 
 def _processor() -> str:
-    """The features of this host's processor, which XLA compiles for; where they are unknown, the host's name."""
+    """Return the features of the processor that XLA compiles for, or the name of the host if they are unknown."""
     with contextlib.suppress(OSError):
         lines = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M)
         if lines:
@@ -148,7 +153,7 @@ def _processor() -> str:
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made for this user alone: who can write to it has this user run code. Raises OSError."""
+    """Create the folder for this user only, since whoever can write to it can run code as this user. Raises OSError."""
     folder.mkdir(0o700, parents=True, exist_ok=True)
     for place in (folder.parent, folder):
         about = place.stat()
@@ -163,40 +168,43 @@ def _name(key: str) -> str:
 
 def _names(folder: epath.Path) -> list[str]:
     try:
-        return sorted(found.name for found in folder.iterdir() if not found.name.endswith(DRAFT_SUFFIX))[:MOST]
-    except Exception:  # there is none yet; or a store's own error, which its checkpoints will say
+        return sorted(entry.name for entry in folder.iterdir() if not entry.name.endswith(DRAFT_SUFFIX))[:MOST]
+    except Exception:
+        # The folder does not exist yet, or the store fails, which saving a checkpoint will report.
         return []
 
 
 def _read(path: epath.Path) -> bytes | None:
-    """The entry; None where there is none, or what is there is not what was written."""
+    """Return the entry, or None if it is missing or damaged."""
     try:
         raw = path.read_bytes()
-    except Exception:  # not there, or a store's own error
+    except Exception:
         return None
     digest, value = raw[:DIGEST], raw[DIGEST:]
     return value if value and hashlib.sha256(value).digest() == digest else None
 
 
 def _write(path: epath.Path, value: bytes) -> None:
-    """Keeps the entry, whole or not at all; a disk that is full or a store that is away keeps none."""
+    """Write the entry atomically, or not at all if the disk is full or the store is unavailable."""
     raw = hashlib.sha256(value).digest() + value
     with contextlib.suppress(Exception):
         path.parent.mkdir(parents=True, exist_ok=True)
         if remote.is_remote(str(path)):
-            path.write_bytes(raw)  # an object appears whole
+            # Objects are written atomically.
+            path.write_bytes(raw)
             return
         with draft(Path(path)) as file:
             file.write_bytes(raw)
 
 
 def sweep(home: Path, beside: epath.Path | None) -> None:
-    """Removes what was used least recently from folders that are over their limits."""
+    """Remove the least recently used entries of folders that exceed their limits."""
     for folder in [epath.Path(home)] + ([beside] if beside is not None and jax.process_index() == 0 else []):
-        with contextlib.suppress(Exception):  # another process removes it too; a store is away
+        # Another process may remove the same entries, or the store may be unavailable.
+        with contextlib.suppress(Exception):
             found = [(about.mtime, about.length, file) for file in folder.glob("*/*") for about in [file.stat()]]
             total = 0
-            for number, (_, size, file) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
+            for number, (_, size, file) in enumerate(sorted(found, key=lambda item: item[0], reverse=True)):
                 total += size
                 if total > LIMIT or number >= MOST:
                     file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The processes of a run in JAX: joining, agreeing when to stop, leaving together.
 
-A private name of JAX that this needs, in 0.10 and 0.11: distributed.global_state, which has the coordination client.
+Private name of JAX 0.10 and 0.11 in use: distributed.global_state, which has the client of the coordination service.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from jax.experimental import multihost_utils
 from jaxlaunch import contract
 
 T = TypeVar("T")
-DAY_MS = 24 * 3600 * 1000  # the agents' timeouts come long before
+# The timeouts of the agents are much shorter.
+DAY_MS = 24 * 3600 * 1000
 
 
 def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Joins the processes that the environment describes; does nothing when it describes none.
+    """Join the processes that the environment describes, if it does.
 
     Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's parallelism, wrong for a
     JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
@@ -45,24 +46,26 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     )
 
 
-_meetings = itertools.count()  # of this process; each has another name
+# Each barrier needs a new name.
+_meetings = itertools.count()
 
 
 def meet(why: str, limit_s: float) -> None:
-    """Waits until every process has come here, for so long at most; without a collective, which keeps a core busy.
+    """Wait until every process has reached this point, at most `limit_s`, without a busy collective.
 
     Every process calls it equally often.
     """
     if global_state.client is not None:
-        with contextlib.suppress(RuntimeError):  # one came too late, or has died: the agents say so
+        # If a process is late or dead, the agents report it.
+        with contextlib.suppress(RuntimeError):
             global_state.client.wait_at_barrier(f"jaxlaunch: {why} {next(_meetings)}", int(1000 * limit_s))
 
 
-_answers = itertools.count()  # of process 0, as _meetings
+_answers = itertools.count()
 
 
 def of_primary(find: Callable[[], T]) -> T:
-    """What `find` returns (JSON) on process 0, on every process; without a collective, whose program would be compiled.
+    """Return the JSON result of `find` on process 0 to every process, without compiling a collective.
 
     Every process calls it equally often.
     """
@@ -78,24 +81,24 @@ def of_primary(find: Callable[[], T]) -> T:
 
 
 def shutdown() -> None:
-    """Leaves once every rank is ready to: rank 0 runs the coordination service, without which the others abort."""
+    """Leave when every rank is ready: rank 0 runs the coordination service, without which the others abort."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
 
 class Stop:
-    """Whether the run is to stop: every rank learns it at the same poll.
+    """The agreement of all ranks to stop at the same poll.
 
-    `poll` must be called equally often by every rank: the polls are counted, and JAX's preemption service agrees on
-    the count at which all of them return true. Made before `initialize`, since a SIGTERM may come at any time; from
-    `initialize` on JAX's own handler is in place (one set later would replace it), so `arm` passes on an early signal.
+    Every rank must call `poll` equally often: polls are counted, and JAX's preemption service agrees on the count at
+    which all of them return true. It is created before `initialize`, because a SIGTERM may come at any time.
+    From `initialize` on, JAX's own handler is installed and must not be replaced, so `arm` forwards an early signal.
     """
 
     def __init__(self) -> None:
         self._is_requested = False
         self._is_agreed = False
         self._polls = 0
-        # Of a program that has joined before, JAX's own handler is in place already.
+        # If the program has joined before, JAX's own handler is already installed.
         self._before = None if jax.distributed.is_initialized() else signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
@@ -107,17 +110,17 @@ class Stop:
         return self._is_requested
 
     def arm(self) -> None:
-        """Passes a SIGTERM that came before `initialize` on to JAX's preemption service."""
+        """Forward a SIGTERM that came before `initialize` to JAX's preemption service."""
         if self._is_requested and jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
     def forget(self) -> None:
-        """Puts the handler back that was there before, in a program that goes on; JAX's own stays."""
+        """Restore the previous signal handler in a program that continues, unless JAX's own is installed."""
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm and not jax.distributed.is_initialized():
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def poll(self) -> bool:
-        """Whether to stop now; once true it stays true. Never blocks."""
+        """Return whether to stop now; once true, it stays true. Never blocks."""
         self._polls += 1
         if not self._is_agreed:
             if jax.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Checks before the first compile, of what would fail later."""
+"""Checks before the first compilation, of everything that would fail later."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from jaxlaunch.trainer.data.source import changed_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
 from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
 
-SHOWN_KEYS = 3  # of those in which a job differs from what its checkpoint was trained with
+# Differing keys of job and checkpoint that a message lists.
+SHOWN_KEYS = 3
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
-DRIVER = Path("/proc/driver/nvidia/version")  # of the node's kernel module, the same in every container
+# The version of the node's kernel module, which every container sees.
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises SpecError when this host's driver is too old, or has fewer GPUs than the job asks for in this process.
+    """Raise SpecError if the driver is too old or has fewer GPUs than the job requests for this process.
 
-    Before the processes join: where JAX finds GPUs on some hosts only, all of them wait for each other's topology.
+    It runs before the processes join, because hosts without GPUs let all others wait for their topology.
     """
     job = _job(environ)
     if job is None or job.platform != "cuda":
         return
     _check_cuda()
-    # Where the processes of this host each get some of its GPUs, the driver counts them all.
+    # If several processes share the GPUs of this host, the driver counts all of them.
     processes = job.processes_per_host if environ.get(contract.LOCAL_DEVICE_IDS) else 1
     gpus = _gpus()
     if gpus is not None and gpus < job.devices_per_process * processes:
@@ -45,7 +47,7 @@ def check_driver(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _check_cuda() -> None:
-    """Raises SpecError when JAX is installed for a newer CUDA than the driver runs: JAX's own error names neither."""
+    """Raise SpecError if JAX is installed for a newer CUDA than the driver supports; JAX's error names neither."""
     installed, supported = _installed_cuda(), _supported_cuda()
     if not installed or supported is None or min(installed) <= supported[0]:
         return
@@ -67,7 +69,7 @@ def _installed_cuda() -> list[int]:
 
 
 def _supported_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver's library runs; None without one. CUDA's compatibility package may replace it."""
+    """Return the newest CUDA that the driver's library supports, or None. A compatibility package may replace it."""
     number = ctypes.c_int()
     driver = _libcuda()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
@@ -76,7 +78,7 @@ def _supported_cuda() -> tuple[int, int] | None:
 
 
 def check_name(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises SpecError when this host's own name keeps JAX from connecting the CPU devices that the job asks for."""
+    """Raise SpecError if the name of this host prevents JAX from connecting its CPU devices."""
     job = _job(environ)
     is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
     if job is None or job.platform != "cpu" or not is_gloo:
@@ -86,16 +88,17 @@ def check_name(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def check_devices(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises SpecError when JAX's devices of this process are not those of the job, in platform or in number.
+    """Raise SpecError if platform or number of JAX's local devices differ from the job.
 
-    JAX goes on with the CPU where it finds nothing better. Without an agent there is no job, and nothing is checked.
+    JAX silently uses the CPU if it finds nothing better. Without an agent there is no job, and nothing is checked.
     """
     job = _job(environ)
     if job is None:
         return
     try:
         found = jax.local_devices()
-    except RuntimeError as error:  # JAX_PLATFORMS names one that is not there
+    except RuntimeError as error:
+        # JAX_PLATFORMS names a platform that is not available.
         message = next(iter(str(error).splitlines()), type(error).__name__)
         raise SpecError(f"{_missing(job, job.platform, 0)}. JAX says: {message}") from None
     platform = {"gpu": "cuda"}.get(found[0].platform, found[0].platform)
@@ -130,7 +133,7 @@ def _count(number: int, platform: str) -> str:
 
 
 def _gpus() -> int | None:
-    """The GPUs that the driver shows this process; None where it cannot be asked. Leaves JAX's backends alone."""
+    """Return the number of visible GPUs, or None if the driver cannot tell, without initializing JAX's backends."""
     driver = _libcuda()
     if driver is None:
         return 0
@@ -148,21 +151,20 @@ def _libcuda() -> ctypes.CDLL | None:
 
 
 def check_mesh(spec: TrainSpec) -> None:
-    """Raises SpecError when the mesh of the spec does not match the devices of the run."""
+    """Raise SpecError if the mesh of the spec does not match the devices of the run."""
     try:
         spec.mesh.resolve(jax.device_count())
     except ValueError as error:
         raise SpecError(f"train.mesh: {error}") from None
 
 
-# Of a folder that cannot be written: the path or its rights are wrong. Any other error (a full disk, a quota, a stale
-# NFS handle, a bad block) is the storage's, which may work again at the next start.
 def check_cache(spec: TrainSpec) -> None:
-    """Raises SpecError when the compilation cache is a file: JAX would only warn, at every program."""
+    """Raise SpecError if the compilation cache is a file, about which JAX would only warn at every program."""
     path = spec.compile_cache
     if path in (None, AUTO):
         return
-    if remote.is_remote(path):  # only named right: JAX goes on without a cache that it cannot reach
+    # Only the name of a bucket is checked, since JAX continues without a cache that it cannot reach.
+    if remote.is_remote(path):
         return remote.check("train.compile_cache", path)
     there = epath.Path(path)
     if there.exists() and not there.is_dir():
@@ -170,7 +172,7 @@ def check_cache(spec: TrainSpec) -> None:
 
 
 def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
-    """Raises DataError or CheckpointError when `meta` of a checkpoint differs from `now`: examples would repeat."""
+    """Raise DataError or CheckpointError if a checkpoint's `meta` differs from `now`, so that examples would repeat."""
     for key, value in now.items():
         then = meta.get(key)
         if then == value or then is None:
@@ -188,8 +190,10 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
 
 
 def check_watched(spec: TrainSpec, given: Collection[str] | None) -> None:
-    """Raises SpecError when a metric that decides something is none of those that evaluations give; None: there is no
-    evaluation."""
+    """Raise SpecError if evaluations do not return a metric that checkpoint.best or stop_early watches.
+
+    `given` are the metrics of an evaluation, or None if there is no evaluation.
+    """
     for key, watched in (("checkpoint.best", spec.checkpoint.best), ("stop_early", spec.stop_early)):
         if watched is None:
             continue
@@ -202,13 +206,13 @@ def check_watched(spec: TrainSpec, given: Collection[str] | None) -> None:
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
-    """Raises SpecError when the run ends before its profile begins; with epochs only the data tell how long it is."""
+    """Raise SpecError if the run ends before its profile begins; with epochs, its length depends on the data."""
     if spec.profile.at is not None and spec.profile.at >= total_steps:
         raise SpecError(f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run")
 
 
 def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> None:
-    """Raises SpecError when the run is shorter than what is saved already: `start` steps, in `path`."""
+    """Raise SpecError if the run is shorter than the `start` steps that are already saved in `path`."""
     if start <= total_steps:
         return
     asked = f"train.epochs = {spec.epochs} is {total_steps} steps"
@@ -219,7 +223,7 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
 
 
 def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], step: int) -> None:
-    """Raises SpecError when a run that ended at `step` differs from the job in keys that its training depends on."""
+    """Raise SpecError if a run that finished at `step` differs from the job in keys that affect the training."""
     if not differing:
         return
     shown = differing[:SHOWN_KEYS]
@@ -233,10 +237,10 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """How the state of a checkpoint with meta `then` differs from that of a job with meta `now`, in the job's words.
+    """Describe how the state of a checkpoint with meta `then` differs from that of a job with meta `now`.
 
-    Only what gives the state other arrays is named; "" where the metas do not tell. Keys that the version of the
-    checkpoint had not are in `then` by their defaults.
+    Only keys that change the arrays of the state are named; the result is "" if there are none. Keys that the version
+    of the checkpoint did not have are in `then` with their defaults.
     """
     before, after = then.get("optimizer") or {}, now["optimizer"]
     if before and before["name"] != after["name"]:
@@ -253,7 +257,8 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     ]
     found += _of_adapters(then.get("lora"), now.get("lora"))
     before, after = then.get("model") or {}, now["model"]
-    kinds = "kind" if before.get("kind") != after["kind"] else None  # then the other keys differ by themselves
+    # With another kind of model, the other keys differ anyway.
+    kinds = "kind" if before.get("kind") != after["kind"] else None
     found += [
         f"train.model.{key} was {_shown(before.get(key))}, the job says {_shown(value)}"
         for key, value in (after.items() if before else ())
@@ -266,7 +271,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _of_adapters(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     if (then is None) != (now is None):
-        was, says = ("null" if each is None else "given" for each in (then, now))
+        was, says = ("null" if adapters is None else "given" for adapters in (then, now))
         return [f"train.lora was {was}, the job says {says}"]
     return [
         f"train.lora.{key} was {_shown(then[key])}, the job says {_shown(now[key])}"

@@ -1,4 +1,4 @@
-"""Shared by the trainer's programs (train, plan, export): reading the spec, exit codes, printing results and errors."""
+"""Functions shared by the trainer's programs: reading the spec, exit codes, printing of results and errors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from jaxlaunch.trainer.user_code import load, raised_at
 
 
 def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
-    """Prints the result of `find` as one JSON object on stdout; returns the exit code, also of what it raises."""
-    with contextlib.redirect_stdout(sys.stderr):  # notes, and what the user's imports print, are not results
+    """Print the result of `find` as one JSON object on stdout and return the exit code, also of its exceptions."""
+    # Notes and the output of user imports are not results.
+    with contextlib.redirect_stdout(sys.stderr):
         try:
             found = find()
-        except (Exception, SystemExit) as raised:  # what user code calls sys.exit(0) for is no result
+        except (Exception, SystemExit) as raised:
             error = refused(raised)
             code = exit_code(error, has_stepped=False)
             print_error(error, code)
@@ -41,7 +42,7 @@ def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
 
 
 def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
-    """The train block in TRAIN_SPEC over its task's defaults, and the task. Raises SpecError."""
+    """Return the train block of TRAIN_SPEC merged over the defaults of its task, and the task. Raises SpecError."""
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
     except KeyError:
@@ -60,9 +61,9 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
         errors = [
-            f"train.{'.'.join(map(str, each['loc']))}: {said(each)}"
-            + (f" (of the defaults of {name})" if each["loc"] and each["loc"][0] in brought else "")
-            for each in error.errors()
+            f"train.{'.'.join(map(str, fault['loc']))}: {said(fault)}"
+            + (f" (of the defaults of {name})" if fault["loc"] and fault["loc"][0] in brought else "")
+            for fault in error.errors()
         ]
         raise SpecError("; ".join(errors)) from None
     compile_cache.settle(spec.compile_cache)
@@ -71,10 +72,10 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
 
 
 def get_ready(environ: Mapping[str, str]) -> None:
-    """Does in a standby process what no attempt changes: reads the spec, and imports its task and its data source.
+    """Prepare a standby process: read the spec and import its task and its data source.
 
-    A task of the user's own is left to the attempt: its module may do anything when it is imported. So is what is
-    wrong, for the attempt to say.
+    A user's task is left to the attempt, because importing its module may have side effects. Faults are left to the
+    attempt too, which reports them.
     """
     with contextlib.suppress(Exception):
         if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
@@ -82,9 +83,9 @@ def get_ready(environ: Mapping[str, str]) -> None:
 
 
 def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:
-    """The training on the processes that there are, of a job that goes on with fewer hosts than it has at most.
+    """Return the training for the present processes, if the job continues with fewer hosts.
 
-    Raises SpecError where it cannot be divided so.
+    Raises SpecError if mesh or batch cannot be divided.
     """
     full = int(environ.get(contract.FULL) or jax.process_count())
     if full == jax.process_count():
@@ -99,15 +100,15 @@ def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[st
 
 
 def refused(error: BaseException) -> BaseException:
-    """The error as a person can fix it: a SpecError for an extra that is not installed, else the error itself."""
+    """Return a SpecError for an extra that is not installed, else the error itself."""
     why = installation.lacking(error)
     return error if why is None else SpecError(why)
 
 
 def exit_code(error: BaseException, *, has_stepped: bool) -> int:
-    """The exit code of a process that ends by `error`: 83, or 70 before its first step, for what is no TrainerError.
+    """Return the exit code for an error; if it is not a TrainerError, 83 or, before the first step, 70.
 
-    A disk that is full or broken is storage's fault, wherever it shows.
+    Errors of a full or broken disk have the exit code of storage, wherever they occur.
     """
     if isinstance(error, TrainerError):
         return error.code
@@ -117,7 +118,7 @@ def exit_code(error: BaseException, *, has_stepped: bool) -> int:
 
 
 def of_exit(error: BaseException) -> str:
-    """What to say of a call of sys.exit, whose own words are a number; "" of any other error."""
+    """Describe a call of sys.exit, which has no message; return "" for any other error."""
     if not isinstance(error, SystemExit):
         return ""
     where = raised_at(error)
@@ -133,7 +134,7 @@ def print_error(error: BaseException, code: int) -> None:
 
 
 def leave(code: int, report: Progress) -> NoReturn:
-    """Ends the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
+    """End the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
     try:
         report.close()
         sys.stdout.flush()
