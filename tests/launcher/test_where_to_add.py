@@ -62,7 +62,7 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.parametrize("what", rows())
 def test_the_files_that_a_row_names_are_there(what: str) -> None:
     named = rows()[what]
-    patterns = [re.sub("NAME|BLOCK", "*", path) for path in named]
+    patterns = [re.sub("NAME|BLOCK|SUBJECT", "*", path) for path in named]
     assert named and [path for path in patterns if not any(ROOT.glob(path))] == []
 
 
