@@ -189,9 +189,9 @@ def _mixture_opener(data: Mixture) -> Opener:
 
         return lambda spec, split: images.open_mixture(data, split, _open_examples)
     if data.of == "table":
-        from jaxlaunch.trainer.sources.tables import mixed as tables
+        from jaxlaunch.trainer.sources.tables import source as tables
 
-        return lambda spec, split: tables.open_source(data, split, spec.loss.target)
+        return lambda spec, split: tables.open_mixture(data, split, spec.loss.target)
     from jaxlaunch.trainer.sources import mixture
 
     open_text = _text_opener()

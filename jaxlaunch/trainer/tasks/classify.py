@@ -26,8 +26,7 @@ from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResN
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.images.source import Pictures
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.mixed import Tables
-from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale
+from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale, Tables
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import OfImages
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits

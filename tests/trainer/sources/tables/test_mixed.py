@@ -12,7 +12,7 @@ from pyarrow import parquet
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.mixed import Tables
+from jaxlaunch.trainer.sources.tables.source import Tables
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 
