@@ -27,7 +27,9 @@ class FailureKind(str, enum.Enum):
     # Only `detail` says more, or a newer version of jaxlaunch knows this kind.
     OTHER = "other"
     DONE = "done"
-    # A process.
+
+    # Ends of a process.
+
     # The program raised `exception`.
     EXCEPTION = "exception"
     # The trainer ended with the sentence in `exception`.
@@ -48,7 +50,9 @@ class FailureKind(str, enum.Enum):
     HEARTBEATS_MISSED = "heartbeats_missed"
     # The ranks of one gang have different versions of JAX.
     MIXED_VERSIONS = "mixed_versions"
-    # A host or its agent.
+
+    # Ends of a host or its agent.
+
     HOST_LOST = "host_lost"
     # Host 0 waited in vain for `rendezvous.hosts`.
     NOT_JOINED = "not_joined"
@@ -64,7 +68,9 @@ class FailureKind(str, enum.Enum):
     UNRECORDED = "unrecorded"
     # Launcher and agents were killed together.
     RUN_KILLED = "run_killed"
-    # A run.
+
+    # Ends of a run.
+
     # The attempt was stopped for `stop.reason`.
     STOPPED = "stopped"
     # Two attempts in a row ended with the same `cause` before any progress.
