@@ -30,11 +30,11 @@ import subprocess, sys
 from pathlib import Path
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.local import agents
-from jaxlaunch.launcher.local.run_folders import locked
+import jaxlaunch.launcher.local.run_folders
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 agents.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
-with locked(Path(folder)) as lock:
+with jaxlaunch.launcher.local.run_folders.locked(Path(folder)) as lock:
     gang = agents.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
     print(gang._agents[0].stdout.readline().decode(), flush=True)
     agents.os._exit(9)

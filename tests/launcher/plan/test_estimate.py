@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.accelerators import KNOWN, PEAK_FLOPS
+from jaxlaunch.launcher import wording
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
@@ -225,7 +226,7 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
     ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
-    assert estimate.size(number) == text  # type: ignore[attr-defined]
+    assert wording.size(number) == text
 
 
 def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
