@@ -1,9 +1,9 @@
-"""Texts as data: a template and its fields, which `Renderer` makes one string of at the edge.
+"""Texts as data: templates with fields, which `Renderer` turns into strings at the edge.
 
-A `Text` has no methods of a string, so that nothing can depend on its words. The template is also its key in a catalog,
-as in gettext: `localize` may map it to another with the same fields. In a template `{pods:pod}` writes "1 pod" or
-"4 pods", `{hosts:is|are}` a word for one or for many, `{spent:age}` a duration, and `{parts:; }` a list with this
-separator. Strings come from Kubernetes, Kueue and the agents: each is written on one line, and cut.
+A `Text` has no string methods, so that no code can depend on its wording. The template is also its key in a catalog, as
+in gettext: `localize` may map it to another template with the same fields. In a template `{pods:pod}` writes "1 pod" or
+"4 pods", `{hosts:is|are}` a singular or a plural word, `{spent:age}` a duration, and `{parts:; }` a list with this
+separator. Strings from Kubernetes, Kueue and the agents are written on one line and truncated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxlaunch.launcher.wording import count
 
 MAX_MESSAGE = 600  # characters of an event, a condition or a log line
 MAX_HOSTS = 8
-# Stands for the name of the job in a command.
+# Placeholder for the name of the job in a command.
 NAME = "NAME"
 
 
@@ -44,7 +44,7 @@ NOTHING = Text("")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command that a text names. Commands about objects of a namespace get `-n NAMESPACE` when they are rendered."""
+    """A command in a text. Rendering adds `-n NAMESPACE` to a command about objects of a namespace."""
 
     words: tuple[str, ...]
     is_namespaced: bool = True
@@ -60,12 +60,12 @@ def kubectl(*words: str, is_namespaced: bool = True) -> Command:
     return Command(("kubectl", *words), is_namespaced)
 
 
-# Submits the job again in place of the one that failed; for a run on this machine it is `launcher run`.
+# Submits the job again and replaces the failed one. For a run on this machine it is `launcher run`.
 SUBMIT_AGAIN = launcher("submit", "--replace")
 
 
 class Action(enum.StrEnum):
-    """What is to be done about a situation."""
+    """Kind of action that a situation requires."""
 
     # The job continues by itself.
     WAIT = "wait"
@@ -81,18 +81,18 @@ class Action(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class NextStep:
-    """What to do next. The text of RESUBMIT has no period: the saved step may follow, from which the job resumes."""
+    """Advice for the user. A text of RESUBMIT has no period, because the step to resume from may follow."""
 
     action: Action
     text: Text
     resume_step: int | None = None
 
     def commands(self) -> list[Command]:
-        """Return the commands that the text names."""
+        """Return the commands in the text."""
         return [field for field in self.text.fields.values() if isinstance(field, Command)]
 
     def sentence(self) -> Text:
-        """Return the whole text."""
+        """Return the complete text."""
         if self.action is not Action.RESUBMIT:
             return self.text
         if self.resume_step is None:
@@ -111,7 +111,7 @@ def run(template: str = "{command}", **fields: Any) -> NextStep:
 
 
 def change(template: str, **fields: Any) -> NextStep:
-    """Return the advice to change something while the job is there."""
+    """Return the advice to change something while the job exists."""
     return NextStep(Action.CHANGE, Text(template, **fields))
 
 
@@ -134,14 +134,14 @@ class HostGroup:
 
     @classmethod
     def of(cls, hosts: Collection[Host], expected: int) -> HostGroup:
-        """Return these hosts, of as many as the job asks for."""
+        """Return the group of these hosts, in a job with `expected` hosts."""
         return cls(tuple(host.number for host in hosts), expected)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def text(self) -> Text:
-        """Return the words for the hosts."""
+        """Return the words for the group."""
         if len(self) == self.expected:
             words = "all {expected:host}" if self.expected > 1 else "its host" if self.expected else "no host"
             return Text(words, expected=self.expected)
@@ -172,12 +172,12 @@ def one_line(text: str) -> str:
 
 
 def localize(template: str) -> str:
-    """Return the template that is written in place of this one. There is one language; a test replaces all words."""
+    """Return the translated template. There is only one language, and a test replaces all words."""
     return template
 
 
 class Renderer(string.Formatter):
-    """Makes strings of texts, for one job. `is_whole`: strings stay as they are."""
+    """Renders texts about one job. With `is_whole` strings are not truncated."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Renderer(string.Formatter):
         self._name, self._namespace, self._again, self._is_whole = name, namespace, again, is_whole
 
     def render(self, text: Text) -> str:
-        """Return the text with its fields."""
+        """Return the text as a string."""
         return self.vformat(localize(text.template), (), text.fields)
 
     def words(self, command: Command) -> list[str]:
@@ -201,7 +201,7 @@ class Renderer(string.Formatter):
         return [*words[:at], "-n", self._namespace, *words[at:]] if self._namespace and command.is_namespaced else words
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a field as text; the docstring of the module lists the formats."""
+        """Return a field as a string, in one of the formats that the module's docstring lists."""
         if format_spec == "age":
             return format_age(value)
         if "|" in format_spec:

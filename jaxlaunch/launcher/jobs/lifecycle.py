@@ -1,6 +1,7 @@
-"""Stops, resumes and waits for a job, and writes on its JobSet how far it was.
+"""Stopping, resuming and waiting for a job, and recording its progress on its JobSet.
 
-A stopped job's pods save and end, while its JobSet stays: whoever asks when the pods are gone reads its annotation.
+The pods of a stopped job save and end, while its JobSet stays. An annotation on the JobSet holds the progress, which is
+therefore known after the pods are gone.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, pod_templat
 from jaxlaunch.launcher.kubernetes.watch import Outage
 from jaxlaunch.records.log_lines import Beat, Line, Recorded
 
-# Until Kueue has made a Workload.
+# Limit for Kueue to create a Workload.
 _KUEUE_S = 10.0
 # A pod may be deleted between a list and a watch.
 _LIST_AGAIN_S = 10.0
-# Statuses of a write to a JobSet that is gone, or after which one of its name came.
+# Statuses of a write to a JobSet that no longer exists or was replaced by one of the same name.
 _GONE = (404, 409)
 _MAX_REFUSAL = 240  # characters
-# For what no event of the JobSet reports.
+# The JobSet is read again this often, for changes that its events do not report.
 _LOOK_AGAIN_S = 30.0
-# While pods end.
+# Pause between two reads while pods end.
 _SETTLES_S = 2.0
-# At pods that could not be read.
+# Number of attempts to read the pods.
 _LOOKS = 3
-# Of a job in another state it is written that it is being stopped.
+# How the record names each state. In any other state the job is being stopped.
 _WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
 
 Say = Callable[[str], None]
@@ -49,7 +50,7 @@ Say = Callable[[str], None]
 
 
 class Stopped(NamedTuple):
-    """How a stop ended."""
+    """Result of a stop."""
 
     # True if no pod is left.
     is_over: bool
@@ -58,12 +59,12 @@ class Stopped(NamedTuple):
 
 
 def grace_s(jobset: Obj) -> float:
-    """Return the seconds that its pods have to save and end; Kubernetes' own default where it sets none."""
+    """Return the grace period of the job's pods in seconds, 30 by default as in Kubernetes."""
     return float(pod_template(jobset)["spec"].get("terminationGracePeriodSeconds", 30))
 
 
 def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
-    """Return whether it was stopped, rather than suspended by its queue."""
+    """Return whether the job was stopped, and not only suspended by its queue."""
     if not is_suspended(jobset):
         return False
     if QUEUE not in jobset["metadata"].get("labels", {}):
@@ -73,7 +74,7 @@ def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
 
 
 def stop(cluster: Cluster, jobset: Obj) -> None:
-    """Stop a job: by its Workload in a queue, because Kueue would resume a JobSet that is only suspended."""
+    """Stop a job. In a queue its Workload is deactivated, because Kueue would resume a suspended JobSet."""
     _switch(cluster, jobset, on=False)
 
 
@@ -86,7 +87,7 @@ def _switch(cluster: Cluster, jobset: Obj, *, on: bool) -> None:
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     workload = None
     if QUEUE in jobset["metadata"].get("labels", {}):
-        # Kueue makes a Workload of a new JobSet, if there is a Kueue.
+        # Kueue, if it is installed, creates a Workload for a new JobSet.
         end = time.monotonic() + _KUEUE_S
         while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < end:
             time.sleep(0.5)
@@ -103,7 +104,7 @@ def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
 
 
 class Leaving:
-    """The pods of a job that is to be stopped. Made before the stop, it misses none of their termination messages."""
+    """Pods of a job that is about to be stopped. Created before the stop, it misses no termination message."""
 
     def __init__(self, cluster: Cluster, jobset: Obj) -> None:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
@@ -112,7 +113,7 @@ class Leaving:
         self._left, self._since = self._list()
 
     def until_gone(self, limit_s: float) -> Stopped:
-        """Wait until no pod of the job runs any more."""
+        """Wait until no pod of the job runs."""
         end = time.monotonic() + limit_s
         while self._left and time.monotonic() < end:
             self._watch(max(0.0, min(_LIST_AGAIN_S, end - time.monotonic())))
@@ -127,7 +128,7 @@ class Leaving:
     def _watch(self, limit_s: float) -> None:
         events = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
         for event, pod in events:
-            # Of one that was deleted while the watch was interrupted only its name is known.
+            # Only the name is known of a pod that was deleted while the watch was interrupted.
             if "status" in pod:
                 self._pods[pod["metadata"]["uid"]] = trim_pod(pod)
             if event == "DELETED" or not _living([pod]):
@@ -141,14 +142,17 @@ def _living(pods: Iterable[Obj]) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")}
 
 
-# --- how far it was ---------------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 def progress_record(snapshot: Snapshot, when: str) -> Recorded | None:
-    """Return how far a job is, by what its pods report now; None where they report nothing.
+    """Return the progress that a job's pods report, or None if they report nothing.
 
-    `when` is a key of WHEN. What was known before of the same attempt fills in for a leader's log that can no longer be
-    read.
+    Earlier values of the same attempt fill in for a leader's log that can no longer be read.
+
+    Args:
+        snapshot: The job.
+        when: State of the job, a key of WHEN.
     """
     report, earlier = agent_report.merge(snapshot.records, snapshot.hosts), snapshot.recorded
     newest = report.verdict if when in ("stopped", "ended") else report.last
@@ -174,7 +178,7 @@ def progress_record(snapshot: Snapshot, when: str) -> Recorded | None:
 
 
 def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) -> None:
-    """Write it as an annotation, if it says anything new; `say` gets why that was refused."""
+    """Write the progress as an annotation, if it has changed. `say` is called with the reason of a failure."""
     record, earlier = progress_record(snapshot, when), snapshot.recorded
     if record is None:
         return
@@ -189,7 +193,7 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
 
 
 class LastWords:
-    """What the leader reports while its job is stopped, heard as it is written: its log goes with its pod."""
+    """Records of the leader while its job stops. They are read at once, because the log disappears with the pod."""
 
     def __init__(self, cluster: Cluster, snapshot: Snapshot) -> None:
         self._cluster, self._namespace, self._records = cluster, snapshot.namespace, list(snapshot.records)
@@ -198,12 +202,12 @@ class LastWords:
         self._thread.start()
 
     def heard(self, wait_s: float = 2.0) -> tuple[Line, ...]:
-        """Return all records so far; wait for the end of the log, `wait_s` seconds at most."""
+        """Wait at most `wait_s` seconds for the end of the log, and return all records so far."""
         self._thread.join(wait_s)
         return tuple(self._records)
 
     def _listen(self) -> None:
-        # What was heard before an error counts; the pods say the verdict themselves.
+        # Records before an error are kept. The pods' termination messages have the verdict in any case.
         with contextlib.suppress(ClusterError):
             if self._leader is not None:
                 for record in collect.follow_records(self._cluster, self._namespace, self._leader):
@@ -214,18 +218,24 @@ class LastWords:
 
 
 def quietly(text: str) -> None:
-    """Say nothing: somebody else does."""
+    """Ignore a message that another part of the program reports."""
 
 
 class Timeout(Exception):
-    """The job is not over yet."""
+    """Raised if the job has not ended in time."""
 
 
 def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = quietly) -> JobStatus:
-    """Return the status of a job once it is over: done, failed or stopped. How far it was is written on its JobSet.
+    """Wait until a job is done, failed or stopped, write its progress on its JobSet, and return its status.
 
-    `say` gets that the cluster does not answer, which may last for minutes. Raises Timeout after `limit_s` seconds, and
-    ClusterError when it is deleted or the cluster refuses.
+    Args:
+        cluster: The cluster.
+        jobset: The job's JobSet.
+        limit_s: Limit in seconds, after which a timeout exception of this module is raised.
+        say: Called while the cluster does not answer, which may last for minutes.
+
+    Raises:
+        ClusterError: If the job is deleted or the cluster rejects a request.
     """
     metadata, outage = jobset["metadata"], Outage(cluster, say)
     end = None if limit_s is None else time.monotonic() + limit_s
@@ -240,13 +250,13 @@ def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say =
                 write_progress(cluster, job, _WHEN.get(status.state, "stopped"), say)
                 if status.state in OVER:
                     return status
-                # Its queue may have taken its place while its pods still save: what they say last is to be heard.
+                # The queue may have evicted the job while its pods still save. Their last reports are needed.
                 is_leaving = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or is_leaving:
                     time.sleep(_SETTLES_S)
                     continue
             jobset = latest
-    # Write down how far a job is that runs on, as far as that can be read within seconds.
+    # The job continues. Its progress is recorded if it can be read within seconds.
     cluster.hurry()
     with contextlib.suppress(ClusterError):
         job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
@@ -256,7 +266,7 @@ def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say =
 
 
 def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
-    """Read the job; its pods, which have the verdict, again where a server that is unwell did not give them."""
+    """Read the job, several times if a failing server does not return its pods, which have the verdict."""
     for _ in range(_LOOKS - 1):
         job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, NoSuchJob) or "pods" not in job.not_read:
@@ -266,7 +276,7 @@ def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
 
 
 def _wait_for_change(cluster: Cluster, metadata: Obj, known: Obj, end: float | None) -> Obj:
-    """Return the JobSet once it is finished or its suspension differs from the known one's; as it is after a while."""
+    """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
     slice_s = _LOOK_AGAIN_S if end is None else max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
     fields = f"metadata.name={metadata['name']}"
     for event, jobset in cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=slice_s):
@@ -285,7 +295,7 @@ def _deleted(metadata: Obj) -> ClusterError:
 
 
 class Waiting:
-    """wait() in a thread, while the terminal shows something else, such as logs."""
+    """Wait for a job in a thread, while the terminal shows something else, such as logs."""
 
     def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = quietly) -> None:
         self._done: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
@@ -300,9 +310,9 @@ class Waiting:
             self._done.set_exception(error)
 
     def is_over(self) -> bool:
-        """Return whether result() returns at once."""
+        """Return whether the wait is over, so that result() does not block."""
         return self._done.done()
 
     def result(self) -> JobStatus:
-        """Return what wait() returns or raise what it raises, once it does."""
+        """Block until the wait is over, and return its status or raise its exception."""
         return self._done.result()

@@ -1,8 +1,8 @@
-"""Puts a job's manifests onto a cluster: at most four writes, and one JobSet however often it is submitted.
+"""Submission of a job's manifests: at most four writes, and one JobSet however often it is submitted.
 
-The JobSet is written first: the others have its uid as their owner and are deleted with it. Whether a write whose
-response was lost has happened is decided by a GET. The Secret of a gang is never read, so that submitting needs no
-right to: a dry run says whether one of its name is there.
+The JobSet is created first, because the other objects refer to its uid as their owner and are deleted with it. If the
+response to a write was lost, a GET decides whether the write has happened. The Secret of a gang is never read, so that
+submitting does not need that permission: a dry run shows whether a Secret of its name exists.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, SECR
 from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
-# Until a deleted JobSet is gone.
+# Limit for the deletion of a JobSet.
 GONE_S = 300.0
-# A Secret that does not go is given up after this.
+# Limit for the deletion of a Secret.
 SECRET_GIVE_UP_S = 30.0
-# Nobody is told of a shorter wait.
+# A shorter wait is not reported.
 _SILENT_S = 2.0
 
 Obj = dict[str, Any]
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 class Submitted(NamedTuple):
-    """The JobSet as the cluster has it, and what was done."""
+    """The JobSet in the cluster, and what was done."""
 
     jobset: Mapping[str, Any]
     # One of created, replaced, resumed or unchanged.
@@ -48,7 +48,7 @@ class Submitted(NamedTuple):
 
 
 class Submission:
-    """One job, to be submitted to one namespace; run again it makes no second JobSet."""
+    """Idempotent submission of one job to one namespace."""
 
     def __init__(self, cluster: Cluster, manifests: Sequence[Obj], say: Say) -> None:
         self._cluster, self._say = cluster, say
@@ -63,9 +63,11 @@ class Submission:
         self._has_removed = False
 
     def run(self, *, replace: bool = False) -> Submitted:
-        """Create the job, or complete and return the one that exists.
+        """Create the job, or complete and return the existing one.
 
-        Raises UserError for a name that is taken, ClusterError when the cluster refuses or does not answer.
+        Raises:
+            UserError: If another object has the name.
+            ClusterError: If the cluster rejects a request or does not answer.
         """
         self._dependents.refuse_others_policy()
         for manifest in self._others:
@@ -93,10 +95,11 @@ class Submission:
         return Submitted(jobset, how)
 
     def _would_create(self, kind: Kind, manifest: Obj, replace: bool) -> bool:
-        """Have the server judge an object, and keep none. Return False when there is one of that name.
+        """Send an object as a dry run. Return False if an object of that name exists.
 
-        A JobSet whose ConfigMap is refused afterwards would hang: its pods wait for it. A quota that is used up is
-        judged before whether the object exists; that what `replace` deletes uses it up is said, and is no refusal.
+        All objects are checked first, because the pods of a JobSet would wait forever for a ConfigMap that is rejected
+        afterwards. The server checks the quota before it checks whether the object exists. A quota that is used by the
+        JobSet that `replace` deletes is reported and is not an error.
         """
         try:
             self._cluster.create(kind, manifest, dry_run=True)
@@ -119,7 +122,7 @@ class Submission:
         return True
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
-        """Return what the server would do with every manifest, as `NAME created`; it keeps none."""
+        """Return what the server would do with each manifest, as `NAME created`, by dry runs."""
         self._dependents.refuse_others_policy()
         self._find_before_creation()
         lines = []
@@ -132,10 +135,10 @@ class Submission:
         return lines
 
     def _rehearse_existing(self, replace: bool) -> str:
-        """Return what would be done about the JobSet that exists.
+        """Return what would be done with the existing JobSet.
 
-        Of one that may take its place, or might with `--replace`, the server has judged the name alone: the same object
-        is sent under a name that no other has, about as long, since a JobSet's name is in others.
+        A dry run under an existing name fails before the object is checked. An object that could replace the existing
+        one is therefore sent under an unused name of about the same length, since other names contain a JobSet's name.
         """
         existing = self._get()
         if existing is None:
@@ -153,7 +156,7 @@ class Submission:
         return "resumed" if lifecycle.is_stopped(self._cluster, existing) else "unchanged"
 
     def describe_existing(self) -> str:
-        """Return a sentence for a user who pressed Ctrl-C and waits. Makes one short request."""
+        """Return a sentence for a user who pressed Ctrl-C and waits, after one short request."""
         self._cluster.hurry()
         name = f"JobSet {self._name} in namespace {self._namespace}"
         try:
@@ -191,13 +194,13 @@ class Submission:
         return self._cluster.get(JOBSETS, self._name, self._namespace)
 
     def _find_before_creation(self) -> Obj | None:
-        """Return the JobSet of this name that is there. None: nor is there a Secret of its gang."""
+        """Return the existing JobSet of this name, or None if neither it nor a Secret of its gang exists."""
         if self._secret is None:
             return self._get()
         return self._secret.wait_until_free(self._get, has_removed=self._has_removed)
 
     def _settle(self, replace: bool) -> tuple[Obj, str]:
-        """Return the JobSet with exactly this spec, and how it came to be."""
+        """Create, replace, resume or keep the JobSet. Return it and what was done."""
         how = "created"
         while True:
             jobset = self._find_before_creation()
@@ -215,7 +218,7 @@ class Submission:
         return jobset, "resumed"
 
     def _must_go(self, existing: Obj, replace: bool) -> bool:
-        """Return whether the JobSet of this name is to be deleted. Raises UserError when it may not be."""
+        """Return whether the existing JobSet must be deleted. Raises UserError if it must not be."""
         where, creator = f"JobSet {self._name} in namespace {self._namespace}", describe_creator(existing)
         if not is_ours(existing):
             message = f"{where} exists and is not managed by launcher{creator}. It was not changed."
@@ -242,9 +245,9 @@ class Submission:
         return is_ours(existing) and bool(digest == own)
 
     def _create(self) -> tuple[Obj, bool]:
-        """Return the JobSet of this name, of which there was none, and whether it is the one that was sent.
+        """Create the JobSet. Return it, or one that somebody else has created meanwhile, and whether it is ours.
 
-        A response may have been lost.
+        If the response was lost, the JobSet is read back.
         """
         end = time.monotonic() + GIVE_UP_S
         was_sent = False
@@ -278,7 +281,7 @@ class Submission:
             time.sleep(pause_s)
 
     def _look(self, fault: ClusterError) -> Obj | None:
-        """Return the JobSet, if it was created after all. Raises ClusterError when the server does not answer."""
+        """Return the JobSet, if it was created despite the error. Raises ClusterError without an answer."""
         try:
             return self._get()
         except Unreachable:
@@ -286,7 +289,7 @@ class Submission:
             raise ClusterError(message, "submit again: that does not create a second one.") from None
 
     def _remove(self, existing: Obj) -> None:
-        """Delete the JobSet, and wait for the end of all that it owns."""
+        """Delete the JobSet, and wait until all objects that it owns are gone."""
         uid = existing["metadata"]["uid"]
         self._say(f"deleting the earlier JobSet {self._name}")
         self._has_removed = True
@@ -297,7 +300,7 @@ class Submission:
             raise ClusterError(message, hint)
 
     def _take_back(self, jobset: Obj) -> str:
-        """Delete the JobSet that was just made, whose pods would use what another put there. Return what was done."""
+        """Delete the new JobSet, because its pods would use somebody else's object. Return what was done."""
         uid = jobset["metadata"]["uid"]
         try:
             self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
@@ -307,7 +310,7 @@ class Submission:
 
 
 def _with_hint(fault: ApiError | Unreachable) -> ClusterError:
-    """Return the fault, with what to do about it where the server's own message does not say."""
+    """Add a hint to an error if the server's own message has none, and return the error."""
     if "failed calling webhook" in fault.message:
         fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
     elif "unknown field" in fault.message:
@@ -316,7 +319,7 @@ def _with_hint(fault: ApiError | Unreachable) -> ClusterError:
 
 
 class GangSecret:
-    """The Secret of one job's gang, to be created by its manifest with its JobSet as its owner."""
+    """The Secret of one job's gang, which its JobSet owns."""
 
     def __init__(self, cluster: Cluster, manifest: Obj, job: str, say: Say) -> None:
         self.manifest = manifest
@@ -324,11 +327,17 @@ class GangSecret:
         self._name, self._namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
 
     def wait_until_free(self, get_jobset: Callable[[], Obj | None], *, has_removed: bool) -> Obj | None:
-        """Return the JobSet, or None once there is none and no Secret of this name either.
+        """Return the existing JobSet, or wait until no Secret of this name exists and return None.
 
-        A new gang's pods would start with bytes that others may know, or some of them with those of the gang before,
-        whose Secret goes seconds after its JobSet. `has_removed`: an earlier JobSet, whose quota is given back as late.
-        Raises UserError for a Secret that does not go.
+        Otherwise pods of the new gang could start with a secret that others know, or with that of the earlier gang,
+        whose Secret is deleted seconds after its JobSet.
+
+        Args:
+            get_jobset: Returns the existing JobSet.
+            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a moment later.
+
+        Raises:
+            UserError: If the Secret is not deleted in time.
         """
         began, has_said = time.monotonic(), False
         while (jobset := get_jobset()) is None:
@@ -349,10 +358,10 @@ class GangSecret:
         return jobset
 
     def attach(self, owner: Obj, *, is_new: bool, has_removed: bool) -> None:
-        """Create it with the JobSet as its owner.
+        """Create the Secret with the JobSet as its owner.
 
-        Next to a JobSet that was there before, a Secret that is there is its own, and so is what uses up a quota, which
-        the server judges first. Raises UserError for one that came next to a JobSet that `is_new`.
+        An existing Secret belongs to an existing JobSet. So does the used quota, which the server checks first. Raises
+        UserError if somebody else has created the Secret of a new JobSet.
         """
         owned = self.manifest | {"metadata": self.manifest["metadata"] | {"ownerReferences": [owner]}}
         end = time.monotonic() + SECRET_GIVE_UP_S

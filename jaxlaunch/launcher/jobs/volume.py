@@ -1,9 +1,9 @@
-"""Reads the run folder of a job whose pods are gone, by a pod of its own that lives for seconds.
+"""Reading of the run folder of a job whose pods are gone, by a separate pod that lives for seconds.
 
-It is a JobSet, which whoever submits jobs may create: the job's image, user and security, its one volume that holds the
-folder, read-only, no network, no token. It is not counted as the job's, and it is deleted with it at the latest. The
-files are on a volume that others may write, and the program (status/read_run.py) runs in the job's own image, so
-everything in its answer is checked.
+The pod is created by a JobSet, which everybody who submits jobs may create. It has the job's image, user and security
+context, a read-only mount of the volume with the folder, and neither the job's network settings nor a token. It does
+not count as one of the job's pods, and is deleted with the job at the latest. Others may write to the volume, and the
+program (status/read_run.py) runs in the job's image, so everything in its answer is validated.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from jaxlaunch.records.checked import Malformed, Whole
 from jaxlaunch.records.log_lines import Recorded, shortened
 from jaxlaunch.records.summary import Record, Summary, ratio
 
-# Until its pod starts.
+# Limit for the start of the pod.
 START_S = 120.0
 # Deadline of the Job.
 _LONGEST_S = 300
 # The JobSet is removed this long after its end if the command was killed before it could delete it.
 _KEPT_S = 60
 _LOOK_AGAIN_S = 5.0
-# Of 16 MiB of logs.
+# Enough for 16 MiB of logs.
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
-# An image needs no more of the job's node selector.
+# An image needs only these labels of the job's node selector.
 _OF_ANY_NODE = ("kubernetes.io/arch", "kubernetes.io/os")
 # Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet of one pod, and
 # multi-networking would keep the pod from other nodes.
@@ -67,7 +67,7 @@ _MAX_ATTEMPTS = 20
 
 @dataclasses.dataclass(frozen=True)
 class RankText:
-    """The last lines of a rank, of all attempts; `left_out` bytes are before them."""
+    """Last lines of a rank in all attempts, with `left_out` bytes before them."""
 
     rank: Whole
     text: str
@@ -75,13 +75,13 @@ class RankText:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the text."""
+        """Lines of the text."""
         return tuple(self.text.splitlines())
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """The files of a run folder that are of this job. None or empty: not there, or not of this job."""
+    """Files of a run folder. None or empty means that a file does not exist or belongs to another job."""
 
     recorded: Recorded | None
     attempts: tuple[AttemptEnd, ...]
@@ -98,10 +98,20 @@ def read_run_folder(
     pattern: str | None = None,
     tail: int | None = None,
 ) -> RunFiles:
-    """Return what the run folder holds: its summary, its attempts, and the logs of `ranks`, None for all.
+    """Read the summary, the attempts and the logs of some ranks from the run folder.
 
-    `why` says what holds up the JobSet of a name. Raises UserError for a job whose run folder is on no volume,
-    ClusterError when its pod cannot be created or does not start.
+    Args:
+        cluster: The cluster.
+        jobset: The job's JobSet.
+        say: Called with messages for the user.
+        why: Returns why the JobSet of a name does not start.
+        ranks: Ranks whose logs are read, or None for all.
+        pattern: Pattern of the lines to read.
+        tail: Number of last lines of each rank.
+
+    Raises:
+        UserError: If the job's run folder is not on a volume.
+        ClusterError: If the pod cannot be created or does not start.
     """
     made = reader_manifest(jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOGS})
     name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
@@ -127,7 +137,7 @@ def read_run_folder(
 
 
 def find_run_folder(jobset: Obj) -> str:
-    """Return the run folder in the job's pods. Raises UserError when it has none on a volume."""
+    """Return the path of the run folder in the job's pods. Raises UserError if it is not on a volume."""
     environment = hosts.environment(jobset)
     if url := environment.get(contract.RUN_URL):
         hint = f"read it with the bucket's own tools: {url}"
@@ -138,14 +148,14 @@ def find_run_folder(jobset: Obj) -> str:
     return environment[contract.RUN_DIR]
 
 
-# --- its JobSet -------------------------------------------------------------------------------------------------------
+# --- the reader's JobSet ----------------------------------------------------------------------------------------------
 
 
 def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that reads the run folder of `jobset`. Raises UserError for a job that has none on a volume."""
+    """Return the JobSet that reads the run folder of `jobset`. Raises UserError if it is not on a volume."""
     metadata = jobset["metadata"]
     labels = {**MANAGED, READER_OF: metadata["name"]}
-    # What mounts the volume may need an annotation: a bucket's sidecar is asked for by one.
+    # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
     annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
     kept = {key: value for key, value in annotations.items() if key.partition("/")[0] not in _OF_THE_GANG}
     pod_metadata = {"labels": labels, **({"annotations": kept} if kept else {})}
@@ -184,8 +194,8 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         raise UserError(message, "mount a volume there: volumes: in job.yaml.")
     _, innermost = max(holding, key=lambda pair: len(pair[0]))
     security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
-    # To read, no device is needed: the group of a job that is root does, which is the user of the others and has a
-    # right to the volume.
+    # Reading needs no device and therefore not root. The group of a job that runs as root is the user of other jobs,
+    # and has access to the volume.
     group = pod_security.get("runAsGroup")
     if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
         security, pod_security = RESTRICTED, {**pod_security, "runAsNonRoot": True, "runAsUser": group}
@@ -213,7 +223,7 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wait_until_started(cluster: Cluster, namespace: str, name: str, why: Callable[[str], str]) -> str:
-    """Return the name of its pod, once that runs or has ended. Raises ClusterError when it does not start."""
+    """Wait until the reader's pod runs or has ended, and return its name. Raises ClusterError if it does not start."""
     end, labels = time.monotonic() + START_S, f"{NAME_LABEL}={name}"
     while (left_s := end - time.monotonic()) > 0:
         for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=min(left_s, _LOOK_AGAIN_S)):
@@ -224,11 +234,11 @@ def _wait_until_started(cluster: Cluster, namespace: str, name: str, why: Callab
     raise ClusterError(f"The pod that reads the volume has not started after {START_S:.0f} s: {why(name)}")
 
 
-# --- its answer -------------------------------------------------------------------------------------------------------
+# --- the reader's answer ----------------------------------------------------------------------------------------------
 
 
 def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
-    """Parse the answer in a pod's log, of the job whose JobSet has this uid. Raises UserError when it is not whole."""
+    """Parse the answer in a pod's log for the JobSet with this uid. Raises UserError if it is incomplete."""
     answer = _decode_answer(lines)
     texts = answer.get("logs")
     try:
@@ -240,7 +250,7 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
 
 
 def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the answer as JSON gives it; other lines, such as an image's greeting, are passed over."""
+    """Return the decoded JSON of the answer. Other lines, such as an image's greeting, are ignored."""
     parts, size, digest, other = list[str](), 0, None, ""
     for line in lines:
         if line.startswith(read_run.PREFIX):
@@ -271,7 +281,7 @@ def _broken(why: str) -> UserError:
 
 
 def _read_summary(text: Any, uid: str) -> Recorded | None:
-    """Return what summary.json says; None for another run's, and for what is no such file."""
+    """Return the progress in summary.json, or None if it is invalid or of another run."""
     try:
         summary = Summary.from_json(checked.decode_line(text.encode()))
         if summary.of is None:
@@ -284,7 +294,7 @@ def _read_summary(text: Any, uid: str) -> Recorded | None:
 
 
 def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
-    """Yield the attempts of this job in attempts.jsonl, the oldest first; what is no such line is left out."""
+    """Yield the attempts of this job in attempts.jsonl, oldest first, without invalid lines."""
     for line in text.splitlines() if isinstance(text, str) else ():
         with contextlib.suppress(ValueError):
             record = checked.read(Record, checked.decode_record(line))

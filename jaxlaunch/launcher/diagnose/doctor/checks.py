@@ -1,8 +1,8 @@
-"""The named checks of a cluster, a namespace and what a job needs of them. Reads; creates only with dryRun=All.
+"""Named checks of a cluster, a namespace and the objects that a job needs. Objects are created only with dryRun=All.
 
-Each check reads objects and passes them to a pure function that judges them. One that is not permitted to read yields
-`unknown`, and never stops the others. `launcher doctor` makes them all; `launcher submit` makes those before it writes
-anything that show what would keep the job from running.
+Each check reads objects and passes them to a pure function that judges them. Missing permissions yield `unknown` and do
+not stop the other checks. `launcher doctor` runs all checks. Before it writes anything, `launcher submit` runs those
+that show what would keep the job from running.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, Ri
 from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template, trim_node
 from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
-# The check that comes before all others.
+# Name of the first check.
 SERVER = "server"
 _SERVER_SECTION = "access-to-the-cluster"
 
 
 def check_server(cluster: Cluster) -> list[Finding]:
-    """Return the findings about the API server itself. If it fails, nothing else can be checked."""
+    """Return the findings about the API server. If they have a failure, nothing else can be checked."""
 
     def check() -> Findings:
         version = cluster.server_version()
@@ -46,7 +46,7 @@ def check_job(target: Target) -> Findings:
 
 
 def _guard(name: str, check: Callable[[], Findings]) -> Findings:
-    """Yield the findings of a check under its name; an error of the cluster is one of them."""
+    """Yield the findings of a check under its name. An error of the cluster is also a finding."""
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
@@ -105,12 +105,12 @@ def check_submission(
         fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
         findings.append(fail_admin(what, "{missing}.", fix, namespace=target.namespace, missing=missing))
     if target.queue is not None:
-        # Kueue would let a job wait for ever in a queue that does not exist.
+        # In a queue that does not exist, a job would wait forever.
         kueue = controllers.judge_kueue(cluster.served(LOCAL_QUEUES.group), target.queue)
         findings.append(kueue)
         if kueue.level != "fail":
             finding, queue = _local_queue(target, target.queue)
-            # A queue that is stopped now may run again while the job waits.
+            # A stopped queue may be resumed while the job waits.
             findings.append(_as_note(finding) if finding.level == "fail" and queue is not None else finding)
     findings += _priority(target)
     if unrequested := target.unrequested:
@@ -135,7 +135,7 @@ def _as_note(finding: Finding) -> Finding:
 
 
 def submit_rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Right]:
-    """Return the permissions that submitting these manifests needs."""
+    """Return the permissions that are required to submit these manifests."""
     rights = namespace.command_rights(KINDS[manifest["kind"]] for manifest in manifests)
     commands = ("submit", *(["delete"] if replace else []), *(["submit --wait"] if watch else []))
     return list(dict.fromkeys(right for command in commands for right in rights[command]))
@@ -170,7 +170,7 @@ def _kueue(target: Target) -> Findings:
 
 
 def _controller(target: Target, place: tuple[str, str], config: str) -> tuple[Obj | None, list[str]]:
-    """Return the Deployment of a controller, and the files of its ConfigMap."""
+    """Return the Deployment of a controller and the files of its ConfigMap."""
     place_namespace, name = place
     files = (target.find(kinds.CONFIGMAPS, config, place_namespace) or {}).get("data", {}).values()
     return target.find(kinds.DEPLOYMENTS, name, place_namespace), list(files)
@@ -213,7 +213,7 @@ def _rights(target: Target) -> Findings:
 
 
 def _permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
-    """Ask the API server for each right whether the user has it."""
+    """Ask the API server for each permission whether the user has it."""
     return {
         right: target.cluster.may(right.verb, right.kind, target.namespace, subresource=right.subresource)
         for right in dict.fromkeys(rights)
@@ -221,14 +221,14 @@ def _permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
 
 
 def check_allocation(target: Target) -> Findings:
-    """Yield whether the cluster serves what the job claims devices by."""
+    """Check whether the cluster serves the kinds by which the job claims devices."""
     for kind in dict.fromkeys(KINDS[manifest["kind"]] for manifest in target.manifests[1:]):
         if kind in kinds.ALLOCATED:
             yield controllers.judge_served(kind, kinds.ALLOCATED[kind], target.cluster.served(kind.group))
 
 
 def _network(target: Target) -> Findings:
-    # Policies apply neither to one host alone nor to the host's network.
+    # Policies matter neither to a single host nor in the host's network.
     if target.pods < 2 or target.template["spec"].get("hostNetwork"):
         return
     own = [manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind]
@@ -278,7 +278,7 @@ def _local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
 
 
 def _priority(target: Target) -> Findings:
-    """Check the priority classes that the job names: Kueue's for its turn, Kubernetes' for its pods."""
+    """Check the job's priority classes: Kueue's for its position in the queue, Kubernetes' for its pods."""
     named = {
         kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(labels.PRIORITY),
         kinds.PRIORITY_CLASSES: target.template["spec"].get("priorityClassName"),
@@ -302,9 +302,9 @@ def _priority(target: Target) -> Findings:
 
 
 def _dry_run(target: Target) -> Findings:
-    """Send the JobSet, and one of its pods: the API server admits pods only after it has accepted the JobSet."""
+    """Send the JobSet and one of its pods, because pods are admitted only after the JobSet is accepted."""
     jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], "namespace": target.namespace}}
-    # The pod is as its Job would create it, without the labels by which JobSet's webhook would check it.
+    # The pod is the one that its Job would create, without the labels by which JobSet's webhook would check it.
     metadata = target.template.get("metadata") or {}
     pod_labels = metadata.get("labels") or {}
     kept = {key: pod_labels[key] for key in pod_labels if key not in (labels.NAME_LABEL, labels.OWN_LABEL)}
@@ -325,7 +325,7 @@ def _nodes(target: Target) -> Findings:
         yield nodes.judge_unrequested(missing, is_known=target.defaulted is not None)
     spec = pod_template(target.admitted)["spec"]
     if pod_requests(spec):
-        # An autoscaler may add nodes; it counts as there where that may not be read.
+        # An autoscaler may add nodes. Without the permission to look for one, it is assumed to exist.
         grows = bool(target.cluster.served("karpenter.sh"))
         if not grows:
             grows = True
@@ -361,7 +361,7 @@ def _secrets(target: Target) -> Findings:
 
 
 def _references(target: Target, kind: kinds.Kind) -> Findings:
-    """Check the objects of a kind that pods refer to and the job does not bring."""
+    """Check the objects of a kind that pods refer to and that are not among the job's manifests."""
     for reference in namespace.find_references(target.template["spec"], kind):
         if reference.name not in target.own_names(kind):
             obj = target.cluster.get(kind, reference.name, target.namespace)
@@ -378,7 +378,7 @@ def _service_account(target: Target) -> Findings:
 
 
 class Check(NamedTuple):
-    """A check: what judges, and the section of docs/troubleshooting.md about it, if any."""
+    """A check: its function, and its section of docs/troubleshooting.md, if any."""
 
     judge: Callable[[Target], Findings]
     section: str | None = None
@@ -407,6 +407,6 @@ CHECKS: Mapping[str, Check] = {
 
 
 def see(name: str) -> str | None:
-    """Return the link for a check that fails, or None where the page has nothing on it."""
+    """Return the documentation link for a failed check, or None if it has no section."""
     section = _SERVER_SECTION if name == SERVER else CHECKS[name].section
     return None if section is None else troubleshooting.section(section)

@@ -1,4 +1,4 @@
-"""The API server, JobSet and Kueue: new enough, their controllers and webhooks running. Pure."""
+"""Checks of the API server, JobSet and Kueue: versions, controllers, webhooks and configuration. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Kind
 from jaxlaunch.launcher.kubernetes.objects import SKEW_S, Obj, ahead_s
 from jaxlaunch.launcher.wording import either
 
-# Where each project's own manifests put its controller.
+# Namespace and name of each controller in its project's own manifests.
 JOBSET = ("jobset-system", "jobset-controller-manager")
 KUEUE = ("kueue-system", "kueue-controller-manager")
-# The field of our failure policy that came last; a JobSet that has it has all that we render.
+# The newest field of the rendered failure policy. A JobSet with this field has all others.
 _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
 JOBSET_CONFIG, KUEUE_CONFIG = "jobset-manager-config", "kueue-manager-config"
 _INTEGRATION = "jobset.x-k8s.io/jobset"
 _INSTALL = f"{ASK_ADMIN} install JobSet 0.10.1 or newer."
-# Features of the newest versions for lost and missing hosts, and whether each is on where nobody says it: read in
-# JobSet 0.12.0 and Kueue 0.15.0, whose JobSets have no least count of pods, in November 2026.
+# Features of the newest versions for lost and missing hosts, with their defaults. Read in November 2026 in JobSet
+# 0.12.0 and Kueue 0.15.0, in which JobSets have no minimum number of pods.
 _FEATURES: Mapping[str, Mapping[str, bool]] = {
     "JobSet": {"RestartJob": False, "ElasticJobSet": False},
     "Kueue": {"PartialAdmission": True, "ElasticJobsViaWorkloadSlices": False},
@@ -34,7 +34,7 @@ _WITHOUT = {
     "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
     "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
 }
-# What is created for a job, by API group: a webhook on any of them can keep its pods from running.
+# Resources that are created for a job, by API group. A webhook on any of them can keep its pods from running.
 _CREATED: Mapping[str, tuple[str, ...]] = {
     "jobset.x-k8s.io": ("jobsets",),
     "batch": ("jobs",),
@@ -42,13 +42,13 @@ _CREATED: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("networkpolicies",),
     "kueue.x-k8s.io": ("workloads",),
 }
-# Beyond this, tokens and certificates count as expired or not yet valid.
+# With a larger skew, tokens and certificates count as expired or not yet valid.
 TOKENS_S = 300
 _BLOCKS = "the API server rejects what this webhook must admit until it answers."
 
 
 def judge_server(version: str, server: str, is_ready: bool) -> Finding:
-    """Judge the API server by what /readyz says."""
+    """Judge the API server by its answer to /readyz."""
     if is_ready:
         return ok("Kubernetes {version} at {server}", version=version, server=server)
     fix = f"{ASK_ADMIN} check /readyz?verbose."
@@ -57,7 +57,7 @@ def judge_server(version: str, server: str, is_ready: bool) -> Finding:
 
 
 def judge_clock(before: datetime, there: datetime, after: datetime) -> Finding:
-    """Compare the server's time, which it gives to the second, with the time here before and after the request."""
+    """Compare the server's time with this machine's time before and after the request."""
     skew_s = abs(ahead_s(before, there, after))
     if skew_s <= SKEW_S:
         return ok("this machine's clock and the server's agree")
@@ -96,7 +96,7 @@ def judge_crd(crd: Obj | None) -> Findings:
 
 
 def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
-    """Judge a controller's readiness; tell its image and feature gates."""
+    """Judge a controller's readiness, and report its image and feature gates."""
     namespace, name = place
     if deployment is None:
         what = "version and feature gates of {project} are not known"
@@ -127,7 +127,7 @@ def _feature_gates(deployment: Obj) -> list[str]:
 
 
 def describe_features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Findings:
-    """Tell which of the project's own ways to deal with lost hosts are on, by its arguments or configuration."""
+    """Report which of the project's features for lost hosts are on, by its arguments or configuration."""
     if deployment is None:
         return
     words = dict(word.partition("=")[::2] for text in _feature_gates(deployment) for word in text.split(","))
@@ -153,7 +153,7 @@ class Webhook(NamedTuple):
 
 
 def blocking_webhooks(configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None) -> list[Webhook]:
-    """Return the webhooks that must admit what a job creates in a namespace; all if its labels are not known."""
+    """Return the webhooks that must admit a job's objects in a namespace, or in any if its labels are unknown."""
     webhooks = []
     for hook in (hook for configuration in configurations for hook in configuration.get("webhooks") or []):
         is_here = namespace_labels is None or selector_matches(hook.get("namespaceSelector") or {}, namespace_labels)
@@ -173,7 +173,7 @@ def _covers_jobs(rule: Obj) -> bool:
 
 
 def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector takes an object with these labels; an empty one takes all."""
+    """Return whether a label selector matches these labels. An empty selector matches everything."""
 
     def is_met(term: Obj) -> bool:
         value, values = labels.get(term["key"]), term.get("values") or []
@@ -192,7 +192,7 @@ def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
 
 
 def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], int]) -> Findings:
-    """Judge webhooks by the `ready` endpoints of each service."""
+    """Judge webhooks by the number of `ready` endpoints of each service."""
     down = [(hook.name, hook.service) for hook in webhooks if hook.service is not None and not ready.get(hook.service)]
     for name, service in down:
         what = "webhook {name}: service {service} has no ready endpoint"
@@ -203,13 +203,13 @@ def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], 
 
 
 def count_ready_endpoints(slices: Sequence[Obj]) -> int:
-    """Return how many endpoints of EndpointSlices take connections; one without a condition is ready."""
+    """Return the number of ready endpoints of EndpointSlices. One without the condition is ready."""
     endpoints = [endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []]
     return sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
 
 
 def judge_dry_run(error: ApiError | None, what: str) -> Finding:
-    """Judge the API server's answer to a JobSet or a pod that was sent with dryRun=All."""
+    """Judge the API server's answer to a dry run of a JobSet or a pod."""
     if error is None or error.reason == "AlreadyExists":
         return ok("the API server accepts {subject} (dry run: schema, webhooks, admission)", subject=what)
     message, fields = error.message, {"subject": what, "message": error.message}
@@ -241,7 +241,7 @@ def judge_dry_run(error: ApiError | None, what: str) -> Finding:
 
 
 def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
-    """Judge Kueue, which only a job with a queue needs."""
+    """Judge whether Kueue is installed, which only a job with a queue needs."""
     if queue is not None:
         return judge_served(LOCAL_QUEUES, "Kueue", versions)
     what = "Kueue is served as {versions}; the job names no queue"
@@ -249,7 +249,7 @@ def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
 
 
 def judge_kueue_config(text: str, queue: str | None) -> Findings:
-    """Judge what Kueue's own configuration means for a job with this queue, or with none."""
+    """Judge Kueue's configuration for a job with this queue, or with none."""
     config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
@@ -264,7 +264,7 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
 
 
 def _parse_config(text: str) -> dict[str, Any]:
-    """Parse a configuration file of a controller; an empty mapping where it is none."""
+    """Parse a configuration file of a controller. An invalid file gives an empty mapping."""
     try:
         config = yaml.load(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:

@@ -1,7 +1,7 @@
-"""The form of a finding of a check, and what the checks look at.
+"""Findings of checks, and the target of the checks.
 
-A finding says what is wrong, why it matters, how to fix it, and who can. `launcher doctor` shows all findings;
-`launcher submit` refuses a job by those that fail.
+A finding says what is wrong, why it matters, how to fix it, and who can. `launcher doctor` shows all findings, and
+`launcher submit` rejects a job if one of them is a failure.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ Level = Literal["ok", "warn", "fail", "unknown"]
 Whose = Literal["yours", "cluster"]
 Obj = dict[str, Any]
 
-# Exit codes, as of every command.
+# Exit codes, the same for all commands.
 USER, ADMIN = 2, 3
-# How a fix of the administrator's begins.
+# Beginning of a remedy that only an administrator can carry out.
 ASK_ADMIN = "ask the cluster administrator to"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is as it should be, or is not, or cannot be known from here.
+    """Result of a check: something is correct, is not, or cannot be known.
 
     Attributes:
-        summary: Template of what it is.
-        reason: Template of why that matters.
+        level: Whether it is correct, a warning, a failure or unknown.
+        summary: Template of the finding.
+        reason: Template of why the finding matters.
         remedy: Template of how to fix it.
         whose: Who can fix it: the user, or the administrator of the cluster.
-        check: The check that found it.
-        fields: The fields of the templates.
+        check: Name of the check.
+        fields: Fields of the templates.
     """
 
     level: Level
@@ -52,24 +53,24 @@ class Finding:
 
     @property
     def what(self) -> str:
-        """The summary, as text."""
+        """The summary as text."""
         return self._render(self.summary)
 
     @property
     def why(self) -> str:
-        """The reason, as text."""
+        """The reason as text."""
         return self._render(self.reason)
 
     @property
     def fix(self) -> str:
-        """The remedy, as text."""
+        """The remedy as text."""
         return self._render(self.remedy)
 
     def _render(self, template: str) -> str:
         return Renderer(is_whole=True).render(Text(template, **self.fields)) if template else ""
 
     def to_json(self) -> dict[str, str]:
-        """Return the texts; only of what fails it matters who can fix it."""
+        """Return the texts as JSON. Only a failure has the field `whose`."""
         texts = {"check": self.check, "level": self.level, "what": self.what, "why": self.why, "fix": self.fix}
         texts |= {"whose": self.whose} if self.level == "fail" else {}
         return {name: text for name, text in texts.items() if text or name == "check"}
@@ -79,42 +80,42 @@ Findings = Iterator[Finding]
 
 
 def ok(what: str, /, **fields: Any) -> Finding:
-    """Return that it is as it should be."""
+    """Return the finding that something is correct."""
     return Finding("ok", what, fields=fields)
 
 
 def warn(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
-    """Return what is not as it should be, with which the job may run all the same."""
+    """Return the finding of a problem with which the job may still run."""
     return Finding("warn", what, why, fix, fields=fields)
 
 
 def fail(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
-    """Return why the job will not run, where the user can fix it."""
+    """Return the finding of a problem that keeps the job from running and that the user can fix."""
     return Finding("fail", what, why, fix, fields=fields)
 
 
 def fail_admin(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
-    """Return why the job will not run, where the administrator of the cluster can fix it."""
+    """Return the finding of a problem that keeps the job from running and that an administrator can fix."""
     return Finding("fail", what, why, fix, "cluster", fields=fields)
 
 
 def unknown(what: str, why: str, fix: str = "", /, **fields: Any) -> Finding:
-    """Return what cannot be known from here."""
+    """Return the finding that something cannot be checked."""
     return Finding("unknown", what, why, fix, fields=fields)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 0 when nothing fails, 3 when the administrator must fix something, 2 when the user can fix it all."""
+    """Return 0 without failures, 3 if an administrator must fix one of them, and else 2."""
     failing = {finding.whose for finding in findings if finding.level == "fail"}
     return ADMIN if "cluster" in failing else USER if failing else 0
 
 
-# --- what the checks look at ------------------------------------------------------------------------------------------
+# --- the target of the checks -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """What a job's checkpoints take of a PersistentVolumeClaim: those that are kept, and one that is being written."""
+    """Storage of a job's checkpoints on a PersistentVolumeClaim, including the one that is being written."""
 
     claim: str
     kept: int
@@ -123,11 +124,11 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A namespace, and the manifests of the job that is to run there, the JobSet first.
+    """A namespace, and the manifests of the job to run there, the JobSet first.
 
     Attributes:
-        checkpoints: Traced on demand; None where they are on no claim, or not known.
-        is_example: Whether it is the smallest job there is, in place of one of the user's.
+        checkpoints: Returns the storage of the checkpoints, or None if they are not on a claim or unknown.
+        is_example: Whether the job is a minimal example and not one of the user's.
     """
 
     cluster: Cluster
@@ -153,7 +154,7 @@ class Target:
 
     @cached_property
     def admitted(self) -> Obj:
-        """The job's JobSet, its pods with what their RuntimeClass adds: overhead, node labels and tolerations."""
+        """The job's JobSet with the overhead, node labels and tolerations that its RuntimeClass adds."""
         name = self.template["spec"].get("runtimeClassName")
         runtime_class = self.find(kinds.RUNTIME_CLASSES, name) if name else None
         if runtime_class is None:
@@ -167,7 +168,7 @@ class Target:
 
     @cached_property
     def pods(self) -> int:
-        """How many pods the job has."""
+        """Number of pods of the job."""
         return count_pods(self.jobset)
 
     @property
@@ -178,14 +179,14 @@ class Target:
 
     @property
     def unrequested(self) -> list[str]:
-        """Of cpu and memory, what neither the pods request nor a LimitRange that may be read gives them."""
+        """The resources, of cpu and memory, that the pods do not request and no readable LimitRange sets."""
         requests = pod_requests(pod_template(self.admitted)["spec"])
         missing = [name for name in ("cpu", "memory") if name not in requests]
         return [name for name in missing if not self.is_example and name not in (self.defaulted or ())]
 
     @cached_property
     def defaulted(self) -> set[str] | None:
-        """What LimitRanges of the namespace set where a container sets nothing; None where they may not be read."""
+        """Resources for which LimitRanges of the namespace set defaults, or None if they may not be read."""
         with ignore_forbidden():
             ranges = self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
             limits = [limit for limit_range in ranges for limit in limit_range["spec"].get("limits") or ()]
@@ -200,22 +201,22 @@ class Target:
 
     @cached_property
     def labels(self) -> Mapping[str, str] | None:
-        """The namespace's labels; None where it does not exist or may not be read."""
+        """The namespace's labels, or None if it does not exist or may not be read."""
         namespace = self.find(kinds.NAMESPACES, self.namespace)
         return None if namespace is None else namespace["metadata"].get("labels") or {}
 
     def own_names(self, kind: Kind) -> set[str]:
-        """Return the names of the objects of a kind that the job brings next to its JobSet."""
+        """Return the names of the job's own objects of a kind, other than the JobSet."""
         return {manifest["metadata"]["name"] for manifest in self.manifests[1:] if manifest["kind"] == kind.kind}
 
     def find(self, kind: Kind, name: str, namespace: str | None = None) -> Obj | None:
-        """Return an object; None where it does not exist or the user may not read it."""
+        """Return an object, or None if it does not exist or the user may not read it."""
         with ignore_forbidden():
             return self.cluster.get(kind, name, namespace)
         return None
 
     def names(self, kind: Kind, namespace: str | None = None) -> list[str]:
-        """Return the names of all objects of a kind; none where the user may not list them."""
+        """Return the names of all objects of a kind, or nothing if the user may not list them."""
         with ignore_forbidden():
             return [obj["metadata"]["name"] for obj in self.cluster.list(kind, namespace)]
         return []

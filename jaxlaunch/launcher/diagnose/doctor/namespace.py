@@ -51,7 +51,7 @@ def judge_namespace(name: str, namespace: Obj | None) -> Finding:
 
 
 def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
-    """Judge whether the namespace admits the pods; the JobSet is accepted all the same, and waits."""
+    """Judge whether the namespace admits the pods. Otherwise the JobSet is accepted and waits."""
     enforced, met = labels.get(ENFORCE), strictest_level(template)
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
@@ -66,7 +66,7 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
         return ok("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
     fix = "use a namespace that enforces {met}, or a network and volumes that {enforced} allows."
     job = agent_job(template["spec"])
-    # The pods of a TPU are root by default: another user lets them in, too.
+    # Pods on TPUs run as root by default. With another user they would be admitted too.
     if job is not None and job.platform == "tpu" and level == "restricted":
         fix = (
             "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {devices}; or, where the "
@@ -83,7 +83,7 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
 
 
 def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
-    """Compare ResourceQuotas with what the whole job requests."""
+    """Compare ResourceQuotas with the requests of the whole job."""
     requests = _quota_requests(jobset)
     is_tight = False
     for quota in quotas:
@@ -111,7 +111,7 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
 
 
 def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
-    """Return what a job requests, under the names that ResourceQuotas have."""
+    """Return the requests of a job by the names in ResourceQuotas."""
     requests = resources.job_requests(jobset)
     plain = {name: much for name, much in requests.items() if name in ("cpu", "memory", "ephemeral-storage")}
     limits = {f"limits.{name}": much for name, much in requests.items() if name != "cpu"}
@@ -127,7 +127,7 @@ def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 ASK_FOR_ROLE = "ask the namespace's administrator for a Role with these verbs"
-# What submit does with objects of each kind that a job may consist of. Secrets are never read.
+# Verbs that submit uses on each kind of object of a job. Secrets are never read.
 _SUBMIT_VERBS: Mapping[Kind, str] = {
     JOBSETS: "create get",
     kinds.NETWORK_POLICIES: "create get",
@@ -136,12 +136,12 @@ _SUBMIT_VERBS: Mapping[Kind, str] = {
     kinds.RESOURCE_CLAIM_TEMPLATES: "create get",
     kinds.COMPUTE_DOMAINS: "create get",
 }
-# What jobs without claims and without a Secret may consist of.
+# Kinds of objects of a job without resource claims and without a Secret.
 USUAL_KINDS = (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)
 
 
 def command_rights(job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool = False) -> dict[str, list[Right]]:
-    """Return what each command needs to be allowed, for a job of objects of these kinds."""
+    """Return the permissions that each command needs for a job with objects of these kinds."""
 
     def rights(verbs: str, kind: Kind) -> list[Right]:
         return [Right(verb, kind) for verb in verbs.split()]
@@ -170,7 +170,7 @@ def command_rights(job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool =
 
 
 def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]]) -> Findings:
-    """Name the rights that each command lacks. Only those of submit are required."""
+    """Report the permissions that each command lacks. Only those of submit are required."""
     for command, rights in needed.items():
         if missing := [str(right) for right in rights if not has[right]]:
             what, why = "missing RBAC permissions: {missing}", "needed by launcher {command}."
@@ -184,7 +184,7 @@ def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]
 
 
 def judge_local_queue(name: str, namespace: str, queue: Obj | None, others: Sequence[str]) -> Finding:
-    """Judge whether the LocalQueue exists and is active; `others` are the namespace's LocalQueues."""
+    """Judge whether the LocalQueue exists and is active. `others` names the namespace's LocalQueues."""
     if queue is None:
         what = "LocalQueue {name} does not exist in namespace {namespace}"
         why = "Kueue never starts a job of a queue that does not exist."
@@ -215,7 +215,7 @@ def judge_cluster_queue(
     requests: Mapping[str, Decimal],
     pods: int,
 ) -> Findings:
-    """Judge the ClusterQueue: active, open to the namespace, with quota of each resource, large enough for the job."""
+    """Judge the ClusterQueue: active, open to the namespace, and with enough quota of each resource."""
     if queue is None:
         fix = f"{ASK_ADMIN} create it."
         yield fail_admin("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
@@ -240,12 +240,12 @@ def judge_cluster_queue(
             covered=list(covered) or Text("none"),
         )
     if not missing:
-        # Pods are a resource to Kueue, where a ClusterQueue covers them.
+        # Kueue treats pods as a resource if a ClusterQueue covers them.
         yield _judge_size(name, queue, {**requests, **({"pods": Decimal(pods)} if "pods" in covered else {})})
 
 
 def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Finding:
-    """Judge whether the job fits into one flavor of the ClusterQueue when nothing else uses it."""
+    """Judge whether the job fits into one flavor of the empty ClusterQueue."""
     covered = covered_resources(queue)
     largest = dict.fromkeys(covered, Decimal(0))
     for quota in queue_quotas(queue):
@@ -271,7 +271,7 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
 
 
 def judge_priority(kind: Kind, name: str, priority_class: Obj | None, others: Sequence[str]) -> Finding:
-    """Judge whether the priority class exists; `others` are those of the cluster."""
+    """Judge whether the priority class exists. `others` names those of the cluster."""
     if priority_class is not None:
         value = priority_class.get("value")
         return ok("{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value)
@@ -295,12 +295,12 @@ def judge_network(
 ) -> Findings:
     """Judge whether the policies of the namespace let the job's pods connect to each other.
 
-    Without a policy that selects a pod, everything is allowed; with some, what one of them allows. `has_own`: the job
-    brings one.
+    If no policy selects a pod, all connections are allowed, and else those that one of them allows. `has_own` means
+    that the job has a policy.
     """
 
     def is_own(peer: Obj) -> bool:
-        # A block of addresses may hold the pods', which are not known yet: it counts as one that does.
+        # The pods' addresses are not known yet, so an address block is assumed to contain them.
         if "ipBlock" in peer:
             return True
         selector = peer.get("namespaceSelector")
@@ -315,7 +315,7 @@ def judge_network(
             if direction in _policy_types(policy["spec"])
             and selector_matches(policy["spec"].get("podSelector") or {}, pod_labels)
         ]
-        # Whether each rule that reaches the other hosts is of some ports only; a rule without peers reaches all.
+        # Whether each rule that reaches the other hosts is limited to some ports. A rule without peers reaches all.
         limited = [
             bool(rule.get("ports"))
             for policy in barring
@@ -341,25 +341,25 @@ def judge_network(
 
 
 def _policy_types(spec: Obj) -> Sequence[str]:
-    """Return what a policy is about; by default ingress, and egress where it has such rules."""
+    """Return the types of a policy, by default ingress, and egress if it has such rules."""
     return spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
 
 
-# --- what pods refer to -----------------------------------------------------------------------------------------------
+# --- objects that pods refer to ---------------------------------------------------------------------------------------
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 _WAITS = "pods wait in ContainerCreating until it exists."
 
 
 class Reference(NamedTuple):
-    """Keys of a Secret or a ConfigMap that pods cannot start without; none: all there are."""
+    """A Secret or a ConfigMap that pods need to start, and its required keys, empty for all keys."""
 
     name: str
     keys: tuple[str, ...] = ()
 
 
 def mounted_claims(spec: Obj) -> dict[str, bool]:
-    """Return each claim, and whether the pods only read it."""
+    """Return the mounted claims, each with whether the pods only read it."""
     claims: dict[str, bool] = {}
     for volume in spec.get("volumes") or []:
         if (source := volume.get("persistentVolumeClaim")) is not None:
@@ -369,7 +369,7 @@ def mounted_claims(spec: Obj) -> dict[str, bool]:
 
 
 def find_references(spec: Obj, kind: Kind) -> list[Reference]:
-    """Return the Secrets or ConfigMaps that volumes and environment variables use, and which of their keys."""
+    """Return the Secrets or ConfigMaps that volumes and environment variables use, with their keys."""
     prefix = "secret" if kind is kinds.SECRETS else "configMap"
     name_key = "secretName" if kind is kinds.SECRETS else "name"
     uses = [
@@ -414,7 +414,7 @@ def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> F
 
 
 def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
-    """Judge a PersistentVolumeClaim that checkpoints are saved to, if it exists and tells its size."""
+    """Judge the size of a PersistentVolumeClaim for checkpoints, if it is known."""
     spec, status = (claim or {}).get("spec", {}), (claim or {}).get("status", {})
     has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
     if has is None:
@@ -435,7 +435,7 @@ def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
 
 
 def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
-    """Judge a Secret that images are pulled with."""
+    """Judge an image pull secret."""
     if secret is None:
         why = "images are pulled without credentials, which fails where the registry requires them."
         fix = "kubectl create secret docker-registry {name} …"
@@ -448,7 +448,7 @@ def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
 
 
 def judge_reference(kind: str, reference: Reference, obj: Obj | None) -> Finding:
-    """Judge a Secret or ConfigMap, and the keys of it that pods use."""
+    """Judge a Secret or ConfigMap and the keys that pods use."""
     fields = {"kind": kind, "name": reference.name, "keys": reference.keys}
     if obj is None:
         return fail("{kind} {name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.", **fields)

@@ -1,4 +1,4 @@
-"""Nodes and the cluster's DNS: whether the pods fit, and whether they can find each other. Pure."""
+"""Checks of the nodes, whether they fit the pods, and of the cluster's DNS. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPAB
 from jaxlaunch.launcher.platforms.table import RESOURCE
 from jaxlaunch.launcher.wording import either
 
-# In an image's name or tag: those of a release end with their extra.
+# The CUDA version in an image's name or tag. Tags of release images end with their extra.
 _CUDA = re.compile(r"cuda-?(\d+)")
 _LOOK = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
-# The labels that name an accelerator, the most telling first.
+# Labels with the type of the accelerator, most specific first.
 _KINDS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
 
 
 def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:
     """Judge whether nodes have the labels, taints and size that the pods need, and room for all of them at once.
 
-    `grows`: an autoscaler may add more nodes.
+    `grows` means that an autoscaler may add nodes.
     """
     affine = [node for node in nodes if _is_in_affinity(spec, node)]
     fit = fit_nodes(spec, affine)
@@ -87,7 +87,7 @@ def _affinity_terms(spec: Obj) -> Sequence[Obj]:
 
 
 def _is_in_affinity(spec: Obj, node: Obj) -> bool:
-    """Return whether a node has a label value of the job's accelerator; other operators than In are not judged."""
+    """Return whether a node matches the terms of the node affinity with operator In. Others are ignored."""
     labels = node["metadata"].get("labels") or {}
     return all(labels.get(term["key"]) in term["values"] for term in _affinity_terms(spec) if term["operator"] == "In")
 
@@ -95,7 +95,7 @@ def _is_in_affinity(spec: Obj, node: Obj) -> bool:
 def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
     """Judge pods that request no cpu or no memory, such as those of a job without `resources:`.
 
-    `is_known`: the namespace's LimitRanges, which may set what a pod does not request, were read.
+    `is_known` means that the namespace's LimitRanges, which may set defaults, were read.
     """
     if not is_known:
         why = "the job requests no {names}, and you have no permission to list LimitRanges, which may set it."
@@ -109,7 +109,7 @@ def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
 
 
 def count_accelerators(nodes: Sequence[Obj]) -> Finding:
-    """Count the accelerators of the nodes, by the label that names their type."""
+    """Count the accelerators of the nodes by type."""
     counts: dict[str, Decimal] = defaultdict(Decimal)
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
@@ -122,9 +122,9 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
-    """Compare the NVIDIA drivers of the nodes that fit, where a label tells them, with the CUDA of the image's name.
+    """Compare the NVIDIA drivers in the labels of fitting nodes with the CUDA version in the image's name.
 
-    One that is too old is a warning alone: an image may bring CUDA's forward compatibility package.
+    A driver that is too old is only a warning, because an image may have CUDA's forward compatibility package.
     """
     label = DRIVER_LABEL.value
     if RESOURCE["cuda"].value not in pod_requests(spec):
@@ -163,7 +163,7 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 
 
 def judge_device_access(spec: Obj) -> Findings:
-    """Tell what a user of the pods that is not root needs of the nodes' containerd, and how to see it there."""
+    """Report which settings of the nodes' containerd a pod's non-root user needs, and how to check them."""
     job, security = agent_job(spec), main_container(spec).get("securityContext") or {}
     user = security.get("runAsUser", (spec.get("securityContext") or {}).get("runAsUser"))
     if job is None or security.get("privileged"):
@@ -195,7 +195,7 @@ def judge_device_access(spec: Obj) -> Findings:
 
 
 def judge_nccl(spec: Obj) -> Findings:
-    """Judge whether the NCCL that the program loads is one that the plugins of its network work with."""
+    """Judge whether the program's NCCL version works with the plugins of its network."""
     job = agent_job(spec)
     env = {variable["name"]: variable.get("value") or "" for variable in main_container(spec).get("env") or ()}
     library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
@@ -220,7 +220,7 @@ def judge_nccl(spec: Obj) -> Findings:
 
 
 def judge_dns(services: Sequence[Obj], ready: int) -> Findings:
-    """Judge the cluster's DNS, by which hosts find host 0."""
+    """Judge the cluster's DNS, which hosts need to find host 0."""
     if not services:
         why = "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have another name."
         yield unknown("whether the cluster's DNS works is not known", why)

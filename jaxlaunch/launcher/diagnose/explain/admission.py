@@ -1,4 +1,4 @@
-"""Jobs and pods that the API server rejects, while the JobSet itself was accepted. Only events say why. Pure."""
+"""Causes: Jobs and pods that the API server rejects after it accepted the JobSet. Only events have the reason. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import GENERATION_LABEL, JOBSET_CONTROLLER
 from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, seconds_since
 
-# The JobSet controller is silent for at most this long after a JobSet was created.
+# The JobSet controller acts within this time on a new JobSet.
 _QUIET_S = 30.0
-# A controller acts within this time on what follows from an end.
+# A controller acts within this time on the end of a pod or a Job.
 _ACTS_S = 60.0
-# The controller tries again at growing intervals: on a busy server the second try is a minute later.
+# The controller retries at growing intervals. On a busy server the second attempt is a minute later.
 _UNSEEN_S = 120.0
 
 _JOBSET_CONTROLLER = change(
@@ -30,7 +30,7 @@ _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 
 
 class _Rejection(NamedTuple):
-    """What a message of the API server means. The groups of the pattern are fields of the headline and of the step."""
+    """Meaning of an API server message. The pattern's groups are fields of the headline and of the step."""
 
     pattern: re.Pattern[str]
     situation: str
@@ -38,7 +38,7 @@ class _Rejection(NamedTuple):
     next_step: NextStep | Callable[..., NextStep] | None = None
 
 
-# In this order: JobSet's own webhook denies followers in the form of any other webhook.
+# The order matters: JobSet's webhook denies followers with the same form of message as any other webhook.
 _REJECTIONS = (
     _Rejection(
         re.compile(
@@ -118,7 +118,7 @@ _DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 
 def jobs_not_created(snapshot: Snapshot) -> Answer | None:
-    """Explain Jobs that the JobSet controller cannot create, or a JobSet on which it has not acted at all."""
+    """Explain Jobs that the JobSet controller cannot create, or a JobSet on which it has not acted."""
     if snapshot.jobs:
         return _late_controller(snapshot)
     if snapshot.is_suspended or "jobs" in snapshot.not_read:
@@ -142,7 +142,7 @@ _NOT_CREATED = {
 
 
 def _is_unseen(snapshot: Snapshot, event: Obj) -> bool:
-    """Return whether a webhook denied a Job because it had not seen the new JobSet: the controller tries again."""
+    """Return whether a webhook denied a Job because it had not seen the new JobSet. The controller retries."""
     age_s = seconds_since(snapshot.created, snapshot.now)
     is_new = age_s is not None and age_s < _UNSEEN_S
     return is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
@@ -150,7 +150,7 @@ def _is_unseen(snapshot: Snapshot, event: Obj) -> bool:
 
 def _unattended(snapshot: Snapshot) -> Answer | None:
     age_s = seconds_since(snapshot.created, snapshot.now)
-    # Between two generations a JobSet has no Jobs either.
+    # A JobSet also has no Jobs between two generations.
     if age_s is None or age_s < _QUIET_S or snapshot.pods or snapshot.restarts:
         return None
     headline = Text("has no Jobs {age:age} after it was created", age=age_s)
@@ -168,7 +168,7 @@ def _unattended(snapshot: Snapshot) -> Answer | None:
 
 
 def _late_controller(snapshot: Snapshot) -> Answer | None:
-    """Explain that a controller has not acted on what another one, or a kubelet, did long ago."""
+    """Explain that a controller has not reacted to an earlier change by another controller or a kubelet."""
     if snapshot.is_suspended or "events" in snapshot.not_read or state_of(snapshot) in (*OVER, State.DELETING):
         return None
     if (headline := _late_job_controller(snapshot)) is not None:
@@ -179,7 +179,7 @@ def _late_controller(snapshot: Snapshot) -> Answer | None:
 
 
 def _late_job_controller(snapshot: Snapshot) -> Text | None:
-    """Return that it has not made the pods of a Job, or has not noticed that one failed."""
+    """Return the headline if the Job controller has not created a Job's pods or noticed a failed pod."""
     suspended = [job for job in snapshot.jobs if job.get("spec", {}).get("suspend")]
     if not snapshot.pods and not suspended and snapshot.event("FailedCreate", kind="Job") is None:
         new = [job for job in snapshot.jobs if "startTime" not in job.get("status", {})]
@@ -209,7 +209,7 @@ def _late_job_controller(snapshot: Snapshot) -> Text | None:
 
 
 def _late_jobset_controller(snapshot: Snapshot) -> Text | None:
-    """Return that it has neither restarted Jobs that are over nor ended the JobSet."""
+    """Return the headline if the JobSet controller has not reacted to the end of its Jobs."""
     jobs = [job for job in snapshot.jobs if _generation(job) == snapshot.restarts]
     failed = [job for job in jobs if is_true(job, "Failed")]
     is_done = bool(jobs) and all(is_true(job, "Complete") for job in jobs)
@@ -238,7 +238,7 @@ def pods_not_created(snapshot: Snapshot) -> Answer | None:
     if any(host.has_ended for host in hosts) and not _is_newer(event, snapshot):
         return None
     rejection = explain_rejection(event["message"])
-    # Why the leader has no node is the better answer.
+    # The reason why the leader has no node is a better answer.
     if rejection.situation == "exclusive-placement" and any(host.unscheduled for host in hosts):
         return None
     is_single = snapshot.expected_hosts == 1
@@ -253,12 +253,12 @@ def pods_not_created(snapshot: Snapshot) -> Answer | None:
 
 
 def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
-    """Return whether the event is about the current Jobs, and not about those before a restart."""
+    """Return whether the event is about the current Jobs and not about those before a restart."""
     return any(event["last"] >= job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs)
 
 
 def explain_rejection(message: str) -> Answer:
-    """Return why the API server rejected an object, by its message. The headline is only that."""
+    """Return why the API server rejected an object. The headline is only the reason."""
     if (match := _DOWN.search(message)) is not None:
         error = match.string[match.end() :].strip(": ")
         service = _SERVICE.search(error)

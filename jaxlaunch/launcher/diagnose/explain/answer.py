@@ -1,6 +1,6 @@
-"""The form of every answer about a job, and the answers about objects that could not be read. Pure.
+"""Answers about a job, and the answers about objects that could not be read. Pure.
 
-What could not be read is unknown: it is never taken for absent.
+An object that could not be read is unknown, and is never treated as absent.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from jaxlaunch.launcher.diagnose.text import NOTHING, NextStep, Text, describe_e
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj
 
-# How the message of a kubelet's event Unhealthy begins.
+# Beginning of the message of a kubelet's event Unhealthy.
 LIVENESS = "Liveness probe failed"
 
-# A string is a line that somebody else wrote, such as one of a traceback.
+# A string is a line of external text, such as a traceback.
 Evidence = tuple[Text | str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What holds up a job, or what it does.
+    """The reason why a job waits or failed, or what it does.
 
     Attributes:
         situation: Key of SITUATIONS in situations.py.
@@ -44,11 +44,11 @@ class Answer:
 
 
 def waits(situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None) -> Answer:
-    """Return the answer that a job waits for this reason."""
+    """Return an answer that the job waits for this reason."""
     return Answer(situation, Text("waits: {reason}", reason=reason), evidence, next_step, reason)
 
 
-# Returns None where this is not what holds up the job.
+# Returns None if the cause does not apply to the job.
 Cause = Callable[[Snapshot], Answer | None]
 
 
@@ -58,7 +58,7 @@ def first_answer(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
 
 
 def is_liveness(event: Obj) -> bool:
-    """Return whether an event is about a liveness probe that failed: the kubelet then stops the container."""
+    """Return whether an event is about a failed liveness probe, after which the kubelet stops the container."""
     return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS))
 
 
@@ -66,7 +66,7 @@ def is_liveness(event: Obj) -> bool:
 
 
 def unread_pods(snapshot: Snapshot) -> Answer | None:
-    """Return the answer where the pods could not be read, which alone show how far the job is."""
+    """Explain that the pods, which show the progress of the job, could not be read."""
     if (why := snapshot.not_read.get("pods")) is None:
         return None
     event = snapshot.event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
@@ -74,11 +74,11 @@ def unread_pods(snapshot: Snapshot) -> Answer | None:
 
 
 def unread_reason(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
-    """Return the answer where something is missing, and the objects that say why could not be read."""
+    """Return an answer for a missing object if the objects with the reason could not be read."""
     return Answer("unread", headline + unknown_reason(snapshot, kind))
 
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
-    """Return why a reason may be missing, as the end of a headline, or nothing where these kinds were read."""
+    """Return the end of a headline that says why a reason is unknown, empty if these kinds were read."""
     why = next((snapshot.not_read[kind] for kind in kinds if kind in snapshot.not_read), None)
     return NOTHING if why is None else Text("; why is unknown: {why}", why=why)

@@ -1,6 +1,6 @@
-"""Containers that do not start, fail or do not end: images, init containers, the program's and those next to it. Pure.
+"""Causes: containers that do not start, that fail or that do not end. Pure.
 
-A Job never fails because of an image that cannot be pulled: it would wait for ever. A Job counts a pod as finished when
+A Job never fails because of an image that cannot be pulled, and would wait forever. A Job counts a pod as finished when
 all its containers have ended, and as failed when one of them has. Init containers with restartPolicy Always (native
 sidecars) are not counted, and end with the program.
 """
@@ -46,7 +46,7 @@ _PULLING = (
 )
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 
-# A message of a registry or the container runtime, what it means, and what to do. The first match counts.
+# Messages of registries and container runtimes, their meaning, and what to do. The first match counts.
 _PULL_ERRORS = (
     (
         re.compile(r"unauthorized|authentication required|denied|forbidden|\b40[13]\b", re.I),
@@ -116,7 +116,7 @@ def image_not_pulled(snapshot: Snapshot) -> Answer | None:
 
 
 def _missing_pull_secret(snapshot: Snapshot, waiting: Sequence[Host]) -> tuple[Text, NextStep] | None:
-    """Return that the kubelet did not find a Secret with the registry's credentials: it asks without them."""
+    """Explain that the kubelet did not find an image pull secret, so that it asks without credentials."""
     event = snapshot.event("FailedToRetrieveImagePullSecret", kind="Pod", of=waiting)
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
@@ -140,13 +140,13 @@ _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 _START = ("StartError", "ContainerCannotRun")
 _SANDBOX = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-# The kubelet tries again, and then has them.
+# A temporary error: the kubelet retries with success.
 _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")
-# A container that is created for longer than this is said to take long.
+# A longer creation of a container is reported with its duration.
 _SLOW_S = 20.0
 
 _MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
-# launcher/manifests/code names it.
+# Name of the ConfigMap with the code, as in launcher/manifests/code.
 _BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")
 _KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
 _REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
@@ -154,7 +154,7 @@ _OF_VOLUME = re.compile(r'for volume "(?P<name>[^"]+)"')
 _ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
 _OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
-# runc with what it starts needs 6 to 12 MiB of the container's own limit.
+# runc and the process that it starts need 6 to 12 MiB of the container's limit.
 _LEAST_MEMORY = parse_quantity("16Mi")
 _COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
@@ -181,7 +181,7 @@ def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
 
 
 def _config_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain a Secret, a ConfigMap or a user that is wrong; the kubelet keeps trying."""
+    """Explain a wrong Secret, ConfigMap or user. The kubelet keeps retrying."""
     waiting = [host for host in present if host.waiting.get("reason") in _CONFIG]
     if not waiting:
         return None
@@ -205,7 +205,7 @@ def _cannot_start(group: HostGroup, reason: Text) -> Text:
 
 
 def _reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
-    """Explain a Secret or a ConfigMap, or a key of it, that does not exist."""
+    """Explain a missing Secret or ConfigMap, or a missing key."""
     if (match := _KEY.search(message)) is not None:
         kind, name = match["kind"], match["name"]
         reason = Text("{kind} {name} has no key {key}", **match.groupdict())
@@ -226,14 +226,14 @@ def _reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evi
 
 
 def _create(snapshot: Snapshot, kind: str, name: str) -> NextStep:
-    """Return what to do about a Secret or a ConfigMap that does not exist."""
+    """Return what to do about a missing Secret or ConfigMap."""
     if name == f"{snapshot.jobset['metadata']['name']}-gang":
-        # The hosts that run have the certificates that the Secret had.
+        # The running hosts have the certificates of the old Secret.
         return resubmit(
             "`{again}` makes one for all hosts: they trust no other than that they began with", again=SUBMIT_AGAIN
         )
     if kind == "ConfigMap" and _BUNDLE.fullmatch(name):
-        # It is named after its contents: no other will do.
+        # Its name is a digest of its contents, so no other ConfigMap would do.
         return change(
             "`{submit}` of the same job creates it: it holds the code and the agent that the job brings.",
             submit=launcher("submit", is_namespaced=False),
@@ -244,7 +244,7 @@ def _create(snapshot: Snapshot, kind: str, name: str) -> NextStep:
 
 
 def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
-    """Return the Secret or ConfigMap of the volume that a message names, or None where the volume has several."""
+    """Return the Secret or ConfigMap of the volume in a message, or None if the volume has several."""
     match = _OF_VOLUME.search(message)
     volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
     volume: Obj = next((volume for volume in volumes if match is not None and volume.get("name") == match["name"]), {})
@@ -262,7 +262,7 @@ def _bad_command(command: str, what: str, group: HostGroup, evidence: Evidence) 
 
 
 def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain that the container runtime could not start the command: with restartPolicy Never that ends the pod."""
+    """Explain that the container runtime could not start the command, which ends the pod (restartPolicy Never)."""
     ended = [host for host in present if host.ended.get("reason") in _START]
     if not ended:
         return None
@@ -272,7 +272,7 @@ def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
         return _bad_command(match["command"], match["what"], group, evidence)
     if _OF_COMMAND.search(message):
         return _bad_command(" ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence)
-    # The container runtime itself failed, before it came to the command: most often for lack of memory.
+    # The container runtime failed before it started the command, most often for lack of memory.
     if host.memory_limit is not None and parse_quantity(host.memory_limit) < _LEAST_MEMORY:
         template = (
             "cannot start on {hosts}: its memory limit of {limit} is too low for the container runtime to start it"
@@ -284,7 +284,7 @@ def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
 
 
 def _agentless(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain that the image was to bring the agent, and has none."""
+    """Explain that the image does not contain the agent."""
     ended = [host for host in present if _AGENTLESS.search(host.ended.get("message", ""))]
     if not ended:
         return None
@@ -298,7 +298,7 @@ def _agentless(snapshot: Snapshot, present: list[Host]) -> Answer | None:
 
 
 def _init_failed(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain an init container that failed, or a sidecar that fails each time that the kubelet restarts it."""
+    """Explain a failed init container, or a sidecar that fails after each restart by the kubelet."""
     failed = [host for host in present if host.is_init and not host.running and host.last_end.get("exitCode")]
     if not failed:
         return None
@@ -315,7 +315,7 @@ def _init_failed(snapshot: Snapshot, present: list[Host]) -> Answer | None:
 
 
 def _mounting(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain volumes that the kubelet cannot mount; it keeps trying, and only events say why."""
+    """Explain volumes that the kubelet cannot mount. It keeps retrying, and only events have the reason."""
     waiting = [host for host in present if _is_being_created(host)]
     event = snapshot.event(*_MOUNT, kind="Pod", of=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
@@ -344,7 +344,7 @@ def _sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
 
 
 def _init_runs(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain an init container that runs: the program starts after it, or once it is ready, if it is a sidecar."""
+    """Explain a running init container, after which the program starts, or once a sidecar is ready."""
     waiting = [host for host in present if host.is_init and host.running]
     if not waiting:
         return None
@@ -371,7 +371,7 @@ def _starting(
 
 
 def _slow(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain that nothing has failed: images and volumes take their time."""
+    """Explain that images and volumes take time, and nothing has failed."""
     waiting = [host for host in present if _is_being_created(host)]
     if not waiting:
         return None
@@ -401,15 +401,15 @@ def _main_container(snapshot: Snapshot) -> Obj:
     return hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
 
 
-# --- containers next to the program, as `pod:` or somebody's webhook adds them ----------------------------------------
+# --- containers next to the program, which `pod:` or a webhook adds ---------------------------------------------------
 
-# The other containers of a pod have this long after the program.
+# The other containers of a pod may run for this long after the program.
 _ENDING_S = 15.0
 _NATIVE = Text("make it an init container with restartPolicy: Always (a native sidecar)")
 
 
 def sidecar_failed(snapshot: Snapshot) -> Answer | None:
-    """Explain that the job ended by another container of a pod, and not by the program."""
+    """Explain that a container other than the program's ended the job."""
     verdict = snapshot.report.verdict
     has_program_failed = any(host.ended.get("exitCode") for host in snapshot.hosts)
     if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
@@ -429,7 +429,7 @@ def sidecar_failed(snapshot: Snapshot) -> Answer | None:
 
 
 def sidecar_outlives(snapshot: Snapshot) -> Answer | None:
-    """Explain that the program has ended, and another container keeps its pod."""
+    """Explain that the program has ended, and another container keeps its pod running."""
     late = [host for host in snapshot.hosts if host.ended and not (host.is_init or host.has_ended or host.is_leaving)]
     if (pair := _with_container(late, lambda container: bool(container.running))) is None:
         return None
@@ -454,7 +454,7 @@ def sidecar_outlives(snapshot: Snapshot) -> Answer | None:
 
 
 def sidecar_failing(snapshot: Snapshot) -> Answer | None:
-    """Explain that the program runs, and another container has failed, which fails the job in the end."""
+    """Explain that the program runs, and another container has failed, so that the job will fail."""
     pair = _with_container(snapshot.hosts, lambda container: bool(container.ended.get("exitCode")))
     if pair is None:
         return _sidecar_restarting(snapshot)
@@ -468,7 +468,7 @@ def sidecar_failing(snapshot: Snapshot) -> Answer | None:
 
 
 def _sidecar_restarting(snapshot: Snapshot) -> Answer | None:
-    """Explain a native sidecar that its kubelet starts again and again; its ends are not counted."""
+    """Explain a native sidecar that the kubelet restarts again and again. A Job does not count its failures."""
     pair = _with_container(
         snapshot.hosts,
         lambda container: container.is_sidecar and not container.running and bool(container.ended or container.before),
@@ -498,7 +498,7 @@ def describe_end(end: Mapping[str, Any], memory_limit: str | None, limitless: st
 def _with_container(
     candidates: Sequence[Host], is_wanted: Callable[[Container], bool], *, is_init: bool = False
 ) -> tuple[list[Host], Container] | None:
-    """Return the first such container, and all hosts that have one of its name."""
+    """Return the first matching container, and all hosts with a matching container of its name."""
     pairs = [
         (host, container)
         for host in candidates

@@ -1,4 +1,4 @@
-"""A job that is done, stopped or being deleted, and objects that do not go. Pure."""
+"""Causes: a job that is done, stopped or being deleted, and objects whose deletion is blocked. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxlaunch.launcher.kubernetes.objects import Obj, condition, parse_time, se
 # Controllers remove their own finalizers within seconds.
 _STUCK_S = 30.0
 _UNCOLLECTED_S = 60.0
-# Kubernetes' own finalizers: it waits for what the object owns.
+# Kubernetes' own finalizers, with which it waits for the objects that an object owns.
 _WAITS = ("foregroundDeletion", "orphan")
 KUBE_CONTROLLERS = ask(
     "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
     "log says of the Job."
 )
-# Why Kueue deactivates a Workload.
+# Reasons for which Kueue deactivates a Workload.
 _DEACTIVATED = {
     "DeactivatedDueToRequeuingLimitExceeded": Text("its pods were repeatedly not ready in time"),
     "DeactivatedDueToMaximumExecutionTimeExceeded": Text("its maximum execution time was exceeded"),
@@ -57,7 +57,7 @@ def _done(snapshot: Snapshot) -> Answer:
 
 
 def _stopped(snapshot: Snapshot, state: State) -> Answer:
-    """Explain a job that is suspended, and that nothing but a submit resumes."""
+    """Explain a stopped job, which only another submission resumes."""
     verdict = snapshot.report.verdict
     saved = () if verdict is None else (verdict.title,)
     if state is State.STOPPING:
@@ -101,9 +101,9 @@ def _deleting(snapshot: Snapshot) -> Answer:
 
 
 def kept_in_namespace(snapshot: Snapshot) -> Answer | None:
-    """Explain a job in a namespace that is being deleted, pods before Jobs.
+    """Explain a job in a namespace that is being deleted, in which pods go before Jobs.
 
-    Its Job keeps pods that ended until it has made them again, which it cannot there.
+    The Job keeps ended pods until it has replaced them, which is impossible in that namespace.
     """
     left = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
     if snapshot.ending_namespace is None or not left:
@@ -119,7 +119,7 @@ def kept_in_namespace(snapshot: Snapshot) -> Answer | None:
 
 
 def terminating_namespace(namespace: Obj | None) -> Evidence:
-    """Return what still keeps a namespace that is being deleted, by its own status."""
+    """Return the reasons in a namespace's status why it still exists."""
     if namespace is None:
         return ()
     conditions = namespace.get("status", {}).get("conditions", ())
@@ -129,18 +129,18 @@ def terminating_namespace(namespace: Obj | None) -> Evidence:
     return tuple(Text(template, name=name, why=reason) for reason in reasons)
 
 
-# --- objects that do not go -------------------------------------------------------------------------------------------
+# --- blocked deletions ------------------------------------------------------------------------------------------------
 
 
 class Stuck(NamedTuple):
-    """An object that does not go although its time is over, and what to do about it."""
+    """An object whose deletion is blocked, and what to do about it."""
 
     what: Text
     next_step: NextStep
 
 
 def find_stuck(snapshot: Snapshot) -> Stuck | None:
-    """Return the first object of the job that is deleted and kept: by a finalizer, or by a node that is silent."""
+    """Return the job's first object whose deletion is blocked by a finalizer or by a silent node."""
     objects = [
         *(("pod", pod) for pod in snapshot.pods),
         *(("Job", job) for job in snapshot.jobs),
@@ -156,7 +156,7 @@ def first_stuck(
     silent_node: Obj | None = None,
     deleted_node: DeletedNode | None = None,
 ) -> Stuck | None:
-    """Return the first of these objects, each with its kind, that is deleted and kept."""
+    """Return the first of these objects, each with its kind, whose deletion is blocked."""
     for kind, obj in objects:
         metadata = obj["metadata"]
         # The deletionTimestamp of a pod is after its grace period.
@@ -188,7 +188,7 @@ def _late(pod: str, late_s: float, why: Text) -> Text:
 
 
 def _on_its_node(pod: str, node: str, late_s: float, why: Text) -> Stuck:
-    # Only the kubelet of its node says that a pod has ended; nothing else takes the pod away.
+    # Only the kubelet of its node reports that a pod has ended. Nothing else removes the pod.
     step = run(
         "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made again on other nodes. "
         "If it comes back, it ends the pod itself.",
@@ -229,9 +229,9 @@ def _when(preposition: str, timestamp: str | None, now: datetime) -> Text:
 
 
 def wait_for_collection(pod: str) -> NextStep:
-    """Return what becomes of a pod whose node is deleted.
+    """Return the advice to wait for the garbage collection of a pod on a deleted node.
 
-    The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of 1.35).
+    The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of Kubernetes 1.35).
     """
     return wait(
         "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist within about a minute, "
@@ -241,7 +241,7 @@ def wait_for_collection(pod: str) -> NextStep:
 
 
 def _uncollected(snapshot: Snapshot) -> Stuck | None:
-    """Return that the garbage collector has not begun with what a deleted JobSet owns."""
+    """Return the deleted JobSet if the garbage collector has not begun to delete its Jobs."""
     late_s = seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
     alive = [job["metadata"]["name"] for job in snapshot.jobs if "deletionTimestamp" not in job["metadata"]]
     if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.not_read:

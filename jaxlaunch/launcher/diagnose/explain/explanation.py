@@ -1,7 +1,7 @@
-"""Why a job waits or failed, or what it does: one answer, its evidence, and what to do next. Pure.
+"""The explanation of a job: why it waits or failed, or what it does, with evidence and the next step. Pure.
 
-Causes are checked in the order in which a job passes them: the first that applies is what holds it up. Everything is
-data until `Diagnosis.render` makes the texts for the screen and for JSON.
+Causes are checked in the order in which a job passes them, and the first one that applies is the answer. Everything is
+data until `Diagnosis.render` renders the texts for the screen and for JSON.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def _lines(renderer: Renderer, texts: Iterable[Text | str]) -> Iterable[str]:
 
 
 def explain(job: Snapshot | NoSuchJob) -> Explanation:
-    """Return the one thing that matters about the job now, as texts."""
+    """Return the rendered explanation of a job."""
     return diagnose(job).render()
 
 
 def diagnose(job: Snapshot | NoSuchJob) -> Diagnosis:
-    """Return the one thing that matters about the job now."""
+    """Return the answer of the first cause that applies to the job, with facts and the next step."""
     if isinstance(job, NoSuchJob):
         unknown = _unknown(job)
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
@@ -155,7 +155,7 @@ def diagnose(job: Snapshot | NoSuchJob) -> Diagnosis:
     facts = (*_facts(status, job.now), *_limits(job))
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in OVER and (step is None or step.action is Action.WAIT):
-        # Nobody is told to wait who was warned.
+        # Advice to wait comes with the newest warning.
         answer = dataclasses.replace(answer, evidence=(*answer.evidence, *describe_event(job.warning)))
     return Diagnosis(job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code)
 
@@ -188,11 +188,11 @@ def _unknown(job: NoSuchJob) -> Answer:
 
 
 def _being_created(snapshot: Snapshot) -> Answer:
-    """Explain that nothing holds it up: the controllers have not created all of it yet."""
+    """Explain that the controllers have not created all objects yet, and nothing blocks them."""
     headline = Text(
         "is being created: {pods} of {expected} pods exist", pods=len(snapshot.hosts), expected=snapshot.expected_hosts
     )
-    # Events about the JobSet have causes of their own.
+    # Events about the JobSet have their own causes.
     if (warning := snapshot.warning) is not None and warning["kind"] != "JobSet":
         headline += Text("; the newest warning: {reason}: {message}", **warning)
     if unread := {"events", "jobs"} & snapshot.not_read.keys():
@@ -201,7 +201,7 @@ def _being_created(snapshot: Snapshot) -> Answer:
 
 
 def _facts(status: JobStatus, now: datetime) -> list[Text]:
-    """Return restarts by cause, the last checkpoint, and from when the numbers are that no pod can give now."""
+    """Return restarts by cause, ranks, the last checkpoint, and the time of recorded numbers."""
     facts = []
     if status.restarts.total or status.restarts.by_cause:
         facts.append(Text("restarts: {restarts}", restarts=describe_restarts(status)))
@@ -251,7 +251,7 @@ def describe_restarts(status: JobStatus) -> Text:
 
 
 def _limits(snapshot: Snapshot) -> Evidence:
-    """Return what could not be read, so that this answer may lack it."""
+    """Return the limits of the answer: the objects that could not be read."""
     limits: list[Text | str] = []
     if not snapshot.is_ours:
         limits.append(Text("this JobSet was not submitted by launcher: its steps and checkpoints are not known"))

@@ -1,6 +1,7 @@
-"""A job that failed or went beyond a limit of its own: why, at which rank, and what to do. Pure.
+"""Causes: a job that failed or exceeded one of its limits, at which rank, and what to do. Pure.
 
-Memory: the kernel killed a whole container, or one process in it. Ephemeral storage: the kubelet evicted a pod.
+If memory is exceeded, the kernel kills a whole container or one process. If ephemeral storage is exceeded, the kubelet
+evicts the pod.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from jaxlaunch.records.verdict import FailureKind, Verdict
 _TRACEBACK_LINES = 20
 _BUS_ERROR = 128 + signal.SIGBUS
 
-# What the operating system says of a file: the program is right, and its pod is not what it expects.
+# Next steps for an operating system error on a file, which the pod's settings cause and not the program.
 _STEPS_BY_ERRNO = {
     errno.EACCES: resubmit(
         "let the pods' user (a number: user in the cluster defaults) read and write there; then `{again}`",
@@ -54,7 +55,7 @@ _STEPS_BY_ERRNO = {
 
 
 def failed(snapshot: Snapshot) -> Answer | None:
-    """Explain a job that failed for good, by the first of these causes that applies."""
+    """Explain a failed job by the first of these causes that applies."""
     if state_of(snapshot) is not State.FAILED:
         return None
     causes = (
@@ -80,7 +81,7 @@ def failed(snapshot: Snapshot) -> Answer | None:
 
 
 def _overdue(snapshot: Snapshot) -> Answer | None:
-    """Explain a deadline: of Kubernetes, which counts one generation, or of the agents, which count all and save."""
+    """Explain a deadline of Kubernetes, which applies to one generation, or of the agents, which applies to all."""
     verdict = _verdict(snapshot)
     if verdict is not None and verdict.code == contract.DEADLINE:
         return Answer("deadline", Text("{message}", message=verdict.message))
@@ -107,7 +108,7 @@ def _out_of_memory(snapshot: Snapshot) -> Answer | None:
 
 
 def _hooked(snapshot: Snapshot) -> Answer | None:
-    """Explain a postStart hook: the kubelet then kills the container, whose agent may report that it was stopped."""
+    """Explain a failed postStart hook. The kubelet kills the container, and its agent may report a stop."""
     event, verdict, host = (
         snapshot.event("FailedPostStartHook", kind="Pod"),
         _verdict(snapshot),
@@ -116,7 +117,7 @@ def _hooked(snapshot: Snapshot) -> Answer | None:
     if event is None or host is None or (verdict is not None and verdict.code != contract.PREEMPTED):
         return None
     headline = Text("the postStart hook of {host} failed: {message}", host=host.name, message=event["message"])
-    # The report of an agent is JSON.
+    # An agent's report is JSON and not useful as output.
     output = () if host.termination_report else traceback_tail(host.ended.get("message"))
     step = change("fix the hook under pod:, or remove it.")
     return Answer("failed", headline, (*describe_event(event), *output), step)
@@ -140,7 +141,7 @@ def describe_verdict(verdict: Verdict) -> Text:
 
 
 def _not_joined(snapshot: Snapshot, verdict: Verdict) -> Text:
-    """Return why a host did not join, in its own words: the leader only knows that it did not."""
+    """Return the host's own reason for not joining, which the leader does not know."""
     reports = [(host, report.verdict) for host in snapshot.hosts if (report := host.termination_report)]
     own = next((pair for pair in reports if pair[1].failure.kind is FailureKind.CANNOT_JOIN), None)
     kinds = (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
@@ -158,7 +159,7 @@ def _never_ran(snapshot: Snapshot) -> Answer | None:
 
 
 def _exited(snapshot: Snapshot) -> Answer | None:
-    """Explain the exit code of a container, where no agent left a verdict."""
+    """Explain the exit code of a container without an agent's verdict."""
     host = _first_failed(snapshot)
     if host is None:
         return None
@@ -177,7 +178,7 @@ def _exited(snapshot: Snapshot) -> Answer | None:
         headline = Text("{host} was killed by SIGKILL (exit 137): its liveness probe fails", host=host.name)
         step = change("fix or remove the probe; jobs need none.")
         return Answer("failed", headline, (*describe_event(event), *output), step)
-    # Container runtimes lose the reason OOMKilled now and then.
+    # Container runtimes sometimes lose the reason OOMKilled.
     limit = _memory_limit(snapshot)
     headline = Text(
         "{host} was killed by SIGKILL (exit 137), probably out of memory; {limit}",
@@ -192,7 +193,7 @@ def _first_failed(snapshot: Snapshot) -> Host | None:
 
 
 def _rejected(snapshot: Snapshot) -> Answer | None:
-    """Explain a pod that the kubelet of its node rejected: it admits only what it can run."""
+    """Explain a pod that the kubelet of its node did not admit."""
     host = next((host for host in snapshot.hosts if host.phase == "Failed" and host.reason and not host.ended), None)
     if host is None:
         return None
@@ -235,7 +236,7 @@ def _verdict(snapshot: Snapshot) -> Verdict | None:
 def is_oom(snapshot: Snapshot) -> bool:
     """Return whether these pods ended because they ran out of memory.
 
-    A container keeps the reason OOMKilled of a process that was killed long before its end: a verdict counts more.
+    A verdict has precedence, because a container keeps the reason OOMKilled of a process that was killed long before.
     """
     verdict = _verdict(snapshot)
     if verdict is not None and verdict.code not in (contract.KILLED, contract.LOST):
@@ -244,7 +245,7 @@ def is_oom(snapshot: Snapshot) -> bool:
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:
-    # On cgroup v1 that may be one process, and the agent lives on.
+    # On cgroup v1 the kernel may kill only one process, and the agent survives.
     return [host for host in snapshot.hosts if "OOMKilled" in [end.get("reason") for end in (host.ended, host.before)]]
 
 
@@ -274,9 +275,9 @@ def _memory_limit(snapshot: Snapshot) -> str | None:
 
 
 def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
-    """Return what a process that ended by SIGBUS ran into, or None for another end.
+    """Return the likely reason of a SIGBUS, or None for another end.
 
-    A file that it maps has no room: in a pod most often one of /dev/shm.
+    A mapped file has no room, in a pod most often one in /dev/shm.
     """
     if verdict.code != _BUS_ERROR:
         return None
@@ -290,7 +291,7 @@ def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
 
 # --- ephemeral storage ------------------------------------------------------------------------------------------------
 
-# A pod that the kubelet evicts because it is beyond its own limit has no condition DisruptionTarget, unlike the others.
+# A pod that is evicted because it exceeded its own limit has no condition DisruptionTarget, unlike other evicted pods.
 _EXCESS = re.compile(
     r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|Usage of EmptyDir volume"
 )
@@ -298,7 +299,7 @@ _OF_VOLUME = re.compile(r'EmptyDir volume "(?!shm")')
 
 
 def evicted_for_excess(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that the kubelet evicted because they used more ephemeral storage than they may."""
+    """Explain pods that the kubelet evicted because they exceeded their limit of ephemeral storage."""
     evicted = [host for host in snapshot.hosts if host.reason == "Evicted" and _EXCESS.search(host.message)]
     if not evicted:
         return None
@@ -318,7 +319,7 @@ def evicted_for_excess(snapshot: Snapshot) -> Answer | None:
 
 
 def describe_earlier_excess(snapshot: Snapshot) -> Text | None:
-    """Return the same of pods that are gone, by the newest event about it."""
+    """Return the same for pods that no longer exist, by the newest event."""
     event = snapshot.event("Evicted", kind="Pod")
     if event is None or _EXCESS.search(event["message"]) is None:
         return None

@@ -1,7 +1,6 @@
-"""Every situation that `explain` knows, one row each: its key, for scripts, what it means, what to do next, and the
-section of docs/troubleshooting.md.
+"""Every situation that `explain` knows: its key for scripts, its meaning, the next step and the documentation.
 
-The table of docs/explain.md is made from the rows.
+The table of docs/explain.md is generated from these rows.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from jaxlaunch.launcher.diagnose.text import (
 
 
 class Situation(NamedTuple):
-    """What a situation means, and what helps.
+    """Meaning of a situation, and what to do.
 
     Attributes:
         meaning: The sentence of docs/explain.md.
@@ -291,7 +290,7 @@ STEPS_BY_CODE: Mapping[int, NextStep] = {
 
 
 def see(situation: str, code: int | None = None) -> str | None:
-    """Return the link to the section, None where nothing is wrong. The exit code of a failed job says more."""
+    """Return the documentation link of a situation, or of a failed job's exit code. None if nothing is wrong."""
     if situation == "failed" and code is not None:
         return troubleshooting.of_code(code)
     section = SITUATIONS[situation].section
@@ -299,7 +298,7 @@ def see(situation: str, code: int | None = None) -> str | None:
 
 
 def page(text: str) -> str:
-    """Return docs/explain.md with the table of the rows in place of the one in `text`."""
+    """Return docs/explain.md with the table in `text` replaced by that of the rows."""
     table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
     for key, row in SITUATIONS.items():
         step = "`explain` says what to do" if row.next_step is None else Renderer().render(row.next_step.sentence())

@@ -1,4 +1,8 @@
-"""A job's lines as they are written: from every pod that starts, those of the next generation included."""
+"""Following the logs of a job: from every pod that starts, including those of the next generations.
+
+Each watch and each followed log runs in a daemon thread, which puts its results as callables into one queue. The main
+thread takes them from the queue, so that only one thread prints and changes state.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +51,30 @@ def follow(
     window: Window = EVERYTHING,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Give `show` every line that `select` wants, on the calling thread, until JobSet `name` ends or is deleted.
+    """Show the selected lines of a job as they are written, until its JobSet ends or is deleted.
 
-    Goes on over restarts: `say` gets how a generation ended and that the next begins. `until` is called once a second
-    and ends it earlier. The rest of the logs of pods that have ended is shown first, for at most DRAIN_S where the
-    JobSet runs on; `say` gets which could not be read to the end. A stream that breaks is continued where it broke.
-    Raises ClusterError when the cluster refuses or cannot be reached, UserError when more than STREAMS pods are
-    selected at once.
+    Restarts are followed, and a broken stream is continued where it broke. At the end the rest of the logs of pods that
+    have ended is shown, within a time limit if the JobSet continues.
+
+    Args:
+        cluster: The cluster.
+        namespace: Namespace of the JobSet.
+        name: Name of the JobSet.
+        select: Lines to show.
+        show: Called with each line, on the calling thread.
+        say: Called with messages about generations, outages and logs that were not read to the end.
+        window: How far back to begin.
+        until: Called once a second. The function returns early if it returns True.
+
+    Raises:
+        ClusterError: If the cluster rejects a request or cannot be reached.
+        UserError: If too many pods are selected at once.
     """
     _Follower(cluster, namespace, name, select, show, say, window).run(until)
 
 
 class Notices:
-    """The messages about generations and suspension as pods and the JobSet change. Never talks to a cluster."""
+    """Messages about generations and suspension, from changes of pods and of the JobSet. Pure."""
 
     def __init__(self) -> None:
         self._generation: int | None = None
@@ -67,7 +82,7 @@ class Notices:
         self._is_suspended = False
 
     def of_host(self, host: Host) -> Iterator[str]:
-        """Yield that a newer generation begins, and how a generation ended: each once."""
+        """Yield a message when a generation begins, and one when it has ended, each once."""
         if self._generation is None or host.generation > self._generation:
             if host.generation > 0:
                 yield f"generation {host.generation} begins"
@@ -77,14 +92,14 @@ class Notices:
             yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
 
     def of_jobset(self, jobset: Obj) -> Iterator[str]:
-        """Yield that the JobSet was suspended, once each time."""
+        """Yield a message each time that the JobSet is suspended."""
         if is_suspended(jobset) and not self._is_suspended:
             yield "suspended: no pods until it is resumed"
         self._is_suspended = is_suspended(jobset)
 
 
 class Shown:
-    """Which lines of one log were shown: a stream that is taken up again repeats those of its last second."""
+    """Lines of one log that were shown. A reopened stream repeats the lines of its last second."""
 
     def __init__(self) -> None:
         # Latest timestamp of a line.
@@ -95,11 +110,11 @@ class Shown:
         self._left: int | None = None
 
     def begin_again(self) -> None:
-        """Note that the stream begins once more, at the newest line or before it."""
+        """Prepare for a reopened stream, which begins at the newest line or before it."""
         self._left = self._count if self.newest else None
 
     def is_new(self, line: Line) -> bool:
-        """Return whether a line comes for the first time; it counts as shown then."""
+        """Return whether a line is new, and count it as shown."""
         if self._left is not None:
             if line.at < self.newest:
                 return False
@@ -132,7 +147,7 @@ class _Follower:
         self._has_ended = False
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Show lines until the JobSet ends or `until` is true."""
+        """Show lines until the JobSet ends or the callback returns True."""
         jobset = self._outage.ride(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
         if jobset is None:
             return
@@ -148,7 +163,7 @@ class _Follower:
         self._drain()
 
     def _drain(self) -> None:
-        """Read the rest of the logs. The watch of the pods may be behind that of the JobSet: they are listed again."""
+        """Read the rest of the logs. The pods are listed again, because their watch may lag behind the JobSet's."""
         labels, end = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_S
         try:
             pods = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
@@ -156,7 +171,7 @@ class _Follower:
             pods = []
         for pod in pods:
             self._on_pod("MODIFIED", pod)
-        # Pods that run on have no end of their logs yet, and the lines of a job that runs on never end.
+        # The log of a pod that still runs has no end.
         present = [host for pod in pods for host in hosts.newest(self._jobset, [pod])]
         running = {host.pod for host in present if not (host.has_ended or host.is_leaving)}
         end = time.monotonic() + DRAIN_S
@@ -168,7 +183,7 @@ class _Follower:
             self._say(f"not read to the end: {', '.join(sorted(left))}; {again}")
 
     def _take(self, seconds: float) -> bool:
-        """Act on what comes first. Return False when nothing comes within this time."""
+        """Handle the next item of the queue. Return False if there is none within this time."""
         try:
             act = self._inbox.get(timeout=seconds)
         except queue.Empty:
@@ -207,7 +222,7 @@ class _Follower:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
-        """Run `body` in a daemon thread: a stream without new lines cannot be ended from here."""
+        """Run `body` in a daemon thread, because a stream without new lines cannot be stopped."""
 
         def guarded() -> None:
             try:
@@ -223,7 +238,7 @@ class _Follower:
             self._inbox.put(partial(on_event, event, obj))
 
     def _read(self, source: Source) -> None:
-        """Read one pod's lines to their end. After a broken stream it goes on after the last line that came."""
+        """Read one pod's log to its end. A broken stream is continued after the last line."""
         shown, window = Shown(), self._window
         while True:
             try:

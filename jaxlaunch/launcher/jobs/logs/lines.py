@@ -1,4 +1,4 @@
-"""The lines of a job: parsed by rank, selected by rank and pattern, read from many pods and merged by time."""
+"""Log lines of a job: parsed by rank, selected by rank and pattern, read from many pods and merged by time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"
 _STAMPED = re.compile(rf"({_TIME})(?: (.*))?", re.DOTALL)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
-# Of a larger gang, not all ranks are shown by default.
+# All ranks of a gang up to this size are shown by default.
 _MANY = 16
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a process, or of the agent itself when `rank` is None."""
+    """A line of a process, or of the agent itself if `rank` is None."""
 
     host: int
     rank: int | None
@@ -43,12 +43,12 @@ class Line:
     generation: int = 0
 
     def prefixed(self) -> str:
-        """Return the line as the agent writes it: `[RANK] text`."""
+        """Return the line in the agent's format: `[RANK] text`."""
         return self.text if self.rank is None else f"[{self.rank}] {self.text}"
 
 
 def parse_line(host: int, text: str) -> Line:
-    """Parse a line of an agent's stdout or stderr: `[RANK] text` is a process's, all else the agent's."""
+    """Parse a line of an agent's output: `[RANK] text` of a process, or any other text of the agent itself."""
     match = _RANKED.fullmatch(text)
     return Line(host, int(match[1]), match[2]) if match else Line(host, None, text)
 
@@ -56,8 +56,8 @@ def parse_line(host: int, text: str) -> Line:
 def parse_stamped_line(host: int, generation: int, text: str, before: Line | None = None) -> Line:
     """Parse a line of a pod's log, which begins with the kubelet's timestamp.
 
-    A further piece of a line has no timestamp of its own: it is of the same time and rank as the line `before` it. What
-    else has none, the kubelet says itself.
+    A continuation of a long line has no timestamp and takes the time and rank of the line `before` it. Any other line
+    without a timestamp is a message of the kubelet.
     """
     match = _STAMPED.fullmatch(text)
     if match is None and before is not None and text.startswith(CONTINUED):
@@ -67,13 +67,13 @@ def parse_stamped_line(host: int, generation: int, text: str, before: Line | Non
 
 
 def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
-    """Merge streams that are each in order of time. Holds one line of each in memory."""
+    """Merge streams that are each sorted by time, with one line of each in memory."""
 
     def time_written(line: Line) -> datetime:
         try:
             return datetime.fromisoformat(line.at)
         except ValueError:
-            # What the kubelet says itself, such as that a log is gone, has no time and comes first.
+            # A message of the kubelet, such as one about a missing log, has no time and comes first.
             return _EARLIEST
 
     return heapq.merge(*streams, key=time_written)
@@ -84,13 +84,13 @@ def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
 
 @dataclasses.dataclass(frozen=True)
 class Select:
-    """Which lines are selected; by default all."""
+    """Selection of lines by rank and pattern, by default all lines."""
 
     ranks: frozenset[int] | None = None
     pattern: re.Pattern[str] | None = None
 
     def wants(self, line: Line, ranks: range) -> bool:
-        """Return whether a line of the host that runs `ranks` is selected; an agent's own belongs to each of them."""
+        """Return whether a line of the host with these `ranks` is selected. An agent's own line belongs to each."""
         owners = ranks if line.rank is None else (line.rank,)
         return self.wants_any(owners) and (self.pattern is None or self.pattern.search(line.text) is not None)
 
@@ -120,7 +120,7 @@ def _parse_ranks(text: str | None) -> frozenset[int] | None:
 
 
 def require_ranks(select: Select, processes: int) -> None:
-    """Raise UserError when a rank that was named is none of the job's."""
+    """Raise UserError if a selected rank does not exist."""
     missing = sorted(rank for rank in select.ranks or () if rank >= processes)
     if missing:
         hint = "the only rank is 0" if processes == 1 else f"ranks are 0–{processes - 1}"
@@ -128,7 +128,7 @@ def require_ranks(select: Select, processes: int) -> None:
 
 
 def default_selection(processes: int, failing: int | None = None) -> Select:
-    """Return what is selected without `--rank`: all ranks of a small gang; of a large one 0 and the one that failed."""
+    """Return the default selection: all ranks of a small gang, or rank 0 and the failing rank of a large one."""
     return Select(None if processes <= _MANY else frozenset({0, failing or 0}))
 
 
@@ -147,7 +147,7 @@ _REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The log of one host of one generation."""
+    """Log of one host in one generation."""
 
     pod: str
     host: int
@@ -161,13 +161,13 @@ class Source:
     agent_port: int | None = None
 
     def may_have(self, select: Select) -> bool:
-        """Return whether it may hold selected lines."""
+        """Return whether the log may contain selected lines."""
         return self.may_hold_others or select.wants_any(self.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How far back to read: so many seconds, the last `tail` selected lines, or since a time in RFC 3339."""
+    """Start of the lines to read: some seconds ago, the last `tail` selected lines, or a time in RFC 3339."""
 
     seconds: int | None = None
     tail: int | None = None
@@ -178,9 +178,10 @@ EVERYTHING = Window()
 
 
 def log_source(jobset: Obj, host: Host, members: Members | None = None) -> Source:
-    """Return the log of one host, and the ranks that it holds by the table, that of the gang's start by default.
+    """Return the log of one host, with its ranks according to `members` or to the start of the gang.
 
-    Where ranks move, any pod may have lines of any; of more than STREAMS pods only those that hold a rank are read.
+    If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the pods that hold a rank
+    now are read.
     """
     ranks = (members or hosts.table(jobset)).ranks(host.number)
     may_hold_others = hosts.moves(jobset) and hosts.expected(jobset) <= STREAMS
@@ -198,10 +199,19 @@ def read_logs(
     unread: Callable[[str], None],
     say: Callable[[str], None],
 ) -> Iterator[Line]:
-    """Yield the selected lines of all sources in order of time; of more than STREAMS, the last MANY_TAIL of each.
+    """Yield the selected lines of all sources in order of time.
 
-    `unread` gets a message for each log that cannot be read; its node may be gone. Where the kubelet has no line of a
-    process, or fewer than `window.tail`, its agent is asked for the last ones, which have no times: `say` gets that.
+    If there are many sources, only the last lines of each are read. If the kubelet has rotated a log
+    and has no line of a process or too few, the agent is asked for its last lines, which have no times.
+
+    Args:
+        cluster: The cluster.
+        namespace: Namespace of the pods.
+        sources: Logs to read.
+        select: Lines to select.
+        window: How far back to read.
+        unread: Called with a message for each log that cannot be read, for example because its node is gone.
+        say: Called when lines come from an agent.
     """
     is_many = len(sources) > STREAMS
     if is_many and window.tail is None:
@@ -245,7 +255,7 @@ def read_logs(
         return chosen
 
     def start(source: Source) -> Iterator[Line]:
-        # Opening one log after the other would add up their latencies: the first line is read.
+        # The first line is read here, so that the logs are opened concurrently.
         lines = read_log(source)
         return itertools.chain(list(itertools.islice(lines, None if is_many else 1)), lines)
 
@@ -254,7 +264,7 @@ def read_logs(
 
 
 def describe_unreadable(pod: str, error: ClusterError, node: str | None) -> str:
-    """Return the message about a pod whose log cannot be read."""
+    """Return a message about a pod whose log cannot be read."""
     return f"the log of pod {pod} cannot be read: {why_unread(error, node)}"
 
 
@@ -267,7 +277,7 @@ def read_pod_log(
     *,
     follow: bool = False,
 ) -> Iterator[Line]:
-    """Yield the selected lines of one source; the agents' own records are left out."""
+    """Yield the selected lines of one source without the agents' records."""
     texts = cluster.log(
         namespace,
         source.pod,
@@ -292,7 +302,7 @@ def _select_lines(texts: Iterable[str], source: Source, select: Select) -> Itera
 
 
 def _tail_length(cluster: Cluster, namespace: str, source: Source, select: Select, window: Window) -> int:
-    """Return how many lines at the end of a log contain its last `window.tail` selected lines."""
+    """Return the number of lines at the end of a log that contain its last `window.tail` selected lines."""
     wanted = window.tail or 0
     for power in itertools.count(1):
         length = wanted * 4**power
@@ -315,10 +325,10 @@ def _tail_length(cluster: Cluster, namespace: str, source: Source, select: Selec
 
 
 def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
-    """Return the last lines of each process of a pod as its agent has them, by rank.
+    """Return the last lines of each process of a pod from its agent, by rank.
 
-    A kubelet gives only the newest file of a log, which is empty after it has rotated a long one. The result is empty
-    where the agent does not answer: it ends, its version is older, or the user may not use port-forwards.
+    A kubelet returns only the newest file of a log, which is empty after a rotation. The result is empty if the agent
+    does not answer because it is stopping, it is of an older version, or the user may not use port-forwards.
     """
     try:
         head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
@@ -330,11 +340,10 @@ def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping
 
 
 def previous_lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
-    """Yield the last lines of each rank of the generation before, the failing rank's first.
+    """Yield the last lines of each rank of the previous generation, the failing rank's first.
 
-    Its pods are gone: the next leader repeats them. They are those of the newest attempt that they were repeated for.
-    The host is the one that held the rank then; where the leader does not say it, the one that holds it by the table
-    `members`.
+    The pods of that generation are gone, so the next leader repeats their lines in its log. The lines are of the newest
+    attempt. The host is the one that held the rank then or, if the leader does not say it, the one in `members`.
     """
     tails = [record for record in records if isinstance(record, Tail)]
     newest = max((tail.attempt for tail in tails), default=0)

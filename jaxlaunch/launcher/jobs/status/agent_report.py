@@ -1,4 +1,4 @@
-"""What the agents reported of a run: records of host 0's log and every pod's termination message, merged. Pure."""
+"""The agents' report about a run, merged from host 0's log and every pod's termination message. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxlaunch.records.verdict import Verdict
 
 @dataclasses.dataclass(frozen=True)
 class AttemptEnd:
-    """An attempt that ended: its verdict, which attempt it was, and when it ended."""
+    """End of an attempt: its verdict, number and time."""
 
     verdict: Verdict
     attempt: int
@@ -24,7 +24,7 @@ class AttemptEnd:
 
     @property
     def title(self) -> str:
-        """The end in words: "attempt 3 of generation 1: hang (82): rank 1 …"."""
+        """Description of the end: "attempt 3 of generation 1: hang (82): rank 1 …"."""
         return f"attempt {self.attempt} of generation {self.generation}: {self.result}: {self.verdict.message}"
 
     @property
@@ -35,7 +35,7 @@ class AttemptEnd:
 
 @dataclasses.dataclass(frozen=True)
 class AgentReport:
-    """A field is None or empty where no agent reported it, or where its report could not be read."""
+    """Merged report of all agents. A field is None or empty if no agent reported it or it could not be read."""
 
     # Newest heartbeat of these pods.
     heartbeat: Beat | None = None
@@ -52,12 +52,12 @@ class AgentReport:
 
     @property
     def last(self) -> AttemptEnd | None:
-        """The newest verdict there is."""
+        """End of the last attempt that has ended."""
         return self.verdict or (self.earlier[-1] if self.earlier else None)
 
     @property
     def is_judged(self) -> bool:
-        """Whether the attempt that the newest heartbeat is of has ended: its phase is no longer true."""
+        """Whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
         last, beat = self.last, self.heartbeat
         if last is None or beat is None or beat.stage == "gather" or beat.generation != last.generation:
             return False
@@ -65,35 +65,35 @@ class AgentReport:
 
     @property
     def stage(self) -> str | None:
-        """One of jaxlaunch.records.log_lines.STAGES while the attempt has not ended."""
+        """Stage of the current attempt, one of jaxlaunch.records.log_lines.STAGES."""
         return None if self.heartbeat is None or self.verdict is not None else self.heartbeat.stage
 
     @property
     def missing(self) -> list[int]:
-        """Hosts that the leader waits for, the first of them."""
+        """The first of the hosts that the leader waits for."""
         return list(self.heartbeat.missing) if self.heartbeat is not None and self.stage == "gather" else []
 
     @property
     def step(self) -> int | None:
-        """Steps that are complete on every rank."""
+        """Number of steps that are complete on every rank."""
         if self.verdict is not None and self.verdict.verdict.step is not None:
             return self.verdict.verdict.step
         return None if self.heartbeat is None else self.heartbeat.step
 
     @property
     def committed(self) -> int | None:
-        """The newest step whose checkpoint is complete on storage."""
+        """Newest step with a complete checkpoint on storage."""
         return None if self.heartbeat is None else self.heartbeat.committed
 
     @property
     def committed_at(self) -> datetime | None:
-        """When that checkpoint was completed; None if it was before these pods started."""
+        """Time of that checkpoint, or None if it is older than these pods."""
         at = None if self.heartbeat is None else self.heartbeat.committed_at
         return None if at is None else datetime.fromtimestamp(at, UTC)
 
     @property
     def goodput(self) -> float | None:
-        """The share of all seconds that went into steps that count, from 0 to 1."""
+        """Share of all seconds that was spent on steps that count, from 0 to 1."""
         if self.recorded is not None:
             return self.recorded.goodput
         return None if self.heartbeat is None else ratio(self.heartbeat.seconds)
@@ -102,17 +102,20 @@ class AgentReport:
 def merge(
     records: Sequence[Line], hosts: Sequence[Host], recorded: Recorded | None = None, *, is_over: bool = False
 ) -> AgentReport:
-    """Merge the records of the leader of `hosts` and the termination messages of their pods into one report.
+    """Merge the leader's records and the termination messages of all pods into one report.
 
-    Where they say nothing, as after the end of these pods, `recorded` does. `is_over`: the job is done or has failed,
-    so what was recorded when it was stopped is older than its end.
+    Args:
+        records: Records of the leader's log.
+        hosts: Hosts of the newest generation.
+        recorded: Progress on the JobSet, used if the pods report nothing because they are gone.
+        is_over: Whether the job is done or has failed, so that progress from a stop is older than its end.
     """
     report = _merge_records(sorted(records, key=lambda record: record.at), hosts)
     if recorded is None or report.heartbeat is not None:
         return report
     ends, verdict = recorded.ends, recorded.verdict
     if is_over and recorded.when == "left" and verdict is not None and ends:
-        # The restart never came, because the job was over.
+        # The announced restart did not happen, because the job had ended.
         counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
         ends = {cause: count for cause, count in counts.items() if count > 0}
     last = None if verdict is None else AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
@@ -133,7 +136,7 @@ def merge(
 
 
 def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentReport:
-    """Merge records that are in order of time."""
+    """Merge records that are sorted by time."""
     generation = hosts[0].generation if hosts else 0
     heartbeat = _newest_heartbeat([record for record in records if record.generation == generation])
     ends = []
@@ -143,7 +146,7 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
         elif isinstance(record, Past) and record.verdict is not None:
             at = record.at if record.ended is None else record.ended
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
-    # The verdict that ends these pods: host 0's agent decided it, and an agent that lost its leader knows less.
+    # Host 0's agent decides the verdict that ends these pods. An agent that lost its leader knows less.
     verdict = None
     terminations = [
         AttemptEnd(report.verdict, report.attempt, report.generation)
@@ -157,7 +160,7 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
         is_running = heartbeat is not None and heartbeat.attempt > current[-1].attempt
         verdict = None if is_running else current[-1]
     earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
-    # Attempts that ended by cause, and why they are not known. A heartbeat counts what the first record does too.
+    # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of the first record.
     newest_first = records[::-1]
     past = next((record for record in newest_first if isinstance(record, Past) and record.verdict is None), None)
     beat = next((record for record in newest_first if isinstance(record, Beat)), None)
@@ -174,7 +177,7 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
 
 
 def _newest_heartbeat(records: Sequence[Line]) -> Beat | None:
-    """Return the last heartbeat. A verdict after it has newer steps and commits than it."""
+    """Return the last heartbeat, updated with the step and the commit of a later verdict."""
     newest = next((record for record in reversed(records) if isinstance(record, Beat)), None)
     for record in records:
         if newest is not None and isinstance(record, Judged) and record.at >= newest.at:

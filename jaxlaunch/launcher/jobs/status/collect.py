@@ -1,8 +1,8 @@
-"""Reads one job from a cluster in at most nine calls, or all jobs in a few calls, however many there are.
+"""Reading of one job from a cluster in at most nine calls, or of any number of jobs in a few calls.
 
-Only what the situation needs is read: nodes when a pod has none, queues while they hold the job back. What the user may
-not read is recorded in the snapshot, and the rest is used. Further pages of five hundred pods, events or nodes are not
-counted. What the agents report is read from the log of host 0's pod, the leader; `launcher logs` reads the rest of it.
+Only the objects that the situation requires are read: nodes if a pod has none, queues while the job is not admitted.
+Objects that the user may not read are recorded in the snapshot, and the rest is used. Further pages of five hundred
+pods, events or nodes are not counted. The agents' reports are read from the log of the leader, which is host 0's pod.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _Place = tuple[str, str]  # namespace, name
 
 
 def snapshot(cluster: Cluster, namespace: str, name: str) -> Snapshot | NoSuchJob:
-    """Read one job. Raises ClusterError when not even its JobSet can be read."""
+    """Read one job. Raises ClusterError if its JobSet cannot be read."""
     return _Reader(cluster, namespace, name).snapshot()
 
 
 class _Reader:
-    """Reads one job once, and records what it could not read."""
+    """Reads one job once, and records the objects that could not be read."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
@@ -100,7 +100,7 @@ class _Reader:
         local_queue = cluster_queue = None
         if is_held:
             local_queue = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
-            # Only an administrator may be allowed to read it.
+            # Often only administrators may read it.
             if (queue_name := cluster_queue_name(local_queue)) is not None:
                 cluster_queue = self._get(CLUSTER_QUEUES, queue_name)
         records = tuple(self._records(jobset, newest, is_queued=local_queue is not None))
@@ -150,7 +150,7 @@ class _Reader:
             self._forbidden.add(kind)
 
     def _no_such_job(self, now: datetime, events: Sequence[Obj]) -> NoSuchJob:
-        """Return what is left where there is no job of that name: its pods, its Jobs, and the names of others."""
+        """Return the remaining pods and Jobs of a deleted job, and the names of other jobs."""
         names: tuple[str, ...] = ()
         try:
             names = tuple(jobset["metadata"]["name"] for jobset in _list_jobsets(self._cluster, self._namespace))
@@ -163,7 +163,7 @@ class _Reader:
         return NoSuchJob(self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(left))
 
     def _events(self, jobset: Obj | None) -> list[Obj]:
-        """Return the events about this job and what is made of it, since it was created."""
+        """Return the events about this job and its objects since its creation."""
         fields = ",".join(f"reason!={reason}" for reason in QUIET_EVENTS)
         try:
             events = self._cluster.list(
@@ -177,7 +177,7 @@ class _Reader:
     # --- what is read only sometimes ----------------------------------------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """Return the namespace, if it is being deleted. Few users may read it: nothing is concluded without it."""
+        """Return the namespace, if it is being deleted. None also if the user may not read it, as most users."""
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
@@ -193,7 +193,7 @@ class _Reader:
         return max(workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None)
 
     def _preemptor(self, workload: Obj | None) -> str | None:
-        """Return the JobSet that took its place in the queue, which Kueue names by its uid."""
+        """Return the name of the JobSet that preempted the job. Kueue gives its uid."""
         messages = [condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
         uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
         jobsets = [] if uid is None else self._list(JOBSETS, "")
@@ -209,9 +209,9 @@ class _Reader:
     def _unwell_node(
         self, newest: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
-        """Return the node of the first host that may have lost it, if it is not Ready, or deleted.
+        """Return the node of the first suspect host if it is not Ready, or its name and time if it was deleted.
 
-        Few users may read it, as with a namespace.
+        Few users may read nodes. An error is ignored.
         """
         missing = agent_report.merge(records, newest).missing
         suspects = (host for host in newest if host.number in missing or self._may_be_lost(host, now))
@@ -224,14 +224,14 @@ class _Reader:
             return None, None
         if node is not None:
             return (None, None) if is_true(node, "Ready") else (node, None)
-        # The event of its controller says when the node's object was deleted; few users may read that.
+        # An event of the node controller has the time of the deletion. Few users may read it.
         fields, events = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode", list[Obj]()
         with contextlib.suppress(ClusterError):
             events = list(self._cluster.list(EVENTS, "default", fields=fields, keep=trim_event))
         return None, DeletedNode(name, max((event["last"] for event in events), default=None))
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
-        """Return whether a node that still works would have said more of a host."""
+        """Return whether a host's state suggests that its node does not work."""
         if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_S:
             return True
         if host.running:
@@ -239,7 +239,7 @@ class _Reader:
         return (seconds_since(host.created, now) or 0.0) > _LATE_S
 
     def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
-        """Return what host 0's agent reports; earlier attempts only where the queues were not read, to save a call."""
+        """Return the leader's records. To save a call, those of earlier attempts are skipped if queues were read."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
         if leader is None or not hosts.is_ours(jobset):
             return []
@@ -253,22 +253,22 @@ class _Reader:
 
 
 def _may_end(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
-    """Return whether the namespace may be being deleted: it takes its pods first, and takes no new objects."""
+    """Return whether the namespace may be being deleted: its pods go first, and new objects are rejected."""
     if "deletionTimestamp" in jobset["metadata"] or any(host.is_leaving and host.has_ended for host in newest):
         return True
     return any(_TERMINATING in event["message"] for event in events)
 
 
 def _describe_unread(what: str, error: ClusterError, node: str | None = None) -> str:
-    """Return the message about it; `node` is that of a pod whose log it is."""
+    """Return the message about an unread object. `node` is given for the log of a pod."""
     why = error.message if node is None else why_unread(error, node)
     return f"{what} could not be read: {why[:_MAX_MESSAGE]}"
 
 
 def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the events on a job of that name and on what is made of it: Jobs, pods, claims, its Workload.
+    """Yield the events about a job of that name and its objects: Jobs, pods, claims and its Workload.
 
-    Of a JobSet that is there, only those since it was created: one of the same name may have been before.
+    Events before the creation of an existing JobSet are left out, since they are about an earlier one of the same name.
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claims(jobset)
@@ -291,9 +291,9 @@ def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | Non
 
 
 def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
-    """Read every job that launcher submitted, by namespace and name; None reads all namespaces.
+    """Read all of launcher's jobs in one or all namespaces, sorted by namespace and name.
 
-    Raises ClusterError when the JobSets cannot be read.
+    Raises ClusterError if the JobSets cannot be read.
     """
     unread = dict[str, str]()
     jobsets = [jobset for jobset in _list_jobsets(cluster, namespace) if hosts.is_ours(jobset)]
@@ -306,7 +306,7 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     except ApiError as error:
         unread["pods"] = _describe_unread("pods", error)
     try:
-        # Not read where no job names a queue.
+        # Not needed if no job has a queue.
         if any(QUEUE in jobset["metadata"].get("labels", {}) for jobset in jobsets):
             listed = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
             workloads = {workload["metadata"]["labels"][JOB_UID]: workload for workload in listed}
@@ -330,9 +330,9 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
 
 
 def _with_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the jobs with the newest records of the first that run: each costs a call."""
+    """Add the newest records to the first running jobs. Each costs a call."""
     read, calls = [], 0
-    # The first of the logs that the server refuses alike stands for all.
+    # Logs that fail with the same error share the message of the first.
     unread = dict[str, str]()
     for job in jobs:
         leader = next((host for host in job.hosts if host.number == 0 and host.running and not host.is_init), None)
@@ -366,20 +366,21 @@ def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
 
 # A running leader writes a heartbeat every 15 s.
 _RECENT_S = 45
-# Lines of it that are read first, and eight times as many while they have no record: a program may flood.
+# Lines of a running leader's log that are read first. A program may write so much that they have no record, and then
+# eight times as many are read.
 _MANY = 4_000
 # Lines that are read of an ended leader's log.
 _TAIL = 400
 # The rest of the snapshot must not wait for a node that does not answer.
 TIMEOUT_S = 8.0
-# How the API server says that a node's kubelet did not give it a log.
+# The API server's message if a node's kubelet did not return a log.
 _KUBELET = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
 # The leader writes at the start of its log how earlier attempts ended.
 _HEAD_BYTES = 256 * 1024
 
 
 def why_unread(error: ClusterError, node: str | None) -> str:
-    """Return why a log could not be read: the API server fetches it from the kubelet of its node."""
+    """Return why a log could not be read. The API server fetches it from the kubelet of the pod's node."""
     match = _KUBELET.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
         says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
@@ -390,7 +391,7 @@ def why_unread(error: ClusterError, node: str | None) -> str:
 
 
 def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:
-    """Return the newest heartbeats of its gang, or its verdict. Raises ClusterError when its log cannot be read."""
+    """Return the leader's newest heartbeats or its verdict. Raises ClusterError if its log cannot be read."""
     if leader.ended:
         return _read_part(cluster, namespace, leader, timeout_s, tail=_TAIL)[0]
     for power in itertools.count():
@@ -402,7 +403,7 @@ def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_
 
 
 def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
-    """Return the same, and the records of earlier attempts before it; two calls where the log is long."""
+    """Return the recent records after those of earlier attempts. A long log takes two calls."""
     records = read_recent_records(cluster, namespace, leader)
     if any(isinstance(record, Past) for record in records):
         return records
@@ -410,12 +411,12 @@ def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Lin
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
-    """Yield the records that it writes from now on, until its log ends. Raises ClusterError when it cannot be read."""
+    """Yield the leader's new records until its log ends. Raises ClusterError if it cannot be read."""
     return _parse_records(cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1))
 
 
 def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> tuple[list[Line], int]:
-    """Return the records in a part of its log, and how many lines that part has."""
+    """Return the records in a part of the leader's log, and the number of lines of that part."""
     lines = cluster.log(namespace, leader.pod, container=leader.container, patience_s=timeout_s, **part)  # type: ignore[arg-type]
     counter = itertools.count()
     records = list(_parse_records(line for line in lines if next(counter) >= 0))

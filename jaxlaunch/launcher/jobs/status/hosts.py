@@ -1,4 +1,4 @@
-"""The hosts of a job, one for each pod: node, phase, containers, and how it ended. Pure."""
+"""Hosts of a job, one for each pod: node, phase, containers, and end. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container of a pod beside the main one, as the job or somebody's webhook added it."""
+    """A container of a pod other than the main one, added by the job or by a webhook."""
 
     name: str
     is_init: bool
@@ -45,7 +45,7 @@ class Container:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One host of one generation: its pod, and the state of the container that matters."""
+    """One host in one generation: its pod, and the state of its deciding container."""
 
     number: int
     pod: str
@@ -93,7 +93,7 @@ class Host:
 
     @property
     def has_started(self) -> bool:
-        """Whether its main container runs or ran: there is a log."""
+        """Whether the main container has started, so that it has a log."""
         return not self.is_init and bool(self.running or self.ended)
 
     @property
@@ -103,28 +103,28 @@ class Host:
 
     @property
     def last_end(self) -> Mapping[str, Any]:
-        """How the container ended last, this start of it or an earlier one; empty when it never did."""
+        """Terminated state of this or an earlier start of the container, empty if there is none."""
         return self.ended or self.before
 
     @property
     def left_alone(self) -> bool:
-        """Whether its agent was told to stop and left, while its gang waits for the pod that takes its place."""
+        """Whether its agent was told to stop and left, while the gang waits for a replacement pod."""
         return self.ended.get("exitCode") == contract.LEFT
 
     @property
     def ends_gang(self) -> bool:
-        """Whether it failed by what its whole gang decided, of a job whose pods are replaced alone otherwise."""
+        """Whether its failure ends the whole gang, in a job whose lost pods are otherwise replaced one by one."""
         code = self.ended.get("exitCode", 0)
         return self.phase == "Failed" and contract.DONE < code < contract.OF_THE_KERNEL and code in contract.OUTCOMES
 
     @property
     def termination_report(self) -> Termination | None:
-        """What its agent wrote as the container's termination message, parsed."""
+        """The agent's termination message, parsed."""
         return log_lines.parse_termination_message(self.termination_message)
 
     @property
     def name(self) -> str:
-        """The host in words: "host 3 (pod lm-w-0-3-x7k2p)"."""
+        """Display name: "host 3 (pod lm-w-0-3-x7k2p)"."""
         return f"host {self.number} (pod {self.pod})"
 
 
@@ -134,12 +134,12 @@ def _hosts_per_job(job: Obj) -> int:
 
 
 def expected(jobset: Obj) -> int:
-    """Return how many hosts the JobSet asks for."""
+    """Return the number of hosts that the JobSet requests."""
     return sum(int(job.get("replicas", 1)) * _hosts_per_job(job) for job in replicated_jobs(jobset))
 
 
 def main_container(spec: Obj) -> Obj:
-    """Return the container of a pod spec that runs the program: ours by its name, else the first."""
+    """Return the container of a pod spec that runs the program, by its name or else the first one."""
     containers = spec.get("containers") or [{}]
     return next((container for container in containers if container.get("name") == MAIN_CONTAINER), containers[0])
 
@@ -150,58 +150,59 @@ def main_container_of(jobset: Obj) -> Obj:
 
 
 def agent_job(spec: Obj) -> AgentJob | None:
-    """Return what the agents of pods of this spec read of the job; None where they have none."""
+    """Return the agents' job settings in a pod spec, or None if it has no agent."""
     variables = main_container(spec).get("env") or ()
     text = next((variable.get("value") for variable in variables if variable["name"] == contract.JOB), None)
     return checked.read(AgentJob, checked.decode_record(text.replace("$$", "$"))) if text else None
 
 
 def table(jobset: Obj) -> Members:
-    """Return which hosts of the JobSet hold ranks before any was lost; of another tool's, each holds one."""
+    """Return the hosts that hold ranks at the start of the gang. In another tool's JobSet each holds one."""
     job = _agent_job_or_default(jobset)
     return Members(range(job.sizes[-1] if job.sizes else expected(jobset)), job.processes_per_host)
 
 
 def moves(jobset: Obj) -> bool:
-    """Return whether ranks may move from a host to another: the job has spares, or may shrink."""
+    """Return whether ranks may move between hosts, because the job has spares or may shrink."""
     return bool(_agent_job_or_default(jobset).sizes)
 
 
 def are_replaced(jobset: Obj) -> bool:
-    """Return whether a pod that is lost is made again alone, while the others wait for it."""
+    """Return whether a lost pod is replaced alone, while the other pods wait for it."""
     return _agent_job_or_default(jobset).replaces
 
 
 def _agent_job_or_default(jobset: Obj) -> AgentJob:
-    """Return what its agents read of the job; a nameless job of one process each, where there is none."""
+    """Return the agents' job settings, or those of a nameless job with one process per host."""
     with contextlib.suppress(ValueError):
         return agent_job(pod_template(jobset).get("spec", {})) or AgentJob("")
     return AgentJob("")
 
 
 def metrics_port(jobset: Obj) -> int | None:
-    """Return the port of its agents' HTTP server; None of a JobSet of another tool."""
+    """Return the port of the agents' HTTP server, or None for another tool's JobSet."""
     ports = main_container_of(jobset).get("ports") or ()
     return next((int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None)
 
 
 def claims(jobset: Obj) -> list[str]:
-    """Return the volume claims that its pods mount."""
+    """Return the names of the PersistentVolumeClaims that the pods mount."""
     volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
     sources = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
     return [source["claimName"] for source in sources]
 
 
 def environment(jobset: Obj) -> dict[str, str]:
-    """Return the environment variables of the main container whose values are in the JobSet itself."""
+    """Return the environment variables of the main container that the JobSet sets by value."""
     variables = main_container_of(jobset).get("env") or ()
     return {variable["name"]: variable.get("value", "") for variable in variables if "valueFrom" not in variable}
 
 
 def is_ours(jobset: Obj) -> bool:
-    """Return whether launcher made the JobSet.
+    """Return whether launcher created the JobSet.
 
-    By its label or, as anyone may patch that away, its pods' environment, which JobSet lets nobody change.
+    It is recognized by its label or by its pods' environment, because anyone may remove the label but JobSet does not
+    allow changes of the environment.
     """
     metadata = jobset["metadata"]
     is_labelled = (metadata.get("labels") or {}).get(OWN_LABEL) == metadata["name"]
@@ -209,9 +210,9 @@ def is_ours(jobset: Obj) -> bool:
 
 
 def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
-    """Return the hosts of the last generation that has pods; of one host that is replaced, the newer pod.
+    """Return the hosts of the last generation that has pods, with the newer pod of a replaced host.
 
-    A pod whose labels are no numbers was not made by JobSet, and is left out: anyone may give one the job's label.
+    A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set the job's label.
     """
     offsets, total = {}, 0
     for job in replicated_jobs(jobset):
@@ -232,7 +233,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = metadata.get("labels", {})
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
-    # The status of the main container is empty before the kubelet reports one.
+    # The main container has no status before the kubelet reports one.
     main_status: Obj = next(
         (container for container in status.get("containerStatuses") or () if container["name"] == main), {}
     )
@@ -291,9 +292,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
 
 
 def _telling_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
-    """Return the container whose state shows how far the pod is, and whether it is an init container.
+    """Return the container whose state shows the progress of the pod, and whether it is an init container.
 
-    Once the main container has started, it is that one: an init container that still runs is a sidecar.
+    This is the main container once it has started. An init container that still runs is then a sidecar.
     """
     state = main.get("state") or {}
     if state.get("running") is not None or state.get("terminated") is not None:

@@ -1,4 +1,4 @@
-"""The status of a job from its snapshot: one state, and the numbers beside it. Pure."""
+"""Status of a job from its snapshot: one state and its numbers. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXIT_CODE = re.compile(r"failed with exit code (\d{1,3})\b")
 
 
 class State(enum.StrEnum):
-    """How far a job is, or how it ended."""
+    """Progress of a job, or how it ended."""
 
     # Kueue has not admitted it.
     QUEUED = "Queued"
@@ -61,7 +61,7 @@ OVER = (State.DONE, State.FAILED, State.STOPPED)
 
 @dataclasses.dataclass(frozen=True)
 class Restarts:
-    """How often the job was restarted, in place or with new pods, and how many restarts count against the limit."""
+    """Number of restarts in place and with new pods, and of those that count against the limit."""
 
     total: int
     charged: int  # against the limit
@@ -73,7 +73,7 @@ class Restarts:
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """One job, as `launcher status`, a row of `launcher list` and their JSON show it. None: not known."""
+    """One job as shown by `launcher status`, `launcher list` and their JSON. None means unknown."""
 
     name: str
     namespace: str
@@ -105,7 +105,7 @@ class JobStatus:
     folder: str | None = None  # of a run on this machine, whose namespace is empty
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields under their own names, the state as text."""
+        """Return the fields as JSON, with the state as text."""
         return dataclasses.asdict(self) | {"state": self.state.value}
 
 
@@ -113,7 +113,7 @@ def status_of(snapshot: Snapshot) -> JobStatus:
     """Return the status of one job."""
     report, beat, now = snapshot.report, snapshot.report.heartbeat or Beat(), snapshot.now
     state = state_of(snapshot)
-    # A host on its way out, or whose node does not answer, makes what the agents reported last too old.
+    # If a host is being deleted or its node does not answer, the agents' last report is outdated.
     is_any_lost = any(
         host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
         for host in snapshot.hosts
@@ -124,7 +124,7 @@ def status_of(snapshot: Snapshot) -> JobStatus:
     reached = [host for host in ready if not snapshot.is_on_silent_node(host)]
     has_table = hosts.moves(snapshot.jobset) and is_table_known(snapshot)
     last = report.last
-    # The verdict that matters now: on the end, or on the attempt before this one.
+    # The relevant verdict is that of the end or of the previous attempt.
     is_resumed = last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
     return JobStatus(
         name=snapshot.name,
@@ -136,14 +136,14 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         ready=None if "pods" in snapshot.not_read else len(reached),
         generation=snapshot.restarts,
         attempt=beat.attempt or (report.verdict.attempt if report.verdict else None),
-        # The phase of most ranks; before they start, rendezvous.
+        # The phase of most ranks, or rendezvous before they start.
         phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
         phase_s=_age(datetime.fromtimestamp(beat.since, UTC), now) if is_live and beat.since is not None else None,
         missing=tuple(report.missing),
         members=snapshot.members.to_wire() if has_table else None,
         spares=tuple(spare_hosts(snapshot)),
         step=report.step,
-        # The last step of the whole run, where the job has a `train:` block.
+        # The last step of the run, if the job has a `train:` block.
         steps=checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps"),
         committed=report.committed,
         committed_age_s=None if report.committed_at is None else _age(report.committed_at, now),
@@ -160,7 +160,7 @@ def status_of(snapshot: Snapshot) -> JobStatus:
 
 
 def state_of(snapshot: Snapshot) -> State:
-    """Return how far the job is, or how it ended."""
+    """Return the job's state, which is that of its slowest host while it starts."""
     ended = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
     if "deletionTimestamp" in snapshot.jobset["metadata"]:
         return State.DELETING
@@ -175,7 +175,7 @@ def state_of(snapshot: Snapshot) -> State:
     if has_begun(snapshot):
         waits = snapshot.report.stage in (None, "gather") and snapshot.report.verdict is None
         return State.GATHERING if waits or are_members_lost(snapshot) else State.RUNNING
-    # How far the slowest host is.
+    # The slowest host decides.
     if len(snapshot.hosts) < snapshot.expected_hosts:
         return State.CREATING
     if any(host.node is None for host in snapshot.hosts):
@@ -186,18 +186,18 @@ def state_of(snapshot: Snapshot) -> State:
 
 
 def is_stopped_in_queue(snapshot: Snapshot) -> bool:
-    """Return whether its Workload is deactivated: by `launcher stop`, or by Kueue after too many tries."""
+    """Return whether the Workload is deactivated, by `launcher stop` or by Kueue after too many attempts."""
     return snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
 
 
 def _suspended_state(snapshot: Snapshot) -> State:
-    """Return the state of a job that is suspended: by a person, or by Kueue."""
+    """Return the state of a job that a user or Kueue has suspended."""
     if snapshot.queue is not None and not is_stopped_in_queue(snapshot):
         return State.SUSPENDED if "workloads" in snapshot.not_read else State.QUEUED
     if "pods" not in snapshot.not_read:
         are_left = any(not host.has_ended for host in snapshot.hosts)
     elif snapshot.jobs:
-        # The Jobs count their pods, where these could not be read.
+        # If the pods could not be read, the Jobs' counts are used.
         counts = [job.get("status", {}) for job in snapshot.jobs]
         are_left = any(count.get("active") or count.get("terminating") for count in counts)
     else:
@@ -206,7 +206,7 @@ def _suspended_state(snapshot: Snapshot) -> State:
 
 
 def _is_restarting(snapshot: Snapshot) -> bool:
-    """Return whether the last generation has ended or is ending, and its successor's pods are not here."""
+    """Return whether the last generation has ended or is ending, and the next one has no pods yet."""
     if not snapshot.hosts:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
@@ -214,7 +214,7 @@ def _is_restarting(snapshot: Snapshot) -> bool:
     if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
         # The Job fails with its first pod.
         return True
-    # Of a gang whose lost pods are made again, host 0 alone says that it is done.
+    # If lost pods are replaced, only host 0 shows that the gang is done.
     done = [host.number for host in snapshot.hosts if host.phase == "Succeeded"]
     is_done = len(done) == len(snapshot.hosts) or (snapshot.waits_for_pods and 0 in done)
     return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not is_done
@@ -228,7 +228,7 @@ def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
 
 
 def describe_as_of(status: JobStatus, now: datetime) -> str:
-    """Return "12:03:11 UTC (7m ago), when it was stopped", or with an earlier date; empty of numbers of now."""
+    """Return "12:03:11 UTC (7m ago), when it was stopped", with the date if it is not today; empty if current."""
     if status.as_of is None:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
@@ -237,7 +237,7 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
 
 
 def _age(at: datetime, now: datetime) -> float:
-    """Return the seconds since then; never negative, however the clocks differ."""
+    """Return the seconds between two times, at least 0 whatever the skew of the clocks."""
     return max(0.0, (now - at).total_seconds())
 
 
@@ -260,7 +260,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
 
 
 def exit_code(snapshot: Snapshot, state: State) -> int | None:
-    """Return the exit code of a run that is over: its verdict's, else that of a container, else 1; None before."""
+    """Return the exit code of an ended run: its verdict's, else a container's, else 1. None before its end."""
     if state is State.DONE:
         return contract.DONE
     if state is not State.FAILED:

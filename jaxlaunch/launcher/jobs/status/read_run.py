@@ -1,10 +1,10 @@
-"""Reads a run folder and writes what it holds to stdout: `launcher status` and `logs --from-volume` run it in a pod.
+"""Program that reads a run folder and writes its contents to stdout, for `status` and `logs --from-volume`.
 
-Its source is the argument of `python -c`, so it imports nothing of ours. The one argument is JSON: `folder`, `ranks` (a
-list, or null for all), `pattern` (of lines, or null), `tail` (lines of each rank, or null), `bytes` (of all logs
-together). The answer is JSON: `summary` (without stacks) and `attempts` as the files have them, and `logs`, each with
-`rank`, `text` and `left_out` (bytes before it), deflated, in lines of base64 after PREFIX; the last line has its
-SHA-256 after END.
+Its source is the argument of `python -c` in a pod, so it must not import jaxlaunch. The only argument is JSON:
+`folder`, `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail` (lines of each rank, or null) and
+`bytes` (of all logs together). The answer is JSON: `summary` (without stacks) and `attempts` as in the files, and
+`logs`, each with `rank`, `text` and `left_out` (bytes before the text). It is compressed with zlib and written as lines
+of base64 with a prefix. The last line has its SHA-256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME = re.compile(r"rank-(\d{1,7})\.log")
 
 
 def opened(path: str, below: str) -> BinaryIO | None:
-    """A regular file below a folder; None where there is none: a pipe would never end, and a link may lead anywhere."""
+    """Open a regular file below a folder, or return None. A pipe would block, and a link may lead anywhere."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     *between, name = os.path.relpath(path, below).split(os.sep)
     at = -1
@@ -55,7 +55,7 @@ def opened(path: str, below: str) -> BinaryIO | None:
 
 
 def end(path: str, size: int) -> str | None:
-    """The last `size` bytes of a file as text; None where it cannot be read."""
+    """Return the last `size` bytes of a file as text, or None if it cannot be read."""
     file = opened(path, os.path.dirname(path))
     if file is None:
         return None
@@ -65,7 +65,7 @@ def end(path: str, size: int) -> str | None:
 
 
 def summary(path: str) -> str | None:
-    """What summary.json holds but for stacks and NCCL's text, as JSON; None where it cannot be read."""
+    """Return summary.json without stacks and NCCL's text, or None if it cannot be read."""
     file = opened(path, os.path.dirname(path))
     if file is None:
         return None
@@ -92,16 +92,22 @@ def newest(folder: str) -> str:
 
 
 def log_path(folder: str, rank: int) -> str:
-    """The newest lines of a rank, in the folder of a start."""
+    """Return the path of a rank's newest log in the folder of a start."""
     return os.path.join(folder, "logs", f"rank-{rank}.log")
 
 
 def log(
     run: str, folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
 ) -> dict[str, Any]:
-    """The last selected lines of a rank, `size` bytes at most, and how many bytes before them are left out.
+    """Return the last selected lines of a rank, at most `size` bytes, and the number of omitted bytes before them.
 
-    `folder`: that of a start of the run, in the run's own folder `run`, below which no link is followed.
+    Args:
+        run: Folder of the run, below which no link is followed.
+        folder: Folder of a start of the run, below `run`.
+        rank: The rank.
+        pattern: Pattern of the lines, or None for all.
+        tail: Largest number of lines, or None.
+        size: Largest number of bytes.
     """
     path = log_path(folder, rank)
     files = [file for file in (opened(path + ".1", run), opened(path, run)) if file is not None]
@@ -139,7 +145,7 @@ def log(
 
 
 def found(folder: str, ranks: Iterable[int] | None) -> list[int]:
-    """The ranks that have a log, of those that are asked for."""
+    """Return the requested ranks that have a log."""
     try:
         names = os.listdir(os.path.join(folder, "logs"))
     except OSError:
@@ -149,7 +155,7 @@ def found(folder: str, ranks: Iterable[int] | None) -> list[int]:
 
 
 def main() -> None:
-    """Answers the one argument."""
+    """Answer the request in the only argument."""
     asked = json.loads(sys.argv[1])
     folder, pattern = asked["folder"], asked["pattern"]
     logs = newest(folder)

@@ -1,4 +1,4 @@
-"""What a cluster holds of one job, as plain data, and what follows from it. Pure; `collect` reads it."""
+"""The objects of one job in a cluster as plain data, and facts that follow from them. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line, Recorded
 from jaxlaunch.records.members import Members
 
-# Warnings about a pod that are over once it has a node, or once its container runs.
+# Warnings about a pod that no longer apply once it has a node, or once its container runs.
 _UNTIL_PLACED = ("FailedScheduling",)
 _UNTIL_STARTED = (
     *("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"),
@@ -36,7 +36,7 @@ class DeletedNode(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NoSuchJob:
-    """There is no JobSet of that name; what the namespace holds instead."""
+    """The absence of a JobSet of that name, and related objects of the namespace."""
 
     namespace: str
     name: str
@@ -55,7 +55,7 @@ class NoSuchJob:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The objects of one job, cut down to what is used of them. None: not there, or not needed and so not read."""
+    """The trimmed objects of one job. None means that an object does not exist or was not needed."""
 
     namespace: str
     name: str
@@ -89,18 +89,18 @@ class Snapshot:
 
     @cached_property
     def hosts(self) -> list[Host]:
-        """The hosts of the last generation that has pods."""
+        """Hosts of the last generation that has pods."""
         return hosts.newest(self.jobset, self.pods)
 
     @cached_property
     def report(self) -> AgentReport:
-        """What the agents reported in the leader's log and in termination messages."""
+        """Report of the agents from the leader's log and the termination messages."""
         recorded = self.on_volume or self.recorded
         return agent_report.merge(self.records, self.hosts, recorded, is_over=terminal_state(self.jobset) is not None)
 
     @cached_property
     def members(self) -> Members:
-        """Which hosts hold ranks, as the leader says in its log; before it did, as at the start of the gang."""
+        """Hosts that hold ranks according to the leader's log, or those of the start of the gang."""
         table, beat = hosts.table(self.jobset), self.report.heartbeat
         if beat is None or beat.members is None:
             return table
@@ -108,29 +108,29 @@ class Snapshot:
 
     @cached_property
     def waits_for_pods(self) -> bool:
-        """Whether a pod that failed is made again alone, and the gang has not ended."""
+        """Whether a failed pod is replaced alone, and the gang has not ended."""
         are_replaced = self.is_ours and hosts.are_replaced(self.jobset)
         return are_replaced and not any(host.ends_gang for host in self.hosts)
 
     @property
     def expected_hosts(self) -> int:
-        """How many hosts the JobSet asks for."""
+        """Number of hosts that the JobSet requests."""
         return hosts.expected(self.jobset)
 
     @property
     def is_ours(self) -> bool:
-        """Whether `launcher submit` made the JobSet."""
+        """Whether `launcher submit` created the JobSet."""
         return hosts.is_ours(self.jobset)
 
     @property
     def queue(self) -> str | None:
-        """The LocalQueue that the job names."""
+        """Name of the job's LocalQueue."""
         name: str | None = (self.jobset["metadata"].get("labels") or {}).get(QUEUE)
         return name
 
     @property
     def restarts(self) -> int:
-        """Generations that ended before the current one; JobSet counts them."""
+        """Number of generations before the current one, as counted by JobSet."""
         return int(self.jobset.get("status", {}).get("restarts", 0))
 
     @property
@@ -140,21 +140,18 @@ class Snapshot:
 
     @property
     def recorded(self) -> Recorded | None:
-        """How far the job was, as `launcher stop`, `submit --wait` or its leader wrote down on the JobSet."""
+        """Progress that `launcher stop`, `submit --wait` or the leader recorded on the JobSet."""
         metadata = self.jobset["metadata"]
         return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
 
     @property
     def created(self) -> str | None:
-        """When the JobSet was created, as the API writes times."""
+        """Creation time of the JobSet in the format of the API."""
         timestamp: str | None = self.jobset["metadata"].get("creationTimestamp")
         return timestamp
 
     def is_on_silent_node(self, host: Host) -> bool:
-        """Return whether the host is on the node that is known not to answer or to be deleted.
-
-        What its pod reports is older than that.
-        """
+        """Return whether the host is on a node that does not answer or is deleted, so that its pod is outdated."""
         names = {None if self.silent_node is None else self.silent_node["metadata"]["name"]}
         names.add(None if self.deleted_node is None else self.deleted_node.name)
         return host.node is not None and host.node in names and not host.has_ended
@@ -163,13 +160,13 @@ class Snapshot:
 
     @property
     def warning(self) -> Obj | None:
-        """The newest Warning event that is not over, about the pods that are here or another object of the job."""
+        """Newest Warning event that still applies to a current pod or another object of the job."""
         since = min((host.created for host in self.hosts), default=self.created or "")
         warnings = (event for event in self.events if event["type"] == "Warning" and event["last"] >= since)
         return next(filter(self._is_current, warnings), None)
 
     def _is_current(self, event: Obj) -> bool:
-        """Return whether what an event warns of may still be so."""
+        """Return whether a warning may still apply."""
         if event["kind"] == "Job" and event["reason"] == "FailedCreate":
             return len(self.hosts) < self.expected_hosts
         if event["kind"] != "Pod":
@@ -182,23 +179,23 @@ class Snapshot:
         return _is_about(event, hosts)
 
     def event(self, *reasons: str, kind: str = "", of: Collection[Host] | None = None) -> Obj | None:
-        """Return the newest event with one of these reasons, about objects of that kind; `of`: these hosts' pods."""
+        """Return the newest event with one of the reasons, about objects of a kind or about pods of some hosts."""
         matching = (event for event in self.events if event["reason"] in reasons and kind in ("", event["kind"]))
         return next((event for event in matching if of is None or _is_about(event, of)), None)
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
-    """Return whether an event is about the pod of one of these hosts; one about many pods names only some of them."""
+    """Return whether an event is about a pod of these hosts. An event about many pods names only some of them."""
     return bool(hosts) and (len(event["names"]) >= MAX_NAMED or any(host.pod in event["names"] for host in hosts))
 
 
-# --- lost hosts: those of a gang whose other pods stay, and who holds their ranks -------------------------------------
+# --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks ----------------------------------------
 
 
 def has_begun(snapshot: Snapshot) -> bool:
-    """Return whether the processes of these pods have started once, so that a pod that is not there is a lost one.
+    """Return whether the processes of these pods have started before, so that a missing pod is a lost one.
 
-    Without the leader's log that is known of the leader alone: Kubernetes makes its pod before all others.
+    Without the leader's log this is inferred from the leader's pod, which Kubernetes creates before all others.
     """
     if not snapshot.waits_for_pods or not snapshot.hosts:
         return False
@@ -215,13 +212,13 @@ def has_begun(snapshot: Snapshot) -> bool:
 
 
 def is_table_known(snapshot: Snapshot) -> bool:
-    """Return whether it is known which hosts hold ranks: not while the leader of a gang that has begun is away."""
+    """Return whether the hosts with ranks are known. They are not while the leader of a started gang is missing."""
     has_said = snapshot.report.heartbeat is not None and snapshot.report.recorded is None
     return has_said or not has_begun(snapshot)
 
 
 def lost_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the hosts without a pod, or with one that failed; none of a gang that is done, whose Job deletes pods."""
+    """Return the hosts with no pod or a failed one. A finished gang has none, although its Job deletes pods."""
     if is_gang_done(snapshot):
         return []
     alive = {host.number for host in snapshot.hosts if host.phase != "Failed"}
@@ -229,17 +226,17 @@ def lost_hosts(snapshot: Snapshot) -> list[int]:
 
 
 def is_gang_done(snapshot: Snapshot) -> bool:
-    """Return whether the gang is done: the leader's pod ends so when all ranks have."""
+    """Return whether the gang is done. The leader's pod succeeds when all ranks have."""
     return any(host.number == 0 and host.phase == "Succeeded" for host in snapshot.hosts)
 
 
 def are_members_lost(snapshot: Snapshot) -> bool:
-    """Return whether a host that holds ranks is lost: the gang waits, or is about to."""
+    """Return whether a host with ranks is lost, so that the gang waits or is about to."""
     return any(number in snapshot.members for number in lost_hosts(snapshot))
 
 
 def away_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the hosts that are lost, whose new pod has not started, or that are there and not heard of."""
+    """Return the hosts that are lost, whose new pod has not started, or whose agent does not answer."""
     late = [host.number for host in snapshot.hosts if not host.has_started]
     if snapshot.report.stage == "gather":
         suspects = (*cut_off_hosts(snapshot), *mute_hosts(snapshot))
@@ -250,10 +247,10 @@ def away_hosts(snapshot: Snapshot) -> list[int]:
 
 
 def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts whose pods read as running on a node that does not answer or is deleted.
+    """Return the hosts whose pods are reported as running on a node that does not answer or is deleted.
 
-    By the node, where it could be read, or by what the node controller makes of its pods, which are then not ready
-    without a reason.
+    This is known from the node, if it could be read, or from its pods, which the node controller then marks as not
+    ready without a reason.
     """
     return [
         host
@@ -263,9 +260,9 @@ def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
 
 
 def heard_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts with ranks on a node that is known not to answer, although their agents do.
+    """Return the hosts with ranks whose agents answer although their node does not.
 
-    Their attempt runs, and the leader misses an agent sooner than Kubernetes does a node.
+    Their attempt runs, and the leader notices a lost agent sooner than Kubernetes notices a lost node.
     """
     if not has_begun(snapshot) or snapshot.report.stage != "run" or snapshot.report.is_judged:
         return []
@@ -280,7 +277,7 @@ def heard_hosts(snapshot: Snapshot) -> list[Host]:
 
 
 def mute_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts for which the leader waits, although they have run since before the last attempt ended."""
+    """Return the hosts for which the leader waits although they were running before the last attempt ended."""
     last, missing = snapshot.report.last, snapshot.report.missing
     if last is None or last.at is None:
         return []
@@ -291,7 +288,7 @@ def mute_hosts(snapshot: Snapshot) -> list[Host]:
 
 
 def spare_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the hosts that are there and hold no rank, of a job whose ranks may move; none where that is not known."""
+    """Return the running hosts without ranks in a job whose ranks may move, or nothing if they are unknown."""
     if not hosts.moves(snapshot.jobset) or not is_table_known(snapshot):
         return []
     held = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)
