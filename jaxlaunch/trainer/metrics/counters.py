@@ -217,8 +217,8 @@ class Throughput:
         """Compute the speeds of an interval with this many steps per second; None keeps the previous speeds."""
         if steps_per_s is not None:
             work, flops, peak, count = self._workload, self.flops_per_step, self.peak_flops, len(self._recent)
-            sums = [sum(column) for column in zip(*self._recent, strict=True)] if count else [0.0, 0.0]
-            tokens, targets = (total / max(count, 1) for total in sums)
+            columns = zip(*self._recent, strict=True)
+            tokens, targets = (sum(column) / count for column in columns) if count else (0.0, 0.0)
             has_tokens = work.has_tokens and count
             self.speeds = {
                 Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s if work.examples_per_step else None,

@@ -1,12 +1,11 @@
-"""Counts a model's floating-point operations from its jaxpr.
+"""Counting of a model's floating-point operations from its jaxpr.
 
-The convention everywhere: model FLOPs only, two per multiply-add, of matrix multiplications and convolutions; a
-training step is the forward pass plus twice that for the backward pass; where something is frozen, each product counts
-once more for each of its operands that depends on what is trained. What rematerialization repeats is not counted,
-what attention computes and masks away is, unless `causal` is 0.5: then causal attention counts half. A window counts as
-if each query had so many keys; with 0.5, the pairs that are in it. Of experts those count that a token goes to, not the
-room that is kept for tokens. XLA's own cost analysis counts the body of a scan
-once, so it is not used.
+Only model FLOPs count: two per multiply-add of matrix products and convolutions. A training step is the forward pass
+plus twice as much for the backward pass. With frozen parameters, the backward pass counts each product once for every
+operand that depends on trained parameters. Rematerialization does not count. Masked scores of attention count, unless
+`causal` is 0.5, which halves causal attention. A window counts as if each query had that many keys, or with 0.5 the
+pairs inside of it. Experts count for the tokens that they receive, not for their capacity. XLA's own cost analysis
+counts the body of a scan only once, so it is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from jaxlaunch.accelerators import PEAK_FLOPS
 
 
 def peak(devices: Iterable[jax.Device]) -> float | None:
-    """Return the peak FLOP/s of all `devices` together, dense bf16; None when one of them is not in PEAK_FLOPS."""
+    """Return the dense bf16 peak FLOP/s of all devices together; None if one of them is not in PEAK_FLOPS."""
     kinds = [device.device_kind for device in devices]
     return sum(PEAK_FLOPS[kind] for kind in kinds) if kinds and all(kind in PEAK_FLOPS for kind in kinds) else None
 
@@ -35,7 +34,7 @@ _CAUSAL_SCOPE = re.compile(rf"{CAUSAL}(?:_(\d+)_of_(\d+))?")
 
 
 def causal_scope(length: int, window: int | None) -> str:
-    """Return the name of that scope, which has the window, where one hides keys."""
+    """Return the name of the scope of causal attention, which includes a window that hides keys."""
     return CAUSAL if window is None or window >= length else f"{CAUSAL}_{window}_of_{length}"
 
 
@@ -43,7 +42,7 @@ _SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
 
 
 def share_scope(rows: int, room: int) -> str:
-    """Return the name of a scope in which so many rows of a buffer count as work."""
+    """Return the name of a scope in which only `rows` of a buffer's `room` count as work."""
     return f"{rows}_of_{room}_rows"
 
 
@@ -52,7 +51,7 @@ GROUPED = "jaxlaunch_grouped_product"
 
 
 def _share(scopes: str, causal: float) -> float:
-    """Return the share of a product's FLOPs that counts: all, outside causal attention and buffers of rows."""
+    """Return the share of a product's FLOPs that counts in its scopes, 1 outside of causal attention and buffers."""
     if (rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)) is not None:
         return int(rows[1]) / int(rows[2])
     match = next(filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes.split("/"))), None)
@@ -63,11 +62,15 @@ def _share(scopes: str, causal: float) -> float:
 
 
 def train_step(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) -> float | None:
-    """Return the FLOPs of a training step whose forward pass is `forward`.
+    """Return the FLOPs of a training step.
 
-    `causal` is the weight of a FLOP of causal attention: 0.5 counts those that its mask leaves. None when the FLOPs
-    depend on the data: a loop of unknown length around a matrix multiplication. The first `trained` arguments are what
-    is trained; None: everything is, and the backward pass is twice the forward pass.
+    Args:
+        forward: Forward pass of the step.
+        causal: Weight of causal attention; 0.5 excludes the masked scores.
+        trained: Number of leading arguments that are trained. None trains all, and counts the backward pass twice.
+
+    Returns:
+        The FLOPs, or None if they depend on the data, as in a loop of unknown length around a matrix product.
     """
     counted = count(forward, causal)
     if math.isnan(counted) or trained is None:
@@ -76,7 +79,7 @@ def train_step(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) 
 
 
 def count(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
-    """Return the FLOPs of one evaluation of `jaxpr`, NaN when they depend on the data. None: scopes do not count."""
+    """Return the FLOPs of `jaxpr`, NaN if they depend on the data. With `causal` None scopes are ignored."""
     return sum((_count_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
@@ -85,7 +88,7 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
         return share * _count_equation(equation, None)
     name, params = equation.primitive.name, equation.params
     if (summed := _summed_sizes(equation)) is not None:
-        # Two operations for each element of the result and of what is summed into it.
+        # Two operations for each element of the result and each element of the contracted axes.
         return 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
     inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
     if name == "cond":
@@ -96,10 +99,10 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
 
 
 def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple[float, list[bool]]:
-    """Return the FLOPs of the backward pass of `jaxpr`, and which of its results depend on what is trained.
+    """Return the FLOPs of the backward pass of `jaxpr`, and which results depend on trained parameters.
 
-    `moves` says which of its arguments do. A product counts once for each operand that does: the gradient of the other
-    operand is its by-product.
+    `moves` tells which arguments depend on them. A product counts once for each operand that does, for the gradient of
+    this operand.
     """
     moving = {id(variable) for variable, does in zip(jaxpr.invars, moves, strict=True) if does}
     total = 0.0
@@ -116,7 +119,7 @@ def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple
 
 
 def _backward_equation(equation: JaxprEqn, causal: float | None, moves: list[bool]) -> tuple[float, list[bool]]:
-    """Return the FLOPs of the backward pass of one equation, and which of its results depend on what is trained."""
+    """Return the backward FLOPs of one equation, and which of its results depend on trained parameters."""
     if causal is not None and (share := _share(str(equation.source_info.name_stack), causal)) != 1.0:
         flops, results = _backward_equation(equation, None, moves)
         return share * flops, results
@@ -136,7 +139,7 @@ def _backward_equation(equation: JaxprEqn, causal: float | None, moves: list[boo
 
 
 def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many of a scan's arguments are constants, and how many it carries; JAX 0.12 groups them instead."""
+    """Return the numbers of constants and carried values of a scan, which JAX 0.12 stores differently."""
     if "num_consts" in scan:
         return scan["num_consts"], scan["num_carry"]
     consts, carries, _ = scan["ft_in"].unpack()
@@ -144,7 +147,7 @@ def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _through_scan(body: Jaxpr, causal: float | None, moves: list[bool], consts: int, carries: int) -> list[bool]:
-    """Return `moves` with what an earlier round of the loop hands to a later one."""
+    """Extend `moves` until it is a fixed point of the loop's carried values."""
     while True:
         results = backward(body, causal, moves)[1][:carries]
         after = [*moves[:consts], *map(max, moves[consts : consts + carries], results), *moves[consts + carries :]]
@@ -164,7 +167,7 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
 
 
 def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield every jaxpr among `params`; a custom_vjp's forward and backward rules are functions, so they are none."""
+    """Yield every jaxpr in `params`. The rules of a custom_vjp are functions, so they are not included."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, ClosedJaxpr | Jaxpr):

@@ -1,10 +1,10 @@
-"""Rows sorted by group, each times the matrix of its group, where the compiler has no such product: on GPUs.
+"""Products of sorted rows with the matrix of their group, for GPUs, where the compiler has no efficient one.
 
-Of `jax.lax.ragged_dot` XLA makes for a GPU a product of all rows that there is room for with every matrix. Here a loop
-multiplies one block of rows after the other, and runs as often as rows have come. A block may begin at any row: what it
-has of the next group is masked. As Gale et al. 2022 (MegaBlocks), but for blocks that a compiler's own products fill.
+On GPUs XLA implements `jax.lax.ragged_dot` as a product of the whole row buffer with every matrix. Here a loop
+multiplies one block of rows at a time, and runs only for the rows that exist. A block may begin at any row; its rows of
+the next group are masked. This follows MegaBlocks (Gale et al. 2022), with blocks large enough for XLA's own products.
 
-R rows that there is room for, E groups, I inputs, O outputs, M rows of a block.
+R rows of the buffer, E groups, I inputs, O outputs, M rows of a block.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from jax import Array
 
 from jaxlaunch.trainer.numerics import flops
 
-# By fewer rows an H100 multiplies a matrix in less time than it reads it in: it has 295 FLOPs for each byte.
+# With fewer rows an H100 takes longer to read a matrix than to multiply it, at 295 FLOPs per byte.
 _MIN_BLOCK = 256
-# What a turn of the loop costs, in FLOPs: an H100's of 20 µs, in which a few kernels are launched and the host learns
-# whether there is another turn.
+# Overhead of an iteration in FLOPs: those of an H100 in 20 µs, in which a few kernels are launched and the host learns
+# whether another iteration follows.
 _TURN = 2e10
 
-# How often a loop of a compiled program is expected to run, in its operation's metadata. `_turns` writes it.
+# Expected iterations of a loop, in the metadata of its operation. `_turns_scope` writes it.
 TURNS = re.compile(r'/(\d+\.\d+)_turns/while"')
 
 
 def is_worth_it(rows: int, room: int, shape: tuple[int, ...]) -> bool:
-    """Return whether the loop takes less time, where `rows` come in the mean, than a product of all `room` rows."""
+    """Return whether the loop over a mean of `rows` is faster than a product of all `room` rows."""
     groups, inputs, outputs = shape
     block = _block(rows / groups, room, inputs * outputs)
     turns = groups * _expected(rows / groups, block)
@@ -39,7 +39,7 @@ def is_worth_it(rows: int, room: int, shape: tuple[int, ...]) -> bool:
 
 
 def product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
-    """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E): [R, O], zeros where no row is. `rows` come in the mean."""
+    """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E) [R, O], zero in unused rows; `rows` is their mean number."""
     x_RI, w_EIO = _as_varying(x_RI, w_EIO), _as_varying(w_EIO, x_RI)
     return _jitted(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
 
@@ -53,14 +53,14 @@ def _call(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
     return _product(x_RI, w_EIO, counts_E, share)
 
 
-# The product is one call, by whose name FLOPs are counted.
+# FLOPs are counted by the name of this call.
 _call.__name__ = flops.GROUPED
 _jitted = jax.jit(_call, static_argnames="share")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _product(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> Array:
-    """Return what `product` does, where a group has `share` rows in the mean."""
+    """Return the product of rows and matrices for a mean of `share` rows per group."""
     return _multiply(x_RI, w_EIO, counts_E, 1, share)
 
 
@@ -71,7 +71,7 @@ def _forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[
 def _backward(share: float, kept: tuple[Array, Array, Array], gradient_RO: Array) -> tuple[Array, Array, None]:
     x_RI, w_EIO, counts_E = kept
     w_gradient_EIO = _sum_groups(x_RI, gradient_RO, counts_E, share)
-    # The gradient of the rows comes second, since the rows may be dropped when that of the matrices is there.
+    # The gradient of the rows comes second, because the rows can be freed after the gradient of the matrices.
     w_gradient_EIO, gradient_RO = jax.lax.optimization_barrier((w_gradient_EIO, gradient_RO))
     x_gradient_RI = _multiply(gradient_RO, w_EIO, counts_E, 2, share)
     return x_gradient_RI.astype(x_RI.dtype), w_gradient_EIO.astype(w_EIO.dtype), None
@@ -81,12 +81,12 @@ _product.defvjp(_forward, _backward)
 
 
 def _multiply(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
-    """Multiply the rows of each group with its matrix, summed over the matrices' axis `over`; zeros where no row is."""
+    """Multiply the rows of each group with its matrix over the matrix axis `over`; unused rows are zero."""
     room, groups = len(x_RI), len(counts_E)
     block, ends_E = _block(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
 
     def of_group(group: Array, made_RO: Array) -> Array:
-        # Read once for all blocks: without the barrier the compiler copies it in every turn of the inner loop.
+        # Without the barrier the compiler copies the matrix in every iteration of the inner loop.
         w_IO = jax.lax.optimization_barrier(w_EIO[group])
         rows = _Rows(ends_E[group] - counts_E[group], ends_E[group], block, room)
 
@@ -98,17 +98,18 @@ def _multiply(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: floa
         with _turns(_expected(share, block)):
             return jax.lax.fori_loop(0, rows.turns, of_block, made_RO)
 
-    # Zeros of its own, since no count is below 0: those that two products share the compiler would keep, and copy for
-    # each.
+    # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would share one buffer of
+    # zeros between products, and copy it for each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
     nothing_RO = jnp.broadcast_to(zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over]))
     return jax.lax.fori_loop(0, groups, of_group, nothing_RO)
 
 
 def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
-    """Return the gradient of the matrices, [E, I, O]: the sum over each group's rows, in float32 until it is whole.
+    """Return the gradient of the matrices [E, I, O]: the sum over the rows of each group, accumulated in float32.
 
-    The blocks have twice as many rows, since the sum is read and written for each but the first.
+    The blocks have twice as many rows as in the forward pass, because every block after the first reads and writes the
+    sum.
     """
     room, ends_E = len(x_RI), jnp.cumsum(counts_E)
     block = min(2 * _block(share, room, x_RI.shape[1] * gradient_RO.shape[1]), room)
@@ -134,9 +135,9 @@ def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) 
 
 
 class _Rows:
-    """The rows of one group, from `begin` to `end` of the room, in blocks.
+    """The rows of one group, from `begin` to `end` of the buffer, in blocks.
 
-    At the end of a group a block has rows of the next one; at the end of the room it begins earlier, to be whole.
+    The last block of a group includes rows of the next one. At the end of the buffer it begins earlier to be complete.
     """
 
     def __init__(self, begin: Array, end: Array, block: int, room: int) -> None:
@@ -150,26 +151,26 @@ class _Rows:
         return jax.lax.dynamic_slice_in_dim(rows_RX, self.place(turn), self._block)
 
     def is_own_M1(self, turn: int | Array) -> Array:
-        """Return which rows of it are the group's, and of no earlier block."""
+        """Return which rows of the block belong to the group and to no earlier block."""
         at_M1 = self.place(turn) + jnp.arange(self._block)[:, None]
         return (at_M1 >= self._begin + turn * self._block) & (at_M1 < self._end)
 
 
 def _block(share: float, room: int, products: int) -> int:
-    """Return the rows of a block: a power of two, unless there is less room.
+    """Return the number of rows in a block, a power of two unless the buffer is smaller.
 
-    A group has `share` rows in the mean, and each row `products` of numbers. So many that the turns of a group cost as
-    much as the half block that it fills in vain, and not more than twice its rows.
+    A group has a mean of `share` rows, and each row takes `products` multiplications. The overhead of a group's
+    iterations equals the cost of the half block that it wastes in the mean. A block has at most twice the group's rows.
     """
     wanted = min(math.sqrt(share * _TURN / products), 2.0 * share)
     return min(room, max(_MIN_BLOCK, 1 << math.floor(math.log2(max(wanted, 1.0)))))
 
 
 def _expected(share: float, block: int) -> float:
-    """Return how many blocks a group of so many rows is expected to have: the last is half empty in the mean."""
+    """Return the expected number of blocks of a group, whose last block is half empty in the mean."""
     return max(1.0, share / block + 0.5)
 
 
 def _turns(expected: float) -> Any:
-    """Return the scope that tells in the compiled program how often a loop is expected to run."""
+    """Return a scope that records the expected iterations of a loop in the compiled program."""
     return jax.named_scope(f"{expected:.3f}_turns")

@@ -1,4 +1,4 @@
-"""The text of a program that XLA has compiled and scheduled: its operations, and how often each runs."""
+"""Parser for the text of a program that XLA has compiled and scheduled, with the execution count of operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One line of a computation. Its text is parsed on demand: a program has many thousands of lines."""
+    """One line of a computation. Details are parsed on demand, since a program has many thousands of lines.
+
+    Attributes:
+        name: Name of the operation.
+        kind: Opcode, such as all-gather, fusion or while.
+        result: Shape of the result as text, or a tuple of shapes.
+        arguments: Text between the parentheses: operands, or the value of a constant.
+        attributes: Text after the parentheses.
+        is_root: Whether it is the result of its computation.
+    """
 
     name: str
     kind: str
@@ -40,17 +49,17 @@ class Operation:
 
     @cached_property
     def called(self) -> list[str]:
-        """The computations that run whenever this operation does; those of a loop are not among them."""
+        """Computations that run once per execution of this operation, without those of a loop."""
         return [name for match in _CALLED.finditer(self.attributes) for name in _REFERENCE.findall(match[1])]
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate for one execution; 0 where it gives none, as for a kernel."""
+        """The compiler's estimate of cycles for one execution, 0 if it gives none, as for a kernel."""
         match = _CYCLES.search(self.attributes)
         return 0 if match is None else int(match[1])
 
     def attribute(self, name: str) -> str | None:
-        """Return the word behind `name=`, without a leading percent sign."""
+        """Return the word after `name=`, without a leading percent sign."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return None if match is None else match[1]
 
@@ -60,14 +69,14 @@ Computation = Sequence[Operation]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a program by name. Those in `runs` are scheduled: their operations run in order."""
+    """The computations of a program by name. The operations of scheduled ones run in order."""
 
     computations: Mapping[str, Computation]
     entry: str
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        """Parse the text of a program. Raises ValueError where it has no entry."""
+        """Parse the text of a program. Raises ValueError if it has no entry."""
         computations: dict[str, list[Operation]] = {}
         entry, current = "", None
         for line in text.splitlines():
@@ -84,7 +93,7 @@ class Program:
 
     @cached_property
     def runs(self) -> dict[str, float]:
-        """How often each scheduled computation runs in one execution of the program: loop bodies by their trips."""
+        """Executions of each scheduled computation in one run of the program, including the trips of loops."""
         runs: dict[str, float] = {}
 
         def visit(name: str, times: float) -> None:
@@ -104,7 +113,7 @@ class Program:
         return runs
 
     def scheduled(self) -> Iterator[tuple[Operation, float]]:
-        """Yield the operations of scheduled computations, without the parts of fusions, and how often each runs."""
+        """Yield the operations of scheduled computations with their executions, without the parts of fusions."""
         for name, times in self.runs.items():
             yield from ((operation, times) for operation in self.computations[name])
 
@@ -116,10 +125,10 @@ class Program:
                 yield from self.parts(part)
 
     def trips(self, loop: Operation, caller: str) -> float:
-        """Return how often the body of a loop of the computation `caller` runs.
+        """Return the trip count of a loop in the computation `caller`.
 
-        By the text, by the scope of a loop over as many rows as there are, or by what its condition compares; 1 if none
-        of them tells.
+        The count is in the loop's attributes, in the scope of trainer/numerics/grouped, or in the comparison of its
+        condition. It is 1 if none of these tells.
         """
         if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
             return float(match[1])
@@ -145,9 +154,16 @@ def _counter_limit(
     loop: Operation,
     outside: Mapping[str, Operation],
 ) -> int | None:
-    """Return the positive constant that an operand of a loop's comparison is: of its condition, or carried by the loop.
+    """Return the positive constant behind an operand of a loop's comparison, if there is one.
 
-    `fusion` is the fusion that the comparison is in, if it is in one; `outside` has the operations beside the loop.
+    The constant is in the condition, or the loop carries it.
+
+    Args:
+        value: Operand of the comparison.
+        by_name: Operations of the condition.
+        fusion: Fusion that contains the comparison, if any.
+        loop: The loop.
+        outside: Operations of the computation that contains the loop.
     """
     origin: Operation | None = value
     if value.kind == "parameter" and fusion is not None:
@@ -176,7 +192,7 @@ def _parse_operation(line: str) -> Operation | None:
 
 
 def _closing_index(text: str, start: int) -> int:
-    """Return the index behind the parenthesis that closes the one at `start`."""
+    """Return the index after the parenthesis that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -186,13 +202,13 @@ def _closing_index(text: str, start: int) -> int:
 
 
 def dimensions(shape: str) -> list[int]:
-    """Return the dimensions of the first array that a shape names."""
+    """Return the dimensions of the first array in a shape."""
     match = _ARRAY.search(shape)
     return [] if match is None else [int(size) for size in match[2].split(",") if size]
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Return the bytes of each array that a shape names: one, or those of a tuple."""
+    """Return the bytes of each array in a shape or in a tuple of shapes."""
     sizes = []
     for kind, lengths in _ARRAY.findall(shape):
         # For example, f8e4m3fn has 8 bits.

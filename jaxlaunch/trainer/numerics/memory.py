@@ -1,8 +1,8 @@
-"""Memory of a train step on one device, from the shapes of its arrays. Nothing is allocated or computed.
+"""Memory of a train step on one device, from the shapes of its arrays, without allocating or computing anything.
 
-The residuals (what the backward pass keeps of the forward pass) are read from the traced program, so that any model
-and any rematerialization count as they are. Those that grow with the batch are split as the batch is. How much of them
-mp splits only the compiler knows, so the result is a range.
+The residuals (what the forward pass keeps for the backward pass) are taken from the traced program, which covers every
+model and every rematerialization. Residuals that grow with the batch are split like the batch. How far mp splits them
+is only known to the compiler, so the result is a range.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ PyTree = Any
 
 
 class Range(NamedTuple):
-    """At least and at most so many bytes."""
+    """Lower and upper bound in bytes."""
 
     low: int
     high: int
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """Return the bytes of the arrays of `tree` on one device; ShapeDtypeStructs with shardings."""
+    """Return the bytes on one device of the arrays, or of ShapeDtypeStructs with shardings, in `tree`."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def total_bytes(tree: PyTree) -> int:
-    """Return the bytes of the arrays of `tree`, each counted once; random keys count nothing."""
+    """Return the bytes of the arrays in `tree`, each counted once, without random keys."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
     return sum(math.prod(array.shape) * int(array.dtype.itemsize) for array in arrays)
 
 
 def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
-    """Return the bytes that the gradient of `loss(params, *args)` reads of its forward pass, without the arguments.
+    """Return the bytes on all devices that the backward pass of `loss(params, *args)` keeps, without its arguments.
 
-    `loss` returns (value, aux); the arguments are arrays or ShapeDtypeStructs. On all devices together.
+    `loss` returns (value, aux). The arguments are arrays or ShapeDtypeStructs.
     """
 
     def backward(params: PyTree, *args: Any) -> Any:
@@ -52,10 +52,10 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
 
 
 def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, mp: int) -> Range:
-    """Return the residuals of one device, from those of all devices for a batch and for one of twice the rows.
+    """Return the residuals of one device, given those of all devices for a batch and for one of twice the rows.
 
-    Those that grow with the rows are split over the `shards` of the batch. The others are copies of weights, split as
-    the weights are.
+    Residuals that grow with the rows are split over the `shards` of the batch. The others are copies of weights, which
+    are split like the weights.
     """
     rows = of_twice - of_batch
     others = max(0, of_batch - rows) / (fsdp * mp)

@@ -1,4 +1,4 @@
-"""The dtypes that a run computes in, by name, and how precise XLA's float32 matrix products are.
+"""Named precisions: the dtypes of a run, and the precision of XLA's float32 matrix products.
 
 | name | compute | float32 products |
 |---|---|---|
@@ -46,7 +46,7 @@ NAMED = {
 
 
 def policy(precision: spec.Precision) -> Precision:
-    """Return the dtypes of a precision given by name, or in full."""
+    """Resolve a precision that is given by name or in full."""
     full = precision if isinstance(precision, spec.Policy) else NAMED[precision]
     return Precision(
         params=jnp.dtype(full.params),

@@ -1,4 +1,4 @@
-"""Rematerialization by name: what the backward pass recomputes, which saves memory at the cost of arithmetic.
+"""Rematerialization by name. Recomputing values in the backward pass saves memory at the cost of arithmetic.
 
 | name | kept from the forward pass |
 |---|---|
@@ -25,14 +25,20 @@ Policy = Any  # one of jax.checkpoint_policies
 
 
 def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
-    """Return `body`, a layer's forward pass (module first), rematerialized as `remat` says.
+    """Rematerialize a layer's forward pass according to `remat`.
 
-    `names` are the tensors that `body` marks with `jax.ad_checkpoint.checkpoint_name`. Raises SpecError for a name
-    that is not one of them, and for offload where the devices cannot reach the host's memory.
+    Args:
+        body: Forward pass, whose first argument is the module.
+        remat: Setting of the job.
+        names: Names of tensors that `body` marks with `jax.ad_checkpoint.checkpoint_name`.
+        scanned: Whether the layer runs inside a scan.
+
+    Raises:
+        SpecError: `remat` has another name, or asks to offload although devices cannot reach the host's memory.
     """
     if remat == "none":
         return body
-    # Nothing but a loop keeps the compiler from merging the recomputation with the first pass, unless it is told.
+    # Outside of a loop the compiler would merge the recomputation with the forward pass, unless this is prevented.
     return nnx.remat(body, policy=_policy(remat, names), prevent_cse=not scanned)
 
 

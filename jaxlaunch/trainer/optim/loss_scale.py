@@ -1,9 +1,9 @@
-"""The dynamic loss scale of float16: as large as it can be without overflow, found by trial.
+"""The dynamic loss scale of float16, the largest one without overflow, found by trial.
 
 Float16 has no numbers below 6e-8, where most gradients are. The mean loss is multiplied by the scale before the
-backward pass and the gradients are divided by it after. Gradients that overflow halve the scale and cost their step;
-a long row of finite ones doubles it. Micikevicius et al. 2018, "Mixed Precision Training", §3.2; the constants are
-those of torch's GradScaler.
+backward pass, and the gradients are divided by it afterwards. If gradients overflow, the scale is halved and the step
+is skipped. After many consecutive finite steps, the scale is doubled. Micikevicius et al. 2018, "Mixed Precision
+Training", §3.2; the constants are those of torch's GradScaler.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class LossScale(NamedTuple):
 
 
 def init() -> LossScale:
-    """The scale of the first step: START."""
+    """Return the scale of the first step."""
     return LossScale(jnp.asarray(START, jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def factor(scale: LossScale, weight: Array) -> Array:
-    """The factor, a float32 scalar, by which to multiply a sum of losses of this weight: scale / weight."""
+    """Return the factor for a sum of losses of this weight, scale / weight, as a float32 scalar."""
     return scale.value / jnp.where(weight > 0, weight, 1.0)
 
 
 def updated(scale: LossScale, finite: Array) -> LossScale:
-    """The scale of the next step; `finite` is whether this step's gradients were."""
+    """Return the scale of the next step, given whether this step's gradients were finite."""
     is_long = scale.sound + 1 >= GROW_AFTER
     grown = jnp.where(is_long, jnp.minimum(scale.value * 2, LARGEST), scale.value)
     return LossScale(
@@ -49,5 +49,5 @@ def updated(scale: LossScale, finite: Array) -> LossScale:
 
 
 def is_exhausted(scale: LossScale) -> Array:
-    """Whether the scale is at its smallest, and cannot be halved."""
+    """Return whether the scale is at its minimum and cannot be halved."""
     return scale.value <= SMALLEST

@@ -1,8 +1,8 @@
-"""Optimizers by name, out of optax: clip by global norm, the optimizer, weight decay, the schedule; and their groups.
+"""Optimizers by name, built from optax: clipping, the optimizer, weight decay, the schedule, and parameter groups.
 
-Parameters are known by their dotted paths, as a checkpoint and `launcher plan --sharding` name them. By default every
-parameter decays, biases and norms too, as with torch's `optimizer(model.parameters())` and in MaxText; the decay is
-multiplied by the learning rate. docs/optimizers.md holds the formulas.
+Parameters are identified by their dotted paths, as in a checkpoint and in `launcher plan --sharding`. By default every
+parameter decays, including biases and norms, as with torch's `optimizer(model.parameters())` and in MaxText. The decay
+is multiplied by the learning rate. docs/optimizers.md contains the formulas.
 """
 
 from __future__ import annotations
@@ -32,13 +32,19 @@ MAX_LISTED = 8
 
 
 def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None) -> optax.GradientTransformation:
-    """Return the optax transformation gradients -> updates of the parameters that are trained, in flat dicts by name.
+    """Build the optax transformation from gradients to updates of the trained parameters, in flat dicts by name.
 
-    `init` and `update` both need the parameters; `axes` are the named axes of each, which tell a matrix from a stack of
-    vectors. State and arithmetic are float32 whatever the parameters are: the second moment of Adam in bfloat16 would
-    never change (1 - b2 = 0.001 is below its resolution of 0.004). The updates come in the dtypes of the parameters.
+    `init` and `update` both need the parameters. State and arithmetic are always float32, since the second moment of
+    Adam in bfloat16 would never change (1 - b2 = 0.001 is below its resolution of 0.004). The updates have the dtypes
+    of the parameters.
 
-    Raises SpecError where the schedule or a transformation of the user's is none.
+    Args:
+        optimizer: Optimizer block of the job.
+        total_steps: Steps of the run.
+        axes: Named axes of each parameter, which distinguish a matrix from a stack of vectors.
+
+    Raises:
+        SpecError: A user's schedule or transformation is not valid.
     """
     rate = schedules.build_schedule(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
@@ -52,13 +58,13 @@ def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None)
 
 
 def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
-    """Raise SpecError where a transformation of the user's does not update `params`, ShapeDtypeStructs by name."""
+    """Raise SpecError if a user's transformation cannot update `params`, ShapeDtypeStructs by name."""
     if any(is_own(link.name) for link in optimizer.links()):
         schedules.check(built, params)
 
 
 def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
-    """Return what a run reports of its optimizer: its groups, what decays, and keys without an effect."""
+    """Return the notes of a run on its optimizer: groups, decayed parameters, and keys without effect."""
     notes, links = [], optimizer.links()
     for number, group in enumerate(optimizer.groups):
         names = [name for name in params if find_group(name, optimizer.groups) == number]
@@ -80,12 +86,12 @@ def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> l
 
 
 def find_group(name: str, groups: Sequence[Group]) -> int | None:
-    """Return the number of the first group whose pattern matches the whole path of a parameter; None without one."""
+    """Return the number of the first group whose pattern matches the whole path of a parameter, if any."""
     return next((number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None)
 
 
 def frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
-    """Return the parameters that are not trained. Raises SpecError for an empty group, or where all are frozen."""
+    """Return the parameters that are not trained. Raises SpecError for an empty group, or if all are frozen."""
     names, groups = sorted(names), optimizer.groups
     owners = {name: find_group(name, groups) for name in names}
     for number, group in enumerate(groups):
@@ -108,9 +114,9 @@ def frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
 def split_groups(
     groups: Sequence[Group], parts: Mapping[int, optax.GradientTransformation], rest: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Return the transformation that treats the parameters of the groups `parts` by them, all others by `rest`.
+    """Return a transformation that applies `parts` to the parameters of their groups, and `rest` to all others.
 
-    The state is a dict by label, `group0` or `rest`, of states over the parameters of that label alone.
+    The state is a dict by label, such as `group0` or `rest`, of states for the parameters with this label.
     """
     transformations = {f"group{number}": part for number, part in parts.items()} | {REST: rest}
 
@@ -137,7 +143,7 @@ def split_groups(
 
 
 def _decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
-    """Return the weight decay of a group, or of what is in none; None: a factory's own, which the job does not set."""
+    """Return the weight decay of a group, or of ungrouped parameters; None keeps the default of a user's factory."""
     if group is not None and optimizer.groups[group].weight_decay is not None:
         return optimizer.groups[group].weight_decay
     has_own = any(is_own(link.name) for link in optimizer.links())
@@ -145,7 +151,7 @@ def _decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
 
 
 def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
-    """Return whether a parameter decays under decay_on: matrices."""
+    """Return whether a parameter decays with `decay_on: matrices`."""
     decay, links = _decay(optimizer, find_group(name, optimizer.groups)), optimizer.links()
     if not (decay or any(is_own(link.name) and schedules.decays(link, decay) for link in links)):
         return False
@@ -157,7 +163,7 @@ def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool
 def _chain(
     optimizer: spec.Optimizer, rate: optax.Schedule, number: int | None, axes: Axes
 ) -> optax.GradientTransformation:
-    """Return the optimizer of a group, or of what is in none."""
+    """Build the optimizer of a group, or of ungrouped parameters."""
     links, decay = optimizer.links(), _decay(optimizer, number)
     mask: Mask = None
     if optimizer.decay_on == "matrices":
@@ -186,7 +192,7 @@ Make = Callable[..., optax.GradientTransformation]
 def _coupled(
     make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    """Return an optimizer with weight decay as torch's: the decay joins the gradient and passes through the moments."""
+    """Return an optimizer with torch's L2 decay, which is added to the gradient and passes through the moments."""
     if "momentum" in options:
         # With momentum 0 optax would still hold a buffer as large as the parameters.
         options = options | {"momentum": options["momentum"] or None}
@@ -200,7 +206,7 @@ def _decoupled(
 
 
 def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
-    """Return Adafactor: Shazeer and Stern 2018, algorithm 4; optax's decay is not multiplied by the rate, ours is."""
+    """Return Adafactor (Shazeer and Stern 2018, algorithm 4), whose decay we multiply by the rate, unlike optax."""
     return optax.adafactor(
         rate,
         momentum=options["b1"],
@@ -238,7 +244,7 @@ def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransforma
 
 @contextlib.contextmanager
 def _jax_rules() -> Iterator[None]:
-    """Set JAX's own rules of types and ranks: optax raises floats to integer counts, and users do as they like."""
+    """Allow JAX's default promotion of types and ranks, which optax and users' transformations rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -248,7 +254,7 @@ def _float32(tree: PyTree) -> PyTree:
 
 
 def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """Return `opt` with the counts of its schedules taken from `after` if `when`: a skipped step changes only these."""
+    """Return `opt` with the counts of its schedules from `after` if `when`, since a skipped step changes only these."""
 
     def is_schedule(state: Any) -> bool:
         # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users' own schedules.
@@ -261,27 +267,31 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
 
 
 def ema_init(params: PyTree) -> PyTree:
-    """Return the moving average before the first step: the parameters in float32, in buffers of their own."""
+    """Return the initial moving average, a float32 copy of the parameters."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)
 
 
 def ema_update(ema: PyTree, params: PyTree, decay: float) -> PyTree:
-    """Return decay × ema + (1 - decay) × params in float32: in bfloat16 a decay above 0.996 would never change it."""
+    """Return decay × ema + (1 - decay) × params in float32. In bfloat16 a decay above 0.996 would have no effect."""
     return optax.incremental_update(_float32(params), ema, 1.0 - decay)
 
 
 def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
-    """Return the sharding of each leaf of `transformation.init(params)`, given those of the parameters.
+    """Return the sharding of each leaf of `transformation.init(params)`, for jit's `out_shardings`.
 
-    `params` are arrays or ShapeDtypeStructs by name, `shardings` a NamedSharding for each of them; the result has the
-    tree of the optimizer's state, for jit's `out_shardings`. A leaf of its parameter's shape (moments, momentum) is
-    sharded as the parameter. A parameter's mean over one axis (adafactor's rows and columns) is sharded as the
-    parameter without that axis. The rest (counts, adafactor's unused leaves) is on every device.
+    A leaf with the shape of its parameter (moments, momentum) is sharded like the parameter. A mean over one axis of
+    the parameter (Adafactor's rows and columns) is sharded like the parameter without that axis. All others (counts,
+    Adafactor's unused leaves) are replicated.
+
+    Args:
+        transformation: The optimizer.
+        params: Arrays or ShapeDtypeStructs by name.
+        shardings: A NamedSharding for each parameter.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # By its path, not by optax's tree_map_params: that sees no parameter behind a mask, and no state but optax's.
+        # optax's tree_map_params would miss parameters behind a mask, and states that are not optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)
         of_whole = owner is None or leaf.shape == ()

@@ -1,8 +1,8 @@
-"""The learning rate as a function of the step, by name; and optimizers and schedules of the user's.
+"""Learning rate schedules by name, and optimizers and schedules that users provide.
 
-Those of the user's, or of optax besides those that have a name, are factories `module:Name`. What a factory takes
-decides what it gets: `learning_rate` (or `lr`), the schedule; `weight_decay`; `mask`, which parameters decay. All else
-is its `args`. What it returns is tried on shapes before anything is compiled.
+A user's optimizer or schedule, or one of optax without a name of ours, is a factory `module:Name`. The parameters of
+its signature decide what it receives: `learning_rate` or `lr` is the schedule, `weight_decay` the decay, and `mask`
+tells which parameters decay. All other arguments come from `args`. The result is tried on shapes before compilation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")
 
 
 def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Return the schedule step (int32, from 0) -> learning rate (float32): warm-up, constant lr, then the decay.
+    """Build the schedule step (int32, from 0) -> learning rate (float32): warm-up, constant rate, decay.
 
-    The first update uses the rate of step 0, as in torch and Hugging Face: with a warm-up from 0 it changes no
-    parameter. Where the run ends, at step `total_steps`, the rate is `final` × lr; it stays there. A function of the
-    user's may make the schedule instead. Raises SpecError when warm-up and decay do not fit in `total_steps`, or where
-    that function makes none.
+    The first update uses the rate of step 0, as in torch and Hugging Face, so that it changes no parameter if the
+    warm-up starts at 0. From step `total_steps` on, the rate is `final` × lr. A user's function can build the schedule
+    instead. Raises SpecError if warm-up and decay do not fit into `total_steps`, or if the user's function fails.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
     if is_own(schedule.name):
@@ -47,7 +46,7 @@ def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 
 
 def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
-    """Return the decay from lr to `final` × lr; cosine is Loshchilov and Hutter 2017, equation 5, one half wave."""
+    """Return the decay from lr to `final` × lr. Cosine is equation 5 of Loshchilov and Hutter 2017."""
     lr, final = optimizer.lr, optimizer.schedule.final or 0.0
     if steps == 0:
         return optax.constant_schedule(lr)
@@ -63,7 +62,7 @@ def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
 def build_transformation(
     link: Link, rate: optax.Schedule, decay: float | None, mask: Mask
 ) -> optax.GradientTransformation:
-    """Return what the factory of `link` makes; without a decay it has its own. Raises SpecError where it makes none."""
+    """Call the factory of `link`, which uses its own decay if none is given. Raises SpecError for other results."""
     path = f"train.optimizer: {link.name}"
     make, names = _load_factory(path, link.name)
     offered: dict[str, Any] = {next((key for key in RATES if key in names), ""): rate}
@@ -79,17 +78,17 @@ def build_transformation(
 
 
 def parameters_of(link: Link) -> set[str]:
-    """Return the names of the parameters of the factory of `link`. Raises SpecError."""
+    """Return the names of the parameters of the factory of `link`. Raises SpecError if it cannot be loaded."""
     return set(_load_factory(f"train.optimizer: {link.name}", link.name)[1])
 
 
 def decays(link: Link, decay: float | None) -> bool:
-    """Return whether what the factory of `link` makes may decay, where it is offered `decay`."""
+    """Return whether the transformation of a factory may decay parameters, if it is offered `decay`."""
     return "weight_decay" in parameters_of(link) and link.args.get("weight_decay", decay) != 0
 
 
 def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Return the schedule of the user's factory, called with lr and total_steps where it takes them."""
+    """Return the schedule of a user's factory, which is called with lr and total_steps if it accepts them."""
     chosen = optimizer.schedule
     path = f"train.optimizer.schedule: {chosen.name}"
     make, names = _load_factory(path, chosen.name)
@@ -116,7 +115,7 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 
 
 def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
-    """Raise SpecError where a transformation does not update these ShapeDtypeStructs by name; compute nothing."""
+    """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name. Computes nothing."""
     try:
         state = jax.eval_shape(whole.init, params)
         updates, after = jax.eval_shape(whole.update, params, state, params)

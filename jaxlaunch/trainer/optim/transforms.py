@@ -1,4 +1,4 @@
-"""Our own optax transformations: Muon and schedule-free AdamW, which optax.contrib implements otherwise."""
+"""Optax transformations for Muon and schedule-free AdamW, which differ from those of optax.contrib."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
-    """Return whether a parameter has two axes or more besides that of stacked layers, and is no bias or scale."""
+    """Return whether a parameter has at least two axes per layer, and is neither a bias nor a scale."""
     own = axes.get(name)
     return (leaf.ndim if own is None else len(own)) >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
 
@@ -29,10 +29,10 @@ def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
 def muon(
     rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return Muon (Jordan 2024) for matrices between two layers, AdamW for the rest.
+    """Return Muon (Jordan 2024) for matrices of hidden layers, and AdamW for all other parameters.
 
-    Under a mask only Muon's matrices decay. optax.contrib.muon corrects the averages for their start as Adam does, and
-    gives Adam a Nesterov step; Jordan's does neither, nor does torch.optim.Muon.
+    With a mask only Muon's matrices decay. Unlike optax.contrib.muon, but like Jordan's version and torch.optim.Muon,
+    it neither corrects the bias of Muon's averages nor gives Adam a Nesterov step.
     """
 
     def labels(params: Named) -> dict[str, str]:
@@ -47,10 +47,10 @@ def muon(
 
 
 def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
-    """Return which axes of a parameter Muon sums over and which it gives; None: Adam has it.
+    """Return the input and output axes of a parameter for Muon, or None if Adam optimizes it.
 
-    Layers that are stacked, and experts, are orthogonalized one by one, and so are query, key and value of one tensor.
-    Embeddings, positions and heads (axes `vocab`, `classes`) are Adam's, as Jordan advises.
+    Stacked layers, experts, and the query, key and value of one tensor are orthogonalized separately. As Jordan
+    advises, Adam optimizes embeddings, positions and heads (axes `vocab`, `classes`).
     """
     own_axes = axes.get(name)
     if isinstance(leaf, optax.MaskedNode) or not is_matrix(name, leaf, axes):
@@ -70,7 +70,7 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
 
 
 def _orthogonalize(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Return the step to the orthogonal matrices next to Nesterov's steps of the momentum; its state is optax's."""
+    """Replace the Nesterov steps by the nearest orthogonal matrices. The state is that of optax."""
     beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
 
     def update(grads: Named, state: MuonState, params: Named | None = None) -> tuple[Named, MuonState]:
@@ -90,7 +90,7 @@ def _orthogonalize(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTran
 def _orthogonal_step(
     leaf: jax.Array, matrix: Matrix | None, steps: int, eps: float, consistent_rms: float | None
 ) -> jax.Array:
-    """Return a parameter's step, each of its matrices for itself."""
+    """Return the orthogonal step of a parameter, computed for each of its matrices."""
     assert matrix is not None, "labels give Muon only matrices"
     inputs, outputs = matrix
     order = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs) + inputs + outputs
@@ -104,7 +104,7 @@ def _orthogonal_step(
 
 
 def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
-    """Return nearly U Vᵀ of each of a stack of matrices U S Vᵀ: singular values of 0.7 to 1.2."""
+    """Approximate U Vᵀ for a stack of matrices U S Vᵀ, with singular values of 0.7 to 1.2."""
     if x.shape[-2] > x.shape[-1]:
         # The iteration uses the smaller of X Xᵀ and Xᵀ X.
         return _newton_schulz(x.mT, steps, eps).mT
@@ -121,9 +121,9 @@ def schedule_free(
 ) -> optax.GradientTransformation:
     """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1): trained at y, evaluated at x, the average of z.
 
-    Its state is optax's, which holds z. The b1 of the state is that with which the parameters that go with it were
-    made: a run that resumes under another one continues from the same x and z. optax.contrib.schedule_free weighs a
-    step in the average by the rate of the next one, and takes b1 for what it was when the state was made.
+    The state is that of optax and holds z. Its b1 is the one with which the current parameters were computed, so that a
+    run that resumes with another b1 continues from the same x and z. In contrast, optax.contrib.schedule_free weights a
+    step in the average by the rate of the next step, and keeps the b1 of the initial state.
     """
     b1 = options["b1"]
     adam = optax.chain(
@@ -136,7 +136,7 @@ def schedule_free(
         assert params is not None, "the optimizer is always given its parameters"
         moves, after = adam.update(grads, state.base_optimizer_state, params)
         z = {name: leaf + moves[name] for name, leaf in state.z.items()}
-        # One count for rate and weight: steps that fp16 skips count in the schedule alone.
+        # The rate and the weight share one count. Steps that fp16 skips only count in the schedule.
         largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
         total = state.weight_sum + largest**2
         share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
@@ -149,7 +149,7 @@ def schedule_free(
 
 
 def averaged(opt: PyTree, params: Named) -> Named | None:
-    """Return the parameters that schedule-free evaluates, the others as they are; None if `opt` has no state of it."""
+    """Return the parameters with schedule-free averages; None if `opt` has no such state."""
 
     def is_free(state: Any) -> bool:
         return isinstance(state, ScheduleFreeState)
@@ -161,5 +161,5 @@ def averaged(opt: PyTree, params: Named) -> Named | None:
 
 
 def _x(state: ScheduleFreeState, params: Named) -> Named:
-    """Return x = (y - (1 - b1) z) / b1 of the parameters y of this state."""
+    """Return the averages x = (y - (1 - b1) z) / b1 for parameters y."""
     return {name: (params[name] - (1.0 - state.b1) * z) / state.b1 for name, z in state.z.items()}

@@ -1,4 +1,4 @@
-"""The global mesh: axes dp, fsdp, ep, mp over all devices of all processes; and the rows that a process reads."""
+"""The global mesh with axes dp, fsdp, ep, mp over all devices, and the rows that each process reads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Across = tuple[int, ...]  # number of slices that each axis spans
 def build(
     mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None, note: Callable[[str], None] = lambda text: None
 ) -> jax.sharding.Mesh:
-    """Return the mesh of the spec; across slices, the dcn part of an axis is outermost.
+    """Build the mesh of the spec. Across slices the dcn part of an axis is outermost.
 
-    On TPU the axes follow the torus, mp first. Elsewhere each process's devices are adjacent. Without dcn, axes are
-    divided over the slices, the outermost as far as they go; `note` gets a sentence about that, and where a torus could
-    not be followed. Axis types are Auto: `jax.make_mesh` defaults to Explicit, under which a ported model does not
-    trace. Raises SpecError when the axes do not multiply to the devices.
+    On TPU the axes follow the torus, mp first. Elsewhere the devices of a process are adjacent. Without dcn the axes
+    are divided over the slices, beginning with the outermost. `note` is called with a sentence about this, and if the
+    torus could not be followed. Axis types are Auto, because ported models do not trace with Explicit, the default of
+    `jax.make_mesh`. Raises SpecError if the product of the axes is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     try:
@@ -40,7 +40,7 @@ def build(
     for axis, size, count in zip(MESH_AXES, sizes, across, strict=True):
         if size % count:
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
-    # What JAX calls a slice of GPUs is a host, along which processes lie anyway.
+    # JAX calls a host of GPUs a slice, but the processes already follow the hosts.
     slices = len(set(map(slice_index, devices))) if devices[0].platform == "tpu" else 1
     ways = [across] if mesh.dcn or slices == 1 else list(_divided(sizes, slices))
     across, grid = _lay_out(devices, sizes, ways, note)
@@ -51,7 +51,7 @@ def build(
 
 
 def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
-    """Yield the ways to divide axes over slices, those first that divide the outermost axes most and exchange least."""
+    """Yield the ways to divide axes over slices, starting with those that divide the outermost axes most."""
     if not sizes:
         if slices == 1:
             yield ()
@@ -64,7 +64,7 @@ def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
 def _lay_out(
     devices: list[jax.Device], sizes: Sequence[int], ways: Sequence[Across], note: Callable[[str], None]
 ) -> tuple[Across, Grid]:
-    """Return the first way to divide axes over slices that follows the torus, else the first, and the devices by it."""
+    """Return the first division over slices that follows the torus, or else the first, and its grid of devices."""
     if devices[0].platform == "tpu":
         reasons: list[str] = []
         for across in ways:
@@ -85,7 +85,7 @@ def _inside(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
 
 
 def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """Return the mesh that a program gives: one of JAX's as it is, devices per axis built. Raises SpecError."""
+    """Return a JAX mesh unchanged, or build one from devices per axis. Raises SpecError."""
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
     if isinstance(mesh, spec.Mesh):
@@ -94,7 +94,7 @@ def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.shardi
 
 
 def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int]) -> spec.Mesh:
-    """Return the `mesh` that a program gives to a function of ours, devices per axis. Raises SpecError."""
+    """Parse the `mesh` argument of a public function, devices per axis. Raises SpecError."""
     try:
         return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
@@ -104,15 +104,15 @@ def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int
 
 
 def slice_index(device: jax.Device) -> int:
-    """Return the number of the slice that a device is in, 0 on a platform without slices."""
-    # Only the devices of some platforms have this attribute, and JAX's type does not declare it.
+    """Return the slice of a device, 0 on platforms without slices."""
+    # Only devices of some platforms have this attribute, and JAX's type does not declare it.
     return getattr(device, "slice_index", 0)
 
 
 def _on_torus(
     devices: list[jax.Device], inside: Sequence[int], across: Sequence[int], note: Callable[[str], None]
 ) -> Grid | None:
-    """Return the devices of TPU slices along the torus, physical axes split only at need; None if JAX finds no way."""
+    """Return TPU devices along the torus, or None if JAX fails; physical axes are split only if needed."""
     slices = len(set(map(slice_index, devices)))
     granules = math.prod(across)
     of_processes = granules != slices and granules == len({device.process_index for device in devices})
@@ -132,7 +132,7 @@ def _on_torus(
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Return how the first dimension of a batch is split: over dp, fsdp and ep, copied along mp."""
+    """Return the sharding of a batch, whose rows are split over dp, fsdp and ep and replicated along mp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -142,16 +142,16 @@ def shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
 
 
 def describe_shards(mesh: jax.sharding.Mesh) -> str:
-    """Return `dp × fsdp = 8`, with ep where it is more than 1."""
+    """Return text such as `dp × fsdp = 8`, with ep if it is larger than 1."""
     return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {shards(mesh)}"
 
 
 def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
-    """Return the rows of a global batch that a process, by default this one, reads; an mp group shares rows.
+    """Return the rows of a global batch that a process reads, by default this one. An mp group shares its rows.
 
-    Where a torus gives processes parts of the batch that are not contiguous, each reads as many rows as it holds, in
-    the order of the processes' first parts: every row is read, and lies elsewhere in the batch. Raises SpecError when
-    dp × fsdp × ep does not divide `batch`, or where the parts of two processes overlap and are not equal.
+    A torus may give a process parts of the batch that are not contiguous. Processes then read contiguous rows in the
+    order of their first parts, so that every row is read once, although at another position in the batch. Raises
+    SpecError if dp × fsdp × ep does not divide `batch`, or if the parts of two processes partly overlap.
     """
     process = jax.process_index() if process is None else process
     parts = shards(mesh)
@@ -171,7 +171,7 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
 
 
 def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
-    """Return which of the parts of a batch each process's devices hold."""
+    """Return the parts of a batch that the devices of each process hold."""
     processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(-1, mesh.shape["mp"])
     return {
         int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist()) for process in np.unique(processes)

@@ -1,9 +1,9 @@
-"""The sharding of every array, in one table: logical axis -> mesh axis.
+"""The sharding of every array, from one table of logical axis -> mesh axes.
 
 A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task names them by path
-(`sharding = {r".*kernel": ("embed", "hidden")}`). Names cover the last dimensions; one in front of them, which nnx.vmap
-adds, is `layers`. On top of that, every array of the state is split over fsdp along one dimension that divides, but for
-vectors: a collective for each of them would cost more than their bytes.
+(`sharding = {r".*kernel": ("embed", "hidden")}`). The names belong to the last dimensions; a dimension before them,
+which nnx.vmap adds, is `layers`. In addition, every array of the state is split over fsdp along one divisible
+dimension. Vectors are not, because a collective for each of them would cost more than their bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RULES: Mapping[str, Entry] = {
     # Between the two matrices of an adapter.
     "rank": (),
 }
-# These are not split where they do not divide: a class token makes a sequence longer by one, GPT-2's vocabulary is odd.
+# These stay whole if they do not divide. A class token lengthens a sequence by one, and GPT-2's vocabulary is odd.
 WHOLE = ("sequence", "vocab")
 
 _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
@@ -73,9 +73,9 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrain `x` to the sharding of its named axes on the current mesh; return `x` itself without a mesh.
+    """Constrain `x` to the sharding of its named axes on the current mesh; without a mesh return `x` itself.
 
-    Without it the compiler may split activations like the weights they meet, and gather the batch instead.
+    Otherwise the compiler may split activations like the weights, and gather the batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -86,9 +86,9 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
-    """Return a weight with its named axes split, whole over fsdp; its gradient is split over fsdp, as the state is.
+    """Gather a weight over fsdp, and keep its named axes split. Its gradient is split over fsdp like the state.
 
-    `constrain` would hold the gradient as it holds the weight: each device would get the sum of all of it.
+    `constrain` would apply the same sharding to the gradient, and each device would get the whole sum.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or _is_by_device.get():
@@ -99,10 +99,10 @@ def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def constrain_value(weight: jax.Array, where: NamedSharding) -> jax.Array:
-    """Constrain `weight` to a sharding, and its gradient to none.
+    """Constrain `weight` to a sharding, but not its gradient.
 
-    For what a cast makes of a weight that the state splits: XLA moves a whole copy's sharding through the cast to its
-    operand, and its compiler for GPUs would gather in float32 what is read in bfloat16.
+    This is for the cast of a weight that the state splits. Without it XLA's compiler for GPUs moves the sharding
+    through the cast to its operand, and gathers in float32 instead of bfloat16.
     """
     return _constrain_both(weight, where, None)
 
@@ -132,7 +132,7 @@ _constrain_both.defvjp(_constrain_forward, _constrain_backward)
 
 @contextlib.contextmanager
 def by_device() -> Iterator[None]:
-    """Take a batch as one device's rows, mapped over the devices: `constrain` names no mesh axis of it."""
+    """Treat a batch as the rows of one device, so that `constrain` does not split it over the mesh."""
     token = _is_by_device.set(True)
     try:
         yield
@@ -141,10 +141,10 @@ def by_device() -> Iterator[None]:
 
 
 def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:
-    """Return the axes of every parameter: those of the first rule that matches the whole name, else the model's own.
+    """Return the axes of every parameter, from the first rule that matches its whole name, or else from the model.
 
-    Raises SpecError for what is no rule, and for one that matches no parameter: a typing error would silently copy what
-    should be split.
+    Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error would silently
+    replicate an array that should be split.
     """
     if not isinstance(rules, Mapping):
         raise SpecError(
@@ -160,8 +160,8 @@ def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes 
         if not any(re.fullmatch(pattern, name) for name in named):
             raise SpecError(f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(named))}")
     return {
-        name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), own)
-        for name, own in named.items()
+        name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), default)
+        for name, default in named.items()
     }
 
 
@@ -176,7 +176,7 @@ def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
 
 
 def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
-    """Return `entries` without those that may stay whole and do not divide."""
+    """Clear the entries of optional axes that do not divide."""
     return [
         () if axis in WHOLE and size % _ways(entry, mesh) else entry
         for size, axis, entry in zip(shape, axes, entries, strict=True)
@@ -184,9 +184,9 @@ def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: 
 
 
 def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
-    """Return `entries` with fsdp added to one dimension that divides, if any: `embed`, else the largest share.
+    """Add fsdp to one divisible dimension, if any: `embed`, or else the one with the largest share.
 
-    Never `layers`: a scan would then gather every layer's weights from one device at a time.
+    `layers` is never split, because a scan would then gather each layer's weights from a single device.
     """
     is_vector = sum(axis != "layers" for axis in axes) == 1
     if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):

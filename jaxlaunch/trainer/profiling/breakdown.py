@@ -1,8 +1,8 @@
-"""How a step spends its time, from a trace of JAX's profiler: the operations that ran, and seconds by kind.
+"""Breakdown of a step's time by kind of operation, from a trace of JAX's profiler.
 
-Every moment of a step counts once, so the parts add up to it: a moment in which operations of several kinds run on one
-device is that of the first in ORDER. Collectives therefore count as exposed (non-overlapped) communication, and `host`
-is the time in which a device runs nothing: it waits for the host, for data, or between two kernels.
+Every moment of a step counts once, so that the parts add up to the step. If operations of several kinds run on a device
+at the same time, the first kind in ORDER counts. Collectives therefore count only as exposed (non-overlapped)
+communication. `host` is the time in which a device runs nothing: it waits for the host, for data, or between kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ class Op(NamedTuple):
 
 
 class Breakdown(NamedTuple):
-    """Seconds of one step: the mean over steps and this process's devices."""
+    """Seconds of one step, as the mean over steps and this process's devices.
+
+    Attributes:
+        steps: Number of steps.
+        devices: Number of devices.
+        step_s: Duration of a step.
+        seconds: Seconds by kind, which add up to `step_s`.
+        hidden_s: Seconds of collectives that ran while the device computed.
+        top: The longest operations, as (name, kind, seconds).
+    """
 
     steps: int
     devices: int
@@ -47,7 +56,7 @@ class Breakdown(NamedTuple):
     top: Sequence[tuple[str, str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the breakdown as summary.json of a profile holds it: seconds to the nanosecond, and shares."""
+        """Return the breakdown for the summary.json of a profile: seconds rounded to nanoseconds, and shares."""
         return {
             "steps": self.steps,
             "devices": self.devices,
@@ -75,9 +84,9 @@ class Breakdown(NamedTuple):
 
 
 def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
-    """Return the mean breakdown of `steps` within `window`; `pauses` (evaluation, saves) belong to no step.
+    """Return the mean breakdown of `steps` within `window`. `pauses` (evaluation, saves) belong to no step.
 
-    Raises ValueError when no device ran an operation within it.
+    Raises ValueError if no device ran an operation in the window.
     """
     paused = _merge(_clip(pauses, window))
     by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(lambda: {kind: [] for kind in ORDER})
@@ -100,7 +109,7 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
 
 
 def _split_device(spans: Mapping[str, list[Span]], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
-    """Return the seconds by kind on one device, and those of collectives behind others."""
+    """Return the seconds by kind on one device, and the seconds of hidden collectives."""
     taken, seconds = paused, {}
     for kind in ORDER:
         before_s = _total_s(taken)
@@ -117,7 +126,7 @@ def _clip(spans: Iterable[Span], window: Span) -> list[Span]:
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of `spans`, in order, none touching another."""
+    """Return the union of `spans` as sorted spans that do not touch."""
     union: list[Span] = []
     for start, end in sorted(spans):
         if union and start <= union[-1][1]:
@@ -133,7 +142,7 @@ def _total_s(spans: Iterable[Span]) -> float:
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
-# Opcodes that hold others, or do nothing: what runs inside them has a name of its own.
+# Opcodes that contain others or do nothing. The operations inside of them have their own names.
 _HOLDERS = frozenset("while conditional call tuple get-tuple-element parameter constant bitcast".split())
 _COLLECTIVES = frozenset(
     "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute collective-broadcast "
@@ -154,9 +163,10 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
-    """Return the kind of each operation of compiled programs; None for those that only contain others.
+    """Return the kind of each operation of compiled programs, None for those that only contain others.
 
-    By `program/operation`, and by the operation alone for readers that do not know the program: the first program's.
+    The keys are `program/operation`. For traces without the program, the operation alone is also a key, with the kind
+    of the first program that has it.
     """
     kinds: dict[str, str | None] = {}
     for text in texts:
@@ -170,7 +180,7 @@ def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
 
 
 def kernel_kind(name: str) -> str | None:
-    """Return the kind of an operation of another program, or of a kernel, of which only the name is known."""
+    """Return the kind of a kernel, or of an operation of an unknown program, by its name."""
     if _HOLDER.match(name):
         return None
     if _COLLECTIVE.search(name):
@@ -184,7 +194,7 @@ def _operation_kind(operation: Operation, program: Program) -> str | None:
     if operation.kind in _HOLDERS:
         return None
     parts = [operation, *program.parts(operation)]
-    # An operation may begin and end in two: all-gather-start, all-gather-done.
+    # An asynchronous operation consists of two: all-gather-start and all-gather-done.
     if any(re.sub(r"-(?:start|update|done)$", "", part.kind) in _COLLECTIVES for part in parts):
         return COLLECTIVES
     targets = [_first_group(_TARGET, part.attributes) for part in parts]
@@ -214,7 +224,7 @@ Kinds = Mapping[str, str | None]  # operation of the train steps -> kind
 
 
 class Trace(NamedTuple):
-    """The part of a trace that a breakdown needs; times in seconds since its beginning."""
+    """The part of a trace that a breakdown needs, with times in seconds since its start."""
 
     ops: list[Op]
     steps: list[Span]
@@ -222,7 +232,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path, kinds: Kinds) -> Trace:
-    """Read the trace in a file. JAX's own reader does without TensorFlow (jax 0.10 and 0.11 are alike)."""
+    """Read the trace in a file with JAX's own reader, which does not need TensorFlow (jax 0.10, 0.11)."""
     with warnings.catch_warnings():
         # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib 0.11, by nanobind).
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -230,7 +240,7 @@ def read_trace(path: Path, kinds: Kinds) -> Trace:
 
 
 def read_planes(planes: Any, kinds: Kinds) -> Trace:
-    """Read the trace of JAX's planes: one of the host, one of each device, each of lines of events."""
+    """Read the trace from JAX's planes, one for the host and one per device, which contain lines of events."""
     trace = Trace([], [], [])
     host_ops: list[Op] = []
     for plane in planes:
@@ -242,19 +252,19 @@ def read_planes(planes: Any, kinds: Kinds) -> Trace:
                     text = _TEXT.match(event.name)
                     stats = {"hlo_op": text[1]} if text else dict(event.stats)
                     trace.ops.extend(_read_op(event, stats, kinds, plane.name))
-    # With devices, what the host computes is no device time.
+    # If there are devices, computations of the host do not count as device time.
     trace.ops.extend([] if trace.ops else host_ops)
     return trace
 
 
 def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
-    """Yield the operations that CPU devices run on one thread; steps and pauses go to `trace`."""
+    """Yield the operations that CPU devices run on one thread, and add steps and pauses to `trace`."""
     for event in events:
         if event.name == STEP:
             trace.steps.append(_span(event))
         elif event.name == PAUSE:
             trace.pauses.append(_span(event))
-        # Most events of a CPU's threads are no operations, and reading statistics takes time.
+        # Most events of a CPU's threads are not operations, and reading their statistics takes time.
         elif not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0:
             stats = dict(event.stats)
             if "hlo_op" in stats:

@@ -1,7 +1,7 @@
-"""Traces some steps of the loop, at the request of the job or of a person, and reports how they spend their time.
+"""Profiler that traces some steps of the loop on request of the job or the user, and reports their breakdown.
 
-Costs a check for a file per step while nothing is traced. Every rank traces by itself: none waits for another beyond
-what its steps do anyway. A failure here is noted, and never ends a run.
+Without a trace a step only costs a check for a file. Every rank traces independently of the others. A failure is noted
+and never ends the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER, SUMMARY = "profiles", "summary.json"
 
 
 class Tracing(NamedTuple):
-    """A trace in progress, requested by an agent, which gives it a number, or by the job (None)."""
+    """A trace in progress. It has a number if an agent requested it, and None if the job did."""
 
     number: int | None
     folder: Path
@@ -39,7 +39,7 @@ class Tracing(NamedTuple):
 
 
 class Profiler:
-    """The profiler of one process. `between` is called before every step, by the thread that runs the steps."""
+    """The profiler of one process. The thread that runs the steps calls `before_step` before each of them."""
 
     def __init__(
         self,
@@ -52,8 +52,17 @@ class Profiler:
         settle: Callable[[], None],
         programs: Callable[[], list[str]],
     ) -> None:
-        """`request` is the path of the file by which an agent requests a profile; `settle` waits for the dispatched
-        steps; `programs` returns the texts of their compiled programs."""
+        """Create a profiler without a trace.
+
+        Args:
+            spec: Profile that the job requests.
+            rank: Rank of this process.
+            run_dir: Run folder, if there is one.
+            request: Path of the file by which an agent requests a profile.
+            report: Reports to the agent.
+            settle: Waits for the dispatched steps.
+            programs: Returns the texts of their compiled programs.
+        """
         self._spec, self._rank, self._report = spec, rank, report
         self._request, self._settle, self._programs = request, settle, programs
         self._base = None if run_dir is None or "://" in run_dir else Path(run_dir, FOLDER)
@@ -64,7 +73,7 @@ class Profiler:
         self._readers: list[threading.Thread] = []
 
     def between(self, step: int) -> None:
-        """Begin or end a trace where one is due; `step` steps are complete or dispatched."""
+        """Begin or end a trace if one is due, after `step` complete or dispatched steps."""
         if self._tracing is not None:
             self._annotate(None)
             if step >= self._tracing.until:
@@ -72,7 +81,7 @@ class Profiler:
             else:
                 self._annotate(step)
             return
-        # The job's own profile begins once its step is reached, unless this attempt resumed after it.
+        # The profile of the job begins at its step, unless this attempt resumed after it.
         before, self._last_step = step - 1 if self._last_step is None else self._last_step, step
         if self._spec.at is not None and before < self._spec.at <= step:
             self._begin(step, None, self._spec.steps)
@@ -91,11 +100,11 @@ class Profiler:
                 self._begin(step, number, steps)
 
     def pause(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that marks time of no step: an evaluation, a save."""
+        """Return a context that excludes its time from the steps, for an evaluation or a save."""
         return jax.profiler.TraceAnnotation(breakdown.PAUSE)
 
     def finish(self, step: int) -> None:
-        """End the trace in progress after the last step, and wait until it is read and reported."""
+        """End the trace in progress after the last step, and wait until it has been reported."""
         if self._tracing is not None:
             self._annotate(None)
             self._end(self._tracing, step)
@@ -120,7 +129,7 @@ class Profiler:
         self._annotate(step)
 
     def _annotate(self, step: int | None) -> None:
-        """Mark in the trace that `step` begins; None: that the last one ended."""
+        """Mark in the trace that the previous step ended, and that `step` begins if it is not None."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
         self._annotation = None if step is None else jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step)
@@ -142,7 +151,7 @@ class Profiler:
         reader.start()
 
     def _make_folder(self, step: int) -> Path:
-        """Return an empty folder for a trace; the oldest ones make room. Raises OSError."""
+        """Create an empty folder for a trace, and remove the oldest traces. Raises OSError."""
         if self._base is None:
             self._base = Path(tempfile.mkdtemp(prefix="jaxlaunch-profiles-"))
         traces = sorted(self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime)
@@ -160,7 +169,7 @@ class Profiler:
     # --- the report ---------------------------------------------------------------------------------------------------
 
     def _conclude(self, tracing: Tracing, end: int) -> None:
-        """Read the trace in a thread, while the loop goes on, and report its breakdown."""
+        """Read the trace and report its breakdown; runs in a thread while the loop continues."""
         try:
             summary, line, table = self._read(tracing, end)
         except Exception as error:
@@ -174,7 +183,7 @@ class Profiler:
         self._report_state(tracing.number, "done", folder=str(tracing.folder), summary=summary, table=table)
 
     def _read(self, tracing: Tracing, end: int) -> tuple[dict[str, Any], str, list[str]]:
-        """Write the summary of a trace, and return it with a line and a table for people."""
+        """Write the summary of a trace, and return it with a line and a table for the user."""
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
         if not files:
             raise OSError(f"no trace was written to {tracing.folder}")

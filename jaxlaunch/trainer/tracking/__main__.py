@@ -1,11 +1,12 @@
-"""Hands the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`, as feeding.py starts it.
+"""Program that sends the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`.
 
-Each line of metrics.jsonl and eval.jsonl is handed over once, whatever is restarted: `tracker.json` in the run folder
-has the run's id and the last step of each. Of a step that is trained again after a restart the first line counts.
+It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once across restarts: `tracker.json`
+stores the id of the run and the last step of each file. If a step is trained again after a restart, its first line
+counts.
 
-A tracker is asked for little: one run, resumed by its id, and numbers by step. Its own environment variables say what
-else it is told: WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_DIR. Without a network or a key each keeps the run in the
-run folder.
+A tracker only has to resume a run by its id and to accept numbers by step. Its own environment variables, such as
+WANDB_PROJECT, MLFLOW_TRACKING_URI and TRACKIO_DIR, configure everything else. Without a network or a key it stores the
+run in the run folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PREFIX = {"metrics": "train", "eval": "eval"}  # journal -> prefix of the names
 
 
 def main() -> None:
-    """Hand over until the training ends, and then what is left."""
+    """Send lines until the training ends, and then the remaining ones."""
     settings = json.loads(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
         # This program ends when the training does, not on a signal.
@@ -53,14 +54,14 @@ def main() -> None:
 
 
 class _Course:
-    """How far it is: the training has ended, the tracker is open, and there is no more time for what is left."""
+    """Events: the training has ended, the tracker is open, and there is no time left for further lines."""
 
     def __init__(self) -> None:
         self.is_over, self.is_open, self.is_late = threading.Event(), threading.Event(), threading.Event()
 
 
 def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
-    """Note that the training has ended, and end a tracker that does not open, or does not return."""
+    """Wait for the end of the training, and end a tracker that does not open or does not return."""
     # The loop does not use stdin's buffer: Python aborts if a thread holds it at exit.
     while os.read(sys.stdin.fileno(), 1 << 16):
         pass
@@ -75,7 +76,7 @@ def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
 
 
 def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
-    """Hand over each line as it comes, until the training has ended or time is up."""
+    """Send each line as it appears, until the training has ended or the time is up."""
     folder = settings["folder"]
     state = _State(folder, settings["tracker"], settings["uid"])
     run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
@@ -87,7 +88,7 @@ def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
         rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.rows()]
         for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
-                # Under the names that TensorBoard has.
+                # The names are those of the TensorBoard events.
                 names = [name for name in row if name not in (STEP, "time") and isinstance(row[name], int | float)]
                 tracker.log(step, {f"{PREFIX[journal]}/{name}": float(row[name]) for name in names})
                 state.keep(journal, step)
@@ -99,7 +100,7 @@ def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
 
 
 class _State:
-    """What outlives a restart: the id of the run at its tracker, and the last step of each journal that it has."""
+    """State that survives restarts: the id of the run at its tracker, and the last step sent from each journal."""
 
     def __init__(self, folder: str, tracker: str, uid: str) -> None:
         self._path = Path(folder, STATE)
@@ -108,19 +109,19 @@ class _State:
             state = json.loads(self._path.read_text())
         # Another tracker has received nothing.
         state = state if state.get("tracker") == tracker else {}
-        # Of all pods of a job the uid is the same, should its run folder not outlive them.
+        # The uid is the same in all pods of a job, for the case that its run folder does not survive them.
         self._tracker, self.id = tracker, str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         self.sent: dict[str, int] = dict(state.get("sent") or {})
         self._write(is_synced=True)
 
     def keep(self, journal: str, step: int) -> None:
-        """Note that the tracker has the line of this step, also if this process is killed now."""
+        """Record that the tracker has the line of this step, even if this process is killed now."""
         self.sent[journal] = step
-        # A sync of each line would take longer than many a tracker does, and its end has 30 s for what is left.
+        # A sync for each line would take longer than many trackers do, and there are only 30 s for the last lines.
         self._write(is_synced=False)
 
     def sync(self) -> None:
-        """Sync what is noted, if there is any news."""
+        """Sync the file if it has changed."""
         if self._has_news:
             self._write(is_synced=True)
 
@@ -131,14 +132,14 @@ class _State:
 
 
 class _Followed:
-    """A journal as it grows: its whole lines since the last call."""
+    """A reader that follows a growing journal and returns its new complete lines."""
 
     def __init__(self, path: str) -> None:
         self._path, self._rest = path, b""
         self._file: BinaryIO | None = None
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects in the lines; what is none is left out."""
+        """Yield the objects in the new lines, without invalid ones."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")
@@ -158,7 +159,7 @@ class _Followed:
 
 
 class Run(NamedTuple):
-    """The run: its id, which no restart changes, the job's name, its folder, and the last step that is handed over."""
+    """The run: its id across restarts, the name of the job, its folder, and the last step that was sent."""
 
     id: str
     name: str
@@ -167,17 +168,17 @@ class Run(NamedTuple):
 
 
 class Tracker(Protocol):
-    """What a tracker of yours is: a class that is called with a Run."""
+    """Interface of a tracker, a class that is called with a Run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep the numbers of a step; each step comes once, in order, its `train/…` before its `eval/…`."""
+        """Store the numbers of a step. Steps arrive once and in order, `train/…` before `eval/…`."""
 
     def close(self) -> None:
-        """End the run, for now or for good."""
+        """End the run. It may be resumed later."""
 
 
 class Wandb:
-    """Weights & Biases; offline where no key is set."""
+    """Weights & Biases, offline if no key is set."""
 
     def __init__(self, run: Run) -> None:
         import wandb
@@ -192,16 +193,16 @@ class Wandb:
         self._run: Any = wandb.init(id=run.id, name=run.name, resume="allow", dir=run.folder)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add to what the step has already."""
+        """Add the numbers to those of the same step."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Upload what is left."""
+        """Upload the remaining numbers."""
         self._run.finish()
 
 
 class Mlflow:
-    """MLflow: by MLFLOW_TRACKING_URI, else a file store in the run folder."""
+    """MLflow at MLFLOW_TRACKING_URI, or a file store in the run folder."""
 
     def __init__(self, run: Run) -> None:
         from mlflow.entities import Metric
@@ -231,7 +232,7 @@ class Mlflow:
 
 
 class Trackio:
-    """trackio: a SQLite file, in the run folder where TRACKIO_DIR does not say where."""
+    """trackio, with a SQLite file in TRACKIO_DIR or in the run folder."""
 
     def __init__(self, run: Run) -> None:
         os.environ.setdefault("TRACKIO_DIR", os.path.join(run.folder, "trackio"))
@@ -242,11 +243,11 @@ class Trackio:
         trackio.init(project=project, name=f"{run.name}-{run.id[:8]}", resume="allow", embed=False)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a row of the step."""
+        """Add a row for the step."""
         self._trackio.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self._trackio.finish()
 
 

@@ -1,7 +1,7 @@
-"""Starts the program that hands a run's metrics to a tracker, beside the training, and ends it.
+"""Start and end of the program that sends a run's metrics to a tracker during the training.
 
-It is a process of its own that follows the journals of the run folder: whatever a tracker does, blocks, raises or takes
-memory, no step waits for it.
+The program is a separate process that follows the journals of the run folder, so that no step waits for a tracker that
+blocks, fails or needs much memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ STOPS_S = 5.0
 # After this time, the end of a training prints what it waits for.
 SAYS_S = 3.0
 
-# Variables of a rank. A tracker that imports JAX must take no device and join nobody. Without the run's uid nobody
-# takes the program for what a killed rank has left: it hands over the last lines of that.
+# Variables of a rank that the program does not inherit. A tracker that imports JAX must neither take a device nor join
+# the other processes. Without the run's uid, the program is not killed with the leftovers of a killed rank, whose last
+# lines it has to send.
 _RANK_VARIABLES = (
     "JAX_COORDINATOR",
     "JAX_NUM_PROCESSES",
@@ -42,7 +43,7 @@ _RANK_VARIABLES = (
 
 
 class Feed:
-    """The program while it runs. Raises OSError where it cannot be started."""
+    """The running program. Raises OSError if it cannot be started."""
 
     def __init__(self, folder: str, job: str) -> None:
         self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG)
@@ -74,9 +75,9 @@ class Feed:
             )
 
     def close(self) -> str | None:
-        """Have it hand over what is left, and wait for that; return a sentence where it could not within its limits.
+        """Wait until the program has sent the remaining lines; return a sentence if it could not within its limits.
 
-        Where it failed or was killed during the training, it is started once more: what was in its way may be gone.
+        If it failed or was killed during the training, it is started again, since the cause may be gone.
         """
         if self._process.poll() is not None:
             self._end(0.0)
@@ -95,12 +96,14 @@ class Feed:
         return self._explain(code, {None: busy, LATE: busy, UNOPENED: f"was not open {OPENS_S:g} s after the training"})
 
     def leave(self) -> str | None:
-        """Do the same at a stop, which waits for STOPS_S: after that the program hands over the rest alone, if the
-        machine lets it."""
+        """Do the same at a stop, but wait only briefly.
+
+        After that the program sends the remaining lines on its own, if the machine keeps running.
+        """
         return self._explain(self._end(STOPS_S), {None: f"was still busy {STOPS_S:g} s after the stop"})
 
     def _end(self, timeout_s: float) -> int | None:
-        """Tell it that the training has ended; return its exit code, None where it is still busy at the timeout."""
+        """Tell the program that the training has ended; return its exit code, or None at the timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -110,7 +113,7 @@ class Feed:
             return None
 
     def _explain(self, code: int | None, reasons: Mapping[int | None, str]) -> str | None:
-        """Return what to say of an exit code; None where the tracker has every point."""
+        """Return a sentence about an exit code; None if the tracker has every point."""
         if code == 0:
             return None
         reason = reasons.get(code, f"failed (exit {code})")
@@ -119,7 +122,7 @@ class Feed:
 
 
 def longest_s() -> float:
-    """Return the most that the end of a training waits for its tracker."""
+    """Return the longest time that the end of a training waits for its tracker."""
     return OPENS_S + ENDS_S + CLOSES_S + STOPS_S
 
 
@@ -129,10 +132,10 @@ def is_asked() -> bool:
 
 
 def writes_events() -> bool:
-    """Return whether the tracker is TensorBoard's event files: then nobody else writes them."""
+    """Return whether the tracker writes TensorBoard's event files, which nothing else must write then."""
     return is_asked() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 
 def start(folder: str) -> Feed | None:
-    """Start the feed of the job's tracker; None where it has none."""
+    """Start the feed of the job's tracker, if it has one."""
     return Feed(folder, os.environ[contract.TRACKER]) if is_asked() else None
