@@ -1,9 +1,9 @@
-"""The state's arrays and the meta beside them, on storage: Orbax behind a few calls.
+"""Saving and loading of the state's arrays and meta with Orbax.
 
-Orbax's AsyncCheckpointer, not its CheckpointManager: on every save the manager asks JAX's preemption service with the
-step as the count, and once more from a background thread of process 0 alone. We poll that service with a count of our
-own, and a count that jumps on one rank can put the agreed stop where that rank never comes. The files are the same:
-`CheckpointManager(path).restore(step)` reads them.
+This module uses Orbax's AsyncCheckpointer, not its CheckpointManager. On every save the manager polls JAX's preemption
+service with the step as the count, and again from a background thread of process 0 alone. We poll that service with our
+own count, and a count that jumps on one rank can put the agreed stop where that rank never arrives. The files are the
+same: `CheckpointManager(path).restore(step)` reads them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from jaxlaunch.trainer.checkpoint import folder as folders
 from jaxlaunch.trainer.checkpoint.manifest import is_remote, map_files
 from jaxlaunch.trainer.checkpoint.storage import TIMEOUT_S
 
-STATE, META = "state", "meta"  # the two items of a step
+# The two items of a step.
+STATE, META = "state", "meta"
 S3 = "s3://"
-Leaf = tuple[tuple[int, ...], str]  # shape and dtype
-# What Orbax's threads log of an error that `wait` raises, each time with its traceback.
+# Shape and dtype.
+Leaf = tuple[tuple[int, ...], str]
+# Orbax's threads log these messages, with tracebacks, for an error that `wait` raises.
 RAISED_LATER = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
 logging.getLogger("absl").addFilter(lambda record: not RAISED_LATER.match(record.getMessage()))
 
@@ -53,32 +55,32 @@ class Arrays:
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Start to write; return when the arrays are copied. Raises ValueError when `folder` exists."""
+        """Start to write, and return when the arrays are copied. Raises ValueError when `folder` exists."""
         args = {STATE: ocp.args.StandardSave(tree), META: ocp.args.JsonSave(dict(meta))}
         self._checkpointer.save(folder, args=ocp.args.Composite(**args))
 
     def wait(self) -> None:
-        """Return when Orbax has renamed the last save to its final name. Raises what went wrong, of any type."""
+        """Wait until Orbax has renamed the last save to its final name. Raises the save's error, of any type."""
         self._checkpointer.wait_until_finished()
 
     def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
-        """Return how the first leaf of the saved state that differs from `abstract` does so, in words, or None."""
+        """Describe the first leaf of the saved state that differs from `abstract`; None if they are alike."""
         metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
         if metadata is None:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
         return first_difference(leaves(metadata.tree), leaves(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return state and meta, each array sharded as in `abstract`. No collective: one process may fail alone."""
+        """Load state and meta, each array sharded as in `abstract`. This is no collective: one process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
 
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
-        """Read what process `index` of `count` reads of the stored arrays. Raises what tensorstore does.
+        """Read the share of process `index` of `count` of the stored arrays. Raises the exceptions of tensorstore.
 
-        Called before Orbax loads a step without a manifest: an Orbax restore that fails leaves dozens of callbacks to
-        a closed event loop, each with a traceback of its own.
+        This is called before Orbax loads a step without a manifest: a failing Orbax restore leaves dozens of callbacks
+        to a closed event loop, each with its own traceback.
         """
         path = os.fspath(folder / STATE)
         base = kvstore(f"{path}/") if path.startswith(S3) else path if is_remote(folder) else f"file://{path}"
@@ -94,13 +96,13 @@ class Arrays:
 
 
 class _Marked:
-    """A folder in the making that carries our mark from the first. Orbax's `create` would remove what is in its way."""
+    """A folder that is created with our mark. Orbax's `create` would remove an existing folder."""
 
     _tmp_path: epath.Path
     _checkpoint_metadata_store: Any
 
     async def create(self) -> epath.Path:
-        """Make the folder. Raises FileExistsError when something is there already."""
+        """Create the folder. Raises FileExistsError when it exists."""
         await asyncio.to_thread(folders.begin_step, self._tmp_path)
         self._checkpoint_metadata_store.write(
             file_path=self._tmp_path / folders.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
@@ -109,33 +111,33 @@ class _Marked:
 
 
 class _Renamed(_Marked, ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
-    """A step on a file system: made under another name, then renamed."""
+    """A step on a file system: created under another name, then renamed."""
 
 
 class _InPlace(_Marked, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ignore[misc]
-    """A step on an object store, which has no rename: made in place, ended by a file."""
+    """A step on an object store, which has no rename: created in place and completed by a file."""
 
 
 def shapes(folder: epath.Path) -> dict[str, Any]:
-    """Return the saved state as a nested dict, each array by its metadata. Raises what Orbax does."""
+    """Read the metadata of the saved state's arrays as a nested dict. Raises the exceptions of Orbax."""
     teach_s3()
     return ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
 
 
 def meta(folder: epath.Path) -> dict[str, Any]:
-    """Return the meta of a step. Raises what Orbax does."""
+    """Read the meta of a step. Raises the exceptions of Orbax."""
     return ocp.JsonCheckpointHandler().restore(folder / META)
 
 
 def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
-    """Return the array `name` of a part of the state, whole, on the host; read no other. Raises what Orbax does."""
+    """Read only the array `name` of a part of the state to the host. Raises the exceptions of Orbax."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     args = ocp.args.PyTreeRestore(item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True)
     return ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
 
 
 def leaves(tree: Any) -> dict[str, Leaf]:
-    """Return the shape and dtype of every array of a tree, by path; of a random key, those of its stored numbers."""
+    """Return the shape and dtype of every array of a tree, by path. Random keys count as their stored numbers."""
     flat = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -147,7 +149,7 @@ def leaves(tree: Any) -> dict[str, Leaf]:
 
 
 def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:
-    """Return a sentence on the first array whose shape or dtype differs between checkpoint and model; None: none."""
+    """Describe the first array whose shape or dtype differs between checkpoint and model; None if all are alike."""
 
     def describe(leaf: Leaf | None) -> str:
         return "absent" if leaf is None else f"{leaf[1]}[{','.join(map(str, leaf[0]))}]"
@@ -160,7 +162,7 @@ def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> s
 
 
 def teach_s3() -> None:
-    """Make Orbax build its storage specifications for s3:// too. Call it once or many times."""
+    """Make Orbax build its storage specifications for s3://, too. It may be called repeatedly."""
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
         return
 
@@ -173,14 +175,16 @@ def teach_s3() -> None:
 
 
 def kvstore(url: str) -> dict[str, Any]:
-    """Return tensorstore's specification of s3://bucket/name, at endpoint and region of Amazon's own variables."""
+    """Return tensorstore's specification of s3://bucket/name, with endpoint and region of the AWS variables."""
     bucket, _, name = url.removeprefix(S3).partition("/")
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint:
         spec["endpoint"] = endpoint.rstrip("/")
-        region = region or "us-east-1"  # a store of one's own has no regions, and the driver asks for one
+        # Self-hosted stores have no regions, but the driver requires one.
+        region = region or "us-east-1"
     if os.environ.get("AWS_ACCESS_KEY_ID"):
-        spec["aws_credentials"] = {"type": "environment"}  # the driver's search writes an error for each place it tries
+        # The driver's default search logs an error for each place that it tries.
+        spec["aws_credentials"] = {"type": "environment"}
     return spec | ({"aws_region": region} if region else {})

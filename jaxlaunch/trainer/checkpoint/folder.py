@@ -1,8 +1,8 @@
-"""The folder of a run's checkpoints: which children are steps, and which of them another program made.
+"""The folder of a run's checkpoints: which children are steps, and which of them belong to another program.
 
-What is named like a step may be another program's: the trials of a sweep are numbered too. So the first file of a step
-is a mark, written before Orbax's own, and nothing is ever removed without it or a manifest. Of a folder that has one,
-only what a save wrote is removed; what others put there stays.
+A folder that is named like a step may belong to another program: the trials of a sweep are numbered, too. Therefore the
+first file of a step is a mark, written before Orbax's files, and nothing is removed without it or a manifest. Even in a
+marked folder only the files of a save are removed; all others stay.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from jaxlaunch.trainer.checkpoint.storage import retry
 from jaxlaunch.trainer.errors import CheckpointError
 
 MARK = "jaxlaunch.begun.json"
-COMMITTED = "commit_success.txt"  # Orbax's own mark; on object stores, which have no rename, its presence ends a save
-MAKING = ".orbax-checkpoint-tmp"  # how Orbax ends the name of a folder in the making, on a file system
+# Orbax's own mark. On object stores, which have no rename, it completes a save.
+COMMITTED = "commit_success.txt"
+# Orbax's suffix for the name of an unfinished folder on a file system.
+MAKING = ".orbax-checkpoint-tmp"
 UNFINISHED = re.compile(rf"(0|[1-9][0-9]*){re.escape(MAKING)}(-[0-9]+)?")
-METADATA = "_CHECKPOINT_METADATA"  # Orbax's file on a step
-WRITTEN = (MARK, "state", "meta", METADATA, COMMITTED)  # what a save writes into a step's folder
+# Orbax's file on a step.
+METADATA = "_CHECKPOINT_METADATA"
+# The names that a save writes into a step's folder.
+WRITTEN = (MARK, "state", "meta", METADATA, COMMITTED)
 # Where the processes leave their digests for process 0 to collect.
 DIGESTS = "jaxlaunch.digests"
 DIGESTS_FILE = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
@@ -39,7 +43,7 @@ T = TypeVar("T")
 
 
 class CheckpointFolder:
-    """The folder at `path`. Its methods read storage, and raise what storage raises unless they say otherwise."""
+    """The folder at `path`. Its methods raise the exceptions of storage unless they say otherwise."""
 
     def __init__(self, path: str) -> None:
         folder = epath.Path(path)
@@ -53,17 +57,17 @@ class CheckpointFolder:
         return self.path / str(step)
 
     def digests(self, nonce: str, step: int, process: int) -> epath.Path:
-        """Return the file of a process's digests; the nonce keeps those of an earlier attempt apart."""
+        """Return the file of a process's digests. The nonce separates it from those of an earlier attempt."""
         return self.path / DIGESTS / f"{nonce}.{step}.{process}.json"
 
     def read(self, act: Callable[[], T], step: int | None = None) -> T:
-        """Return what `act` reads of the folder, or of a step, tried again while storage fails. Raises StorageError."""
+        """Call `act`, which reads the folder or a step, with retries while storage fails. Raises StorageError."""
         if step is None:
             return retry(f"reading {self.path}", act, OSError)
         return retry(f"reading step {step} of {self.path}", act)
 
     def clear(self) -> list[str]:
-        """Remove what a killed save left. Return the children that are named like steps and that another made."""
+        """Remove unfinished saves. Return the children that are named like steps but belong to another program."""
         foreign = []
         for child in sorted(self.path.iterdir()):
             is_making = UNFINISHED.fullmatch(child.name) is not None
@@ -72,7 +76,7 @@ class CheckpointFolder:
             if _is_unfinished(child):
                 foreign += [f"{child.name}/{name}" for name in remove_step(child)]
             elif is_making and not is_remote(child) and set(manifest.listing(child)) <= {MARK}:
-                # It was killed while the mark was written.
+                # The process was killed while it wrote the mark.
                 (child / MARK).unlink(missing_ok=True)
                 _prune(child)
             elif not _is_step(child) and not _is_empty(child):
@@ -84,12 +88,12 @@ class CheckpointFolder:
         return foreign
 
     def step_owners(self) -> dict[int, bool]:
-        """Return for each child that is named like a step whether it is this product's, or an empty folder."""
+        """Return for each child that is named like a step whether it is ours or an empty folder."""
         children = {int(child.name): child for child in self.path.iterdir() if STEP.fullmatch(child.name)}
         return {step: _is_ours(child) or _is_empty(child) for step, child in children.items()}
 
     def foreign_steps(self) -> list[tuple[int, str]]:
-        """Return steps whose place another has, and its name: also that of an unfinished save without our mark."""
+        """Return the steps whose place a foreign file has, and its name. Unfinished saves without our mark count."""
         foreign = [(step, f"{step}") for step, is_ours in self.step_owners().items() if not is_ours]
         if not is_remote(self.path):
             names = [child.name for child in self.path.iterdir() if UNFINISHED.fullmatch(child.name)]
@@ -97,10 +101,10 @@ class CheckpointFolder:
         return sorted(foreign)
 
     def in_the_way(self, step: int) -> list[str]:
-        """Return the names of what is in the place of a step that is to be saved."""
+        """Return the names of files in the place of a step that is to be saved."""
         unfinished = self.path / f"{step}{MAKING}"
         if unfinished.exists() and _is_begun(unfinished):
-            # It is of a save of this process that failed.
+            # It belongs to a failed save of this process.
             remove_step(unfinished)
         places = [self.step(step)] if is_remote(self.path) else [self.step(step), unfinished]
         return [path.name for path in places if path.exists()]
@@ -125,11 +129,11 @@ class CheckpointFolder:
         return steps, foreign
 
     def is_gone(self, step: int) -> bool:
-        """Return whether a step that was committed has no manifest any more; False while storage is away."""
+        """Return whether the manifest of a committed step was deleted; False while storage is unavailable."""
         try:
             return not (self.step(step) / manifest.NAME).exists()
         except Exception:
-            # A save reports that storage is away.
+            # The next save reports that storage is unavailable.
             return False
 
     def set_aside(self, step: int) -> str:
@@ -147,7 +151,7 @@ class CheckpointFolder:
 
 
 def begin_step(folder: epath.Path) -> None:
-    """Make the folder of a step, the mark in it first. Raises FileExistsError when something is there already."""
+    """Create the folder of a step and write the mark first. Raises FileExistsError when it exists."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists already")
     folder.mkdir(parents=True)
@@ -155,7 +159,7 @@ def begin_step(folder: epath.Path) -> None:
 
 
 def remove_step(folder: epath.Path) -> list[str]:
-    """Remove a step, its manifest last: half removed, it is seen to lack files. Return the files that no save wrote."""
+    """Remove a step, its manifest last so that a partial removal is noticed. Return the files that no save wrote."""
     try:
         written = manifest.read(folder)
     except Damaged:
@@ -182,7 +186,7 @@ def _mark(folder: epath.Path) -> dict[str, int]:
 
 
 def _is_begun(folder: epath.Path) -> bool:
-    """Return whether this folder carries the mark, made for this step: a copy under another number does not count."""
+    """Return whether the folder has the mark for its step. A copy under another number does not count."""
     try:
         return bool(json.loads(manifest.read_small(folder / MARK)) == _mark(folder))
     except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError, RecursionError):
@@ -190,12 +194,12 @@ def _is_begun(folder: epath.Path) -> bool:
 
 
 def _is_ours(folder: epath.Path) -> bool:
-    """Return whether this is the folder of a step that this product finished or began."""
+    """Return whether this product finished or began this step."""
     return (folder / manifest.NAME).exists() or _is_begun(folder)
 
 
 def _is_step(folder: epath.Path) -> bool:
-    """Return whether this product or Orbax finished this step: perhaps it can be restored."""
+    """Return whether this product or Orbax finished this step, so that it can perhaps be restored."""
     return _is_ours(folder) or (folder / COMMITTED).exists()
 
 
@@ -204,7 +208,8 @@ def _is_unfinished(folder: epath.Path) -> bool:
     if UNFINISHED.fullmatch(folder.name):
         return _is_begun(folder)
     if not is_remote(folder):
-        return False  # on a file system the name is given by a rename, at the end
+        # On a file system the final name is given by a rename at the end.
+        return False
     return _is_begun(folder) and not any((folder / name).exists() for name in (manifest.NAME, COMMITTED))
 
 
@@ -215,5 +220,6 @@ def _is_empty(folder: epath.Path) -> bool:
 def _prune(folder: epath.Path) -> None:
     """Remove the folders below and including `folder` that hold no file."""
     for parent, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # not empty
+        # A folder that is not empty stays.
+        with contextlib.suppress(OSError):
             os.rmdir(parent)

@@ -1,8 +1,8 @@
-"""The manifest of a step: what its folder must hold, file by file, and whether the files are unchanged.
+"""The manifest of a step: the size and digest of every file in its folder.
 
-Orbax keeps no digest: one flipped byte restores without an error, with other weights (measured on 0.12.8). So the last
-file written into a step's folder is this manifest: sizes and digests of all others, and its own. It is the commit mark,
-the same on POSIX, gs:// and s3://: a step without it was not finished.
+Orbax keeps no digest: one flipped byte restores without an error to other weights (measured on 0.12.8). Therefore the
+last file of a step is this manifest, with the sizes and digests of all others and its own digest. It is the commit
+mark, the same on POSIX, gs:// and s3://: a step without it was not finished.
 
 SHA-256 rather than CRC-32C: it is in the standard library, reads 1.5 GB/s a core without holding the interpreter lock,
 faster than most storage, and detects a replaced file as surely as a damaged one.
@@ -28,23 +28,28 @@ from jaxlaunch import atomic_file, contract
 from jaxlaunch.trainer.buckets import remote
 
 NAME = contract.MANIFEST
-STEP = re.compile(r"0|[1-9][0-9]*")  # the name of a step's folder
+# The name of a step's folder.
+STEP = re.compile(r"0|[1-9][0-9]*")
 FORMAT = 1
-CHUNK = 1 << 20  # bytes of a read
-LONGEST_PATH, LONGEST_NAME = 1024, 255  # of a file below a step, and of a part of it; Linux's NAME_MAX is 255 bytes
-MAX_SMALL = 64 << 20  # bytes of a manifest: of half a million files
-THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))  # half the host is the loop's and the data's
+# Bytes of a read.
+CHUNK = 1 << 20
+# The longest path of a file below a step and the longest part of it. Linux's NAME_MAX is 255 bytes.
+LONGEST_PATH, LONGEST_NAME = 1024, 255
+# Bytes of a manifest of half a million files.
+MAX_SMALL = 64 << 20
+# The loop and the data use the other half of the host.
+THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
 class NotAFile(OSError):
-    """What is in the place of a file cannot be read to its end: a FIFO, a device, or far more than was written."""
+    """A path that cannot be read to its end as a file: a FIFO, a device, or far more bytes than were written."""
 
 
 class Damaged(Exception):
-    """A manifest that exists and is not valid; the message says why."""
+    """A manifest that exists but is not valid. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +69,14 @@ class Manifest:
     files: Mapping[str, Entry]
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON with its own SHA-256; equal manifests give equal bytes."""
+        """Encode the manifest as JSON with its own SHA-256. Equal manifests give equal bytes."""
         files = {name: [entry.size, entry.sha256] for name, entry in self.files.items()}
         body = {"format": FORMAT, "step": self.step, "uid": self.uid, "files": files}
         return _to_json({"manifest": body, "sha256": hashlib.sha256(_to_json(body)).hexdigest()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Return the manifest that `data` is; raise Damaged unless it is to the byte what `to_bytes` writes."""
+        """Decode a manifest. Raises Damaged unless `data` is exactly what `to_bytes` writes."""
         try:
             body = json.loads(data)["manifest"]
             files = {name: Entry(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
@@ -86,7 +91,7 @@ class Manifest:
 
 
 def _is_below(name: str) -> bool:
-    """Return whether this is the relative path of a file in a folder, as a file system can have it."""
+    """Return whether this is a valid relative path of a file in a folder."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:
@@ -105,7 +110,7 @@ def write(folder: epath.Path, manifest: Manifest) -> None:
 
 
 def read(folder: epath.Path) -> Manifest | None:
-    """Return the manifest of a step's folder, None when there is none. Raises Damaged."""
+    """Read the manifest of a step's folder; None without one. Raises Damaged."""
     try:
         data = read_small(folder / NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -116,10 +121,11 @@ def read(folder: epath.Path) -> Manifest | None:
 
 
 def open_file(path: epath.Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError: NotAFile for what is no regular one, on a file system."""
+    """Open a file for reading. Raises OSError; on a file system NotAFile if it is not a regular file."""
     if is_remote(path):
         return path.open("rb")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
+    # Without O_NONBLOCK a FIFO would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb")
@@ -130,7 +136,7 @@ def open_file(path: epath.Path) -> BinaryIO:
 
 
 def read_small(path: epath.Path) -> bytes:
-    """Return the content of a small file of ours. Raises OSError: NotAFile for one of more than MAX_SMALL bytes."""
+    """Read a small file of ours. Raises OSError, NotAFile if it has more than MAX_SMALL bytes."""
     with open_file(path) as file:
         data = file.read(MAX_SMALL + 1)
     if len(data) > MAX_SMALL:
@@ -139,21 +145,22 @@ def read_small(path: epath.Path) -> bytes:
 
 
 def committed(folder: epath.Path) -> list[int]:
-    """Return the steps in `folder` that have a manifest, oldest first; their files are not verified."""
+    """Return the steps in `folder` that have a manifest, oldest first, without verifying their files."""
     children = folder.iterdir() if folder.exists() else iter(())
     names = [child.name for child in children if STEP.fullmatch(child.name)]
     return sorted(int(name) for name in names if (folder / name / NAME).exists())
 
 
 def listing(folder: epath.Path, whole: bool = False) -> list[str]:
-    """Return the paths of all files below `folder`, relative to it, in order; the manifest only where `whole`."""
+    """Return the sorted relative paths of all files below `folder`, with the manifest if `whole`."""
     if is_remote(folder):
-        # etils' walk asks s3fs for what it does not have.
+        # The walk of etils calls a method that s3fs lacks.
         return [name for name in remote.names(os.fspath(folder)) if whole or name != NAME]
     names: list[str] = []
     root: str | None = None
     for parent, _, files in folder.walk():
-        root = os.fspath(parent) if root is None else root  # as the file system spells it, with its scheme or without
+        # The first parent is the folder as the file system spells it, with its scheme or without.
+        root = os.fspath(parent) if root is None else root
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
     return sorted(name for name in names if whole or not (name == NAME or is_draft(name)))
@@ -165,7 +172,7 @@ def is_draft(name: str) -> bool:
 
 
 def digest(path: epath.Path, written: int | None = None) -> Entry:
-    """Read the whole file. Raises OSError. On a file system one of another size than `written` is not read."""
+    """Digest a file. Raises OSError. On a file system a file whose size is not `written` is not read."""
     sha256 = hashlib.sha256()
     size = 0
     with open_file(path) as file:
@@ -178,17 +185,17 @@ def digest(path: epath.Path, written: int | None = None) -> Entry:
 
 
 def digests(folder: epath.Path, names: Iterable[str]) -> dict[str, Entry]:
-    """Return the digests of the files `names` below `folder`. Raises OSError."""
+    """Digest the files `names` below `folder`. Raises OSError."""
     return map_files(lambda name: digest(folder / name), list(names))
 
 
 def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
-    """Return the files that process `index` of `count` reads: each by one process, and about as many bytes by each."""
+    """Return the files that process `index` of `count` reads, so that each process reads about as many bytes."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
 def find_damage(folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1) -> list[str]:
-    """Return a sentence on each missing or changed file that process `index` of `count` verifies. Raises OSError."""
+    """Describe each missing or changed file among those that process `index` of `count` verifies. Raises OSError."""
     names = share({name: entry.size for name, entry in manifest.files.items()}, index, count)
     damages = map_files(lambda name: _damage(folder, name, manifest.files[name]), names)
     return [damages[name] for name in sorted(names) if damages[name]]
@@ -211,13 +218,13 @@ def _damage(folder: epath.Path, name: str, entry: Entry) -> str:
 
 
 def map_files(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
-    """Return what `act` returns for every name, called by several threads: it waits on storage, without the GIL."""
+    """Call `act` for every name in several threads. It waits on storage without the GIL."""
     with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
         return dict(zip(names, threads.map(act, names), strict=True))
 
 
 def replace(path: epath.Path, data: bytes) -> None:
-    """Write a small file so that a reader sees the old one or the new one, never a part. Raises OSError."""
+    """Replace a small file atomically. Raises OSError."""
     if is_remote(path):
         path.write_bytes(data)
     else:
@@ -225,5 +232,5 @@ def replace(path: epath.Path, data: bytes) -> None:
 
 
 def is_remote(path: epath.Path) -> bool:
-    """Return whether `path` names an object store: no rename, a put is atomic."""
+    """Return whether `path` names an object store, which has no rename and whose puts are atomic."""
     return "://" in os.fspath(path)

@@ -1,8 +1,8 @@
-"""The owner of a checkpoint folder: the run in a file, `jaxlaunch.owner.json`, which is renewed while that run lives.
+"""The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which that run renews while it lives.
 
-Two runs that save into one folder ruin both. The file guards against that mistake; it is no lock: two that claim within
-the same moment both go on, and the one that wrote first finds out before its next manifest and stops. Times are the
-writers' clocks, which must agree to within 50 s.
+Two runs that save into one folder damage each other's checkpoints. The file guards against that mistake, but it is no
+lock: if two runs claim at the same moment, both continue, and the one that wrote first notices before its next manifest
+and stops. Times are those of the writers' clocks, which must agree to within 50 s.
 """
 
 from __future__ import annotations
@@ -24,19 +24,27 @@ from jaxlaunch.trainer.errors import CheckpointError
 
 NAME = "jaxlaunch.owner.json"
 RENEW_S = 10.0
-STALE_S = 60.0  # an owner that has missed five renewals has lost its storage too
+# An owner that has missed five renewals has lost its storage, too.
+STALE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """One process of one run, distinct from every other process that ever ran."""
+    """One process of one run, distinct from every other process that ever ran.
 
-    uid: str  # the run's: equal across its restarts
+    Attributes:
+        uid: The identity of the run, equal across its restarts.
+        boot: The boot of the kernel.
+        pids: The PID namespace. Each container of a host has its own PID 1.
+        started: Clock ticks since boot, which distinguish a process from a later one with the same PID.
+    """
+
+    uid: str
     host: str
-    boot: str  # which boot of the kernel
-    pids: str  # which PID namespace: containers of a host have each their own PID 1
+    boot: str
+    pids: str
     pid: int
-    started: int  # clock ticks since boot: tells a process from a later one of the same PID
+    started: int
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -81,9 +89,11 @@ def _start_ticks(pid: int) -> int | None:
     except (ProcessLookupError, OverflowError):
         return None
     except (FileNotFoundError, PermissionError):
-        return 0  # another user's, or a system without /proc: it runs; nothing more is known
+        # The process belongs to another user, or the system has no /proc. It runs, but nothing more is known.
+        return 0
     state, *fields = stat[stat.rindex(")") + 2 :].split()
-    return None if state in "ZX" else int(fields[18])  # a zombie has ended; proc_pid_stat(5): starttime is field 22
+    # A zombie has ended. proc_pid_stat(5): starttime is field 22.
+    return None if state in "ZX" else int(fields[18])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +108,7 @@ class Claim:
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
-        """Return the claim on file, None when there is none. Raises CheckpointError when the file is not one."""
+        """Read the claim from its file; None without one. Raises CheckpointError when the file is damaged."""
         try:
             fields = json.loads(read_small(path))
             renewed = float(fields.pop("renewed"))
@@ -118,7 +128,7 @@ class Owner:
     def __init__(
         self, folder: epath.Path, uid: str, renew_s: float = RENEW_S, renewed: Callable[[], object] = lambda: None
     ) -> None:
-        """`renewed` is called by the thread after each renewal, also one that storage refused."""
+        """Prepare a claim. The thread calls `renewed` after each renewal, even one that storage refused."""
         self._path, self._renewed = folder / NAME, renewed
         self._me = Identity.mine(uid)
         self._renew_s = renew_s
@@ -127,10 +137,11 @@ class Owner:
         self._thread = threading.Thread(target=self._renew, name="checkpoint-owner", daemon=True)
 
     def claim(self, take_over: bool = False) -> str:
-        """Take the folder; return a message about its last owner. Raises CheckpointError when another run owns it."""
+        """Claim the folder. Return a message about its last owner. Raises CheckpointError when another run owns it."""
         message = self._check_claim(take_over)
         replace(self._path, Claim(self._me, time.time()).to_bytes())
-        if self._thread.ident is None:  # else an earlier try got as far
+        # An earlier try may have started the thread.
+        if self._thread.ident is None:
             self._thread.start()
         return message
 
@@ -146,7 +157,8 @@ class Owner:
             return ""
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
         is_running = claim.owner.is_running()
-        if claim.owner.uid == self._me.uid:  # this run's, before a restart; if it runs, its next check stops it
+        # The owner is this run before a restart. If that process still runs, its next check stops it.
+        if claim.owner.uid == self._me.uid:
             return f"taking over {folder} from {run}: of this run too, and still running" if is_running else ""
         if is_running is False:
             return f"taking over {folder} from {run}: that process has ended"
@@ -189,7 +201,7 @@ class Owner:
             self._renewed()
 
     def _renew_once(self) -> bool:
-        """Renew the claim; return False when the folder was taken over: `check` raises before the loop writes."""
+        """Renew the claim. Return False when the folder was taken over: `check` then raises before the loop writes."""
         try:
             self.check()
             replace(self._path, Claim(self._me, time.time()).to_bytes())
@@ -198,5 +210,6 @@ class Owner:
         except Exception as error:
             if not faults.is_from_store(error):
                 raise
-            return True  # tried again soon; a save to this storage fails by itself, with a message of its own
+            # The renewal is tried again soon. A save to this storage fails with its own message.
+            return True
         return True

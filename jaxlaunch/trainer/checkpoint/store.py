@@ -1,12 +1,11 @@
 """Saves checkpoints, deletes the oldest, and restores the newest that is undamaged.
 
-A step is committed by its manifest, written last. Only committed steps are rotated, and the newest stays, as do those
-that a save names as kept for how good they are. What another program put into the folder is named and left, whatever
-its name.
+A step is committed by its manifest, which is written last. Only committed steps are rotated. The newest ones stay, and
+so do the best ones that a save names. Files that another program put into the folder are reported and never removed.
 
-What fails verification is never trained on, never counted and never deleted: it is renamed once an older step was
-restored. A step that Orbax finished and that was killed before its manifest was written cannot be verified: it is used
-where no other can be, and else removed.
+A step that fails verification is never used, counted or deleted: it is renamed after an older step was restored. If the
+process was killed between the end of Orbax's save and the manifest, the step cannot be verified. It is used if no other
+step can be, and otherwise removed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
 UNVERIFIED = "no manifest (killed while saving?), so its files cannot be verified"
 
 Tree = dict[str, Any]
-Loaded = tuple[Tree, Tree]  # state and meta
+# State and meta.
+Loaded = tuple[Tree, Tree]
 
 
 class Store:
@@ -45,7 +45,7 @@ class Store:
         self._keep = keep
         self._uid = uid
         self._take_over = take_over
-        # Process 0 writes the notes of the gang.
+        # Only process 0 writes notes.
         self._note = note if jax.process_index() == 0 else lambda text: None
         self._owner = Owner(self._folder.path, uid, renewed=self._look_for_newest)
         self._nonce = ""
@@ -53,12 +53,12 @@ class Store:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._committed: int | None = None
-        # A committed step that somebody deleted: until it is reported, and for good.
+        # A committed step that somebody deleted: reset when it is reported, and kept.
         self._gone: int | None = None
         self._seen_gone: int | None = None
 
     def claim(self) -> None:
-        """Take the folder and clear what a killed save left. Raises CheckpointError when another run owns it."""
+        """Claim the folder and remove unfinished saves. Raises CheckpointError when another run owns it."""
 
         def claim() -> tuple[str, str, list[str]]:
             self._folder.path.mkdir(parents=True, exist_ok=True)
@@ -74,40 +74,40 @@ class Store:
             )
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
-        """Raise CheckpointError when what is another's has the name of a step that `is_due` to be saved."""
+        """Raise CheckpointError if a foreign file has the name of a step that `is_due` to be saved."""
         foreign = on_primary(lambda: self._folder.read(self._folder.foreign_steps))
         if due := [name for step, name in foreign if is_due(step)]:
             raise self._folder.in_the_way_error(due)
 
     def taken(self, step: int) -> str:
-        """Return the name of what is another's where a step would be saved; "" where it can be. Every process asks."""
+        """Return the names of foreign files in the place of a step; "" if it can be saved. Every process calls it."""
         return ", ".join(on_primary(lambda: self._folder.in_the_way(step)))
 
     def restore(
         self, abstract: Mapping[str, Any], changes: Callable[[Tree], str] = lambda meta: ""
     ) -> tuple[int, Tree, Tree] | None:
-        """Return the newest undamaged step, its state and its meta; None in a new folder. See `Restore`."""
+        """Restore the newest undamaged step with its state and meta; None in a new folder. See `Restore`."""
         restore = Restore(self._folder, self._arrays, self._owner, self._uid, self._note, abstract, changes)
         if (restored := restore.newest()) is not None:
             self._committed = restored[0]
         return restored
 
     def steps(self) -> list[int]:
-        """Return the committed steps, oldest first. They have a manifest; only `restore` verifies their files."""
+        """Return the committed steps, oldest first. Only `restore` verifies their files."""
         return manifest.committed(self._folder.path)
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], besides: Collection[int] = ()) -> None:
-        """Start saving; return when the arrays are copied. A step that is committed already is not saved again.
+        """Start to save, and return when the arrays are copied. A committed step is not saved again.
 
-        The steps `besides` stay when old ones are deleted.
-        Waits for the save before. Raises StorageError or CheckpointError, of this save or of the one before.
+        The steps in `besides` are kept when old ones are deleted. Waits for the previous save first. Raises
+        StorageError or CheckpointError of this save or of the previous one.
         """
         self.wait()
         if step == self._committed:
             return
-        # A ValueError here is of the arrays' making.
+        # A ValueError here comes from the arrays, not from storage.
         with storage_errors(f"saving step {step} in {self._folder}", OSError):
             if jax.process_index() == 0:
                 self._owner.check()
@@ -118,13 +118,13 @@ class Store:
         self._pending = self._background.submit(self._commit, step, frozenset(besides))
 
     def wait(self) -> None:
-        """Return when the last save is committed and old steps are deleted. Raises StorageError or CheckpointError."""
+        """Wait until the last save is committed and old steps are deleted. Raises StorageError or CheckpointError."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def committed(self) -> int | None:
-        """Return the newest step whose manifest is on storage; note if it is gone. Raises what failed meanwhile."""
+        """Return the newest committed step, and note if it was deleted. Raises the error of a failed save."""
         if self._pending is not None and self._pending.done():
             self.wait()
         gone, self._gone = self._gone, None
@@ -136,7 +136,7 @@ class Store:
         return self._committed
 
     def lost(self, step: int) -> bool:
-        """Return whether `step`, which was saved, is gone again, so that it can be saved anew. Every process asks."""
+        """Return whether the saved `step` was deleted, and allow it to be saved again. Every process calls it."""
         self.wait()
         is_lost = step == self._committed and on_primary(lambda: self._folder.is_gone(step))
         if is_lost:
@@ -144,7 +144,7 @@ class Store:
         return is_lost
 
     def close(self) -> None:
-        """Wait for the last save, then release the folder. Raises what went wrong in the background."""
+        """Wait for the last save, then release the folder. Raises the error of the background save."""
         try:
             self.wait()
         finally:
@@ -155,11 +155,11 @@ class Store:
                     self._owner.release()
 
     def _look_for_newest(self) -> None:
-        """Look whether the newest committed step is still there, before a save, and in a thread every few seconds."""
+        """Check that the newest committed step still exists, before a save and in a thread every few seconds."""
         step = self._committed
         if step is None or step == self._seen_gone or not self._folder.is_gone(step):
             return
-        # A step that is no longer the newest was rotated.
+        # A step that is no longer the newest may have been rotated.
         if step == self._committed:
             self._gone = self._seen_gone = step
 
@@ -172,7 +172,7 @@ class Store:
                 self._arrays.wait()
             except Exception:
                 if jax.process_index() == 0:
-                    # A folder that was taken over fails in many ways: report that.
+                    # If the folder was taken over, report that instead of the failure that it causes.
                     self._owner.check()
                 raise
             if jax.process_index() == 0:
@@ -190,7 +190,7 @@ class Store:
                 self._committed = step
 
     def _leave_digests(self, step: int) -> None:
-        """Write the digests of what this process wrote. The rest is process 0's: only it lists the whole folder."""
+        """Write the digests of this process's files. Process 0, which lists the whole folder, digests all others."""
         folder = self._folder.step(step)
         own = epath.Path(STATE) / f"ocdbt.process_{jax.process_index()}"
         names = manifest.listing(folder / own) if (folder / own).exists() else []
@@ -200,10 +200,13 @@ class Store:
         manifest.replace(path, json.dumps(_to_json(entries)).encode())
 
     def _collect_digests(self, step: int) -> dict[str, Entry]:
-        """Return the digests of every file of the step: those that other processes left, and of all the rest."""
+        """Return the digests of every file of the step: those from other processes, and of all other files."""
         folder = self._folder.step(step)
         posts = [self._folder.digests(self._nonce, step, process) for process in range(1, jax.process_count())]
-        files = _merge_entries([wait_for(lambda: _read_json(post), f"{post}") for post in posts])  # noqa: B023 (at once)
+        # Each lambda is called before the loop goes on.
+        files = _merge_entries(
+            [wait_for(lambda: _read_json(digest_path), f"{digest_path}") for digest_path in posts]  # noqa: B023
+        )
         names = manifest.listing(folder)
         lost = sorted(set(files) - set(names))
         if lost:
@@ -215,9 +218,9 @@ class Store:
 
 
 class Restore:
-    """One restore of a state like `abstract`, the newest undamaged step, by all processes together.
+    """One restore of the newest undamaged step to a state like `abstract`, by all processes together.
 
-    `changes` returns how the model of a step's meta differs, in words; "" where it cannot tell.
+    `changes` describes how the model of a step's meta differs; "" if it cannot tell.
     """
 
     def __init__(
@@ -234,10 +237,10 @@ class Restore:
         self._abstract, self._changes = abstract, changes
 
     def newest(self) -> tuple[int, Tree, Tree] | None:
-        """Return the newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
+        """Restore the newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
 
         Raises:
-            CheckpointError: There are steps and none is usable, or the state is that of another model.
+            CheckpointError: There are steps but none is usable, or the state is that of another model.
             StorageError: Storage fails.
         """
         steps, foreign = on_primary(lambda: self._folder.read(self._folder.survey))
@@ -250,14 +253,15 @@ class Restore:
             outcome = attempt(step)
             if outcome is None:
                 unverified.append(step)
-                # It is adopted when all others have been tried.
+                # It is adopted after all others have been tried.
                 attempts.append((step, self._adopt))
             elif isinstance(outcome, str):
                 bad[step] = outcome
             else:
                 unused = {**dict.fromkeys(unverified, UNVERIFIED), **bad}
                 newer = {number: fault for number, fault in unused.items() if number > step}
-                on_primary(lambda: self._set_aside(newer, step))  # noqa: B023 (called at once)
+                # The lambda is called before the loop goes on.
+                on_primary(lambda: self._set_aside(newer, step))  # noqa: B023
                 return step, *outcome
         if bad:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in bad.items())
@@ -268,7 +272,7 @@ class Restore:
         return None
 
     def _load_verified(self, step: int) -> Loaded | str | None:
-        """Return state and meta of a step, or how it is damaged; None where it has no manifest to verify it."""
+        """Load state and meta of a step, or describe its damage. Return None if it has no manifest."""
         text, fault, extra = on_primary(lambda: self._folder.read(lambda: self._inspect(step), step))
         if fault:
             return str(fault)
@@ -285,7 +289,7 @@ class Restore:
         return self._folder.read(lambda: self._load(step), step)
 
     def _inspect(self, step: int) -> tuple[str | None, str, list[str]]:
-        """Return the manifest's text if there is one, a fault found without reading arrays, and files not listed."""
+        """Return the text of the manifest, a fault found without reading arrays, and unlisted files."""
         folder = self._folder.step(step)
         if not folder.is_dir():
             return None, "is a file, not a folder", []
@@ -310,7 +314,7 @@ class Restore:
         return self._arrays.load(folder, self._abstract)
 
     def _adopt(self, step: int) -> Loaded | str | None:
-        """Load a step without a manifest, and write one. Return how it is damaged where it cannot be restored."""
+        """Load a step without a manifest and write one, or describe why it cannot be restored."""
         folder = self._folder.step(step)
         error, loaded = "", None
         try:
@@ -319,7 +323,7 @@ class Restore:
         except CheckpointError:
             raise
         except Exception as raised:
-            # Orbax has no type of its own for what it cannot read.
+            # Orbax has no exception type for unreadable data.
             if system_message(raised):
                 raise storage_error(f"reading step {step} of {self._folder}", raised) from raised
             error = f"no manifest, and it cannot be restored: {first_line(raised)}"
