@@ -71,7 +71,7 @@ class Arrays:
         return first_difference(leaves(metadata.tree), leaves(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Load state and meta, each array sharded as in `abstract`. This is no collective: one process may fail alone."""
+        """Load state and meta, sharded as in `abstract`. This is no collective: one process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]

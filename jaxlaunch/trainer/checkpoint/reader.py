@@ -165,7 +165,7 @@ def rest(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
 class Averaged:
     """The average x of schedule-free, computed from the stored arrays y, z and b1 when it is sliced.
 
-    The last x is cached in `held`. Slicing raises StorageError.
+    The last x is cached in `cache`. Slicing raises StorageError.
     """
 
     y: StoredArray

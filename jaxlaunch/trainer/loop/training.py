@@ -36,7 +36,7 @@ class Place:
         socket: The socket that serves metrics.
         profile: The file through which an agent requests profiles.
         take_over: Whether the run may take a checkpoint folder from another run.
-        saved: The newest step that earlier attempts saved.
+        saved_step: The newest step that earlier attempts saved.
     """
 
     run_dir: str | None = None
@@ -109,7 +109,7 @@ class Training(abc.ABC, Generic[S]):
 
     Attributes:
         folder: The path or URL of the checkpoints.
-        evaluates: Whether there is anything to evaluate or to sample.
+        has_evaluation: Whether there is anything to evaluate or to sample.
         repeats_last_evaluation: Whether a completed run that is started again evaluates its last step, so that the
             record of the new start has the result.
     """

@@ -39,15 +39,17 @@ from jaxlaunch.trainer.models.layers import (
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-KERNEL_AXES = (None, None, None, "embed")  # of a kernel [Y, X, I, O]: under fsdp it is split by its channels out
-CONVNEXT_EPS = 1e-6  # of every norm of ConvNeXt but the last
+# The axes of a kernel [Y, X, I, O]. Under fsdp it is split by its channels out.
+KERNEL_AXES = (None, None, None, "embed")
+# The epsilon of every norm of ConvNeXt except the last.
+CONVNEXT_EPS = 1e-6
 
 
 class Classifier(nnx.Module):
     """examples -> logits_BV.
 
     Attributes:
-        pixels: The mean and deviation of each channel by which images are normalized; None: each image by its own.
+        pixels: The mean and deviation of each channel for normalizing images; None normalizes each image by its own.
     """
 
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -84,7 +86,7 @@ class MLP(Classifier):
 
 
 def _axis(i: int) -> str:
-    """Return the axis between two layers: under mp only every second product needs communication."""
+    """Return the axis between two layers. Under mp only every second product then needs communication."""
     return "hidden" if i % 2 else "embed"
 
 
@@ -92,7 +94,7 @@ class ImageClassifier(Classifier):
     """images_BYXC, floats -> logits_BV in the output dtype; images of one channel may lack the axis C."""
 
     def add_head(self, config: spec.OfImages, width: int, std: float, rngs: nnx.Rngs) -> None:
-        """Make the head, after all other layers."""
+        """Create the head, after all other layers."""
         self.head = weight(rngs, (width, config.classes), ("embed", "classes"), std)
         self.head_bias = bias((config.classes,), ("classes",))
 
@@ -102,7 +104,7 @@ class ImageClassifier(Classifier):
         return logits_BV + self.head_bias[...].astype(self.output)[None, :]
 
     def pool(self, images_BYXC: Array) -> Array:
-        """Return the features of which the logits are a product with the head."""
+        """Return the features, which the head turns into logits."""
         raise NotImplementedError
 
 
@@ -110,7 +112,7 @@ class ImageClassifier(Classifier):
 
 
 def convolve(x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1) -> Array:
-    """Return x convolved with the kernel, by `groups` of channels, with so many zeros on each side."""
+    """Convolve x with the kernel, in `groups` of channels, with `padding` zeros on each side."""
     return jax.lax.conv_general_dilated(
         x_BYXI,
         kernel_YXIO,
@@ -183,7 +185,7 @@ class Normalized(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """Convolutions beside a shortcut, which has one of its own where the block changes the shape."""
+    """Convolutions with a shortcut, which is a convolution if the block changes the shape."""
 
     def __init__(self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs) -> None:
         layer, inner = partial(Normalized, config, rngs=rngs), outputs // 4
@@ -223,7 +225,7 @@ class ResNet(ImageClassifier):
     def pool(self, images_BYXC: Array) -> Array:
         x_BYXC = jax.nn.relu(self.stem(images_BYXC))
         if self.is_pooled:
-            # The largest of each 3 × 3 places, at every other place.
+            # Max pooling over 3 × 3 places with stride 2.
             padding = ((0, 0), (1, 1), (1, 1), (0, 0))
             x_BYXC = jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
         for stage in self.stages:
@@ -334,11 +336,11 @@ class ViT(ImageClassifier):
         x_BLD = self.drop(self._embed(images_BYXC))
         x_BLD = run_stack(self.apply, self.blocks, x_BLD, None, each=(self.paths(),), scanned=self.scanned)
         x_BLD = whole(self.norm(x_BLD))
-        # Held to its rows, or a head split along D has the gradients of the whole batch's logits gathered to it.
+        # Without this constraint a head split along D would gather the gradients of the whole batch's logits.
         return constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
 
     def _embed(self, images_BYXC: Array) -> Array:
-        """Return the patches, each a product with one matrix, behind the class token; with their positions."""
+        """Embed the patches with one matrix, after the class token, and add their positions."""
         kernel_PPCD = self.patches[...]
         side, _, channels, width = kernel_PPCD.shape
         batch, height, breadth, _ = images_BYXC.shape
@@ -351,5 +353,5 @@ class ViT(ImageClassifier):
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
-        # Whole first: split at once, the class token and the patches would be fetched from where their rows are.
+        # The positions are gathered first. Splitting directly would fetch class token and patches from other devices.
         return split(whole(x_BLD + positions_LD[None]))

@@ -49,14 +49,14 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class Look(NamedTuple):
-    """What a layer's attention sees, and how it knows where: the part of a layer that differs between layers."""
+    """The attention mask and the rotary positions of a layer, which differ between layers."""
 
     attend: implementations.Attention
     rope: Callable[..., Array]
 
     @classmethod
     def of(cls, config: spec.Decoder, name: str, attention: str) -> Look:
-        """Return that of the layers with a window, or of the `full` ones."""
+        """Return those of the layers with a window, or of the `full` ones."""
         is_window = name == "window"
         window, scale = config.window if is_window else None, (config.query_scalar or config.size) ** -0.5
         theta, scaling = config.rope_theta, config.rope_scaling
@@ -148,18 +148,18 @@ class Block(nnx.Module):
         return self.added(x_BLD, self.mlp(whole(_normed(self.mlp_norm, x_BLD))))
 
     def attended(self, x_BLD: Array, keys: implementations.Keys, look: Look) -> Array:
-        """Return the stream after attention."""
+        """Add the output of attention to the stream."""
         mixed_BLD = split(self.attention(whole(_normed(self.attention_norm, x_BLD)), keys, look))
         return x_BLD + _normed(self.attention_out_norm, mixed_BLD)
 
     def added(self, x_BLD: Array, mlp_BLD: Array) -> Array:
-        """Return the stream after the MLP, of which it made `mlp_BLD`."""
+        """Add the MLP's output `mlp_BLD` to the stream."""
         return split(x_BLD + _normed(self.mlp_out_norm, split(mlp_BLD)))
 
     def routed(
         self, carry: tuple[Array, Routed], keys: implementations.Keys, look: Look, real_BL: Array, place_M: Array
     ) -> tuple[Array, Routed]:
-        """Do the same in a decoder with experts, of whose layers `place_M` names this one where it has some."""
+        """Apply the layer in a decoder with experts; `place_M` is 1 at this layer among those with experts."""
         x_BLD, routed = carry
         if not isinstance(self.mlp, Experts):
             return self(x_BLD, keys, look), routed
@@ -189,7 +189,7 @@ class Decoder(LanguageModel):
         self.factor = config.width**0.5 if config.embedding_scale else None
         self.mixture = None if config.experts is None else Mixture.of(config)
         self.spans = tuple(_spans(config))
-        # A loop of one round is none to the compiler.
+        # The compiler removes a loop of one round.
         self.apply, self.apply_alone = (_by_layer(config, options, looped=looped) for looped in (True, False))
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
@@ -202,7 +202,7 @@ class Decoder(LanguageModel):
         return self.read(tokens_BL, keys).x_BLD
 
     def read(self, tokens_BL: Array, keys: implementations.Keys = None, real_BL: Array | None = None) -> Features:
-        """Return the features, and what the routers make of `real_BL`, by default what `keys` leaves visible."""
+        """Return the features and the routing of the tokens in `real_BL`, by default those visible by `keys`."""
         x_BLD = self.stream(tokens_BL)
         if self.mixture is None:
             x_BLD = run_stack(self._turns(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
@@ -213,7 +213,7 @@ class Decoder(LanguageModel):
         carry: Any = x_BLD, Routed.none(self.mixture)
         for span in self.spans:
             layers = slice_stack(getattr(self, span.stack), span.start, span.stop)
-            # A layer adds to the row of its place; those without experts read nothing of it.
+            # A layer adds to the row of its place. Layers without experts ignore it.
             place_NM = jnp.eye(span.stop - span.start, self.mixture.layers, dtype=jnp.float32)
             place_NM = jnp.roll(place_NM, span.start, axis=1)
             carry = run_stack(self._turns(span), layers, carry, keys, real_BL, each=(place_NM,), scanned=self.scanned)
@@ -228,14 +228,14 @@ class Decoder(LanguageModel):
         return split(whole(x_BLD))
 
     def _turns(self, span: Span) -> tuple[Callable[..., Any], ...]:
-        """Return what applies the layers of a span, from its first one on."""
+        """Return the functions that apply the layers of a span, starting with its first layer."""
         apply = self.apply if span.stop - span.start > 1 else self.apply_alone
         first = span.layer % len(apply)
         return apply[first:] + apply[:first]
 
 
 class Span(NamedTuple):
-    """Equal layers that follow each other: the places of their stack from start to stop, from this layer on."""
+    """Consecutive equal layers: places start to stop of a stack, beginning with the layer of this number."""
 
     stack: str
     start: int
@@ -256,7 +256,7 @@ def _spans(config: spec.Decoder) -> list[Span]:
 
 
 def _by_layer(config: spec.Decoder, options: ModelOptions, *, looped: bool) -> tuple[Callable[..., Any], ...]:
-    """Return what applies a layer, in a loop over several or alone, for each place in the pattern of windows."""
+    """Return the function that applies a layer, in a loop or alone, for each place in the pattern of windows."""
 
     def forward(name: str) -> Callable[..., Any]:
         look = Look.of(config, name, options.attention)
@@ -264,7 +264,7 @@ def _by_layer(config: spec.Decoder, options: ModelOptions, *, looped: bool) -> t
         def apply(block: Block, x: Any, keys: implementations.Keys, *of_experts: Array) -> Any:
             return block(x, keys, look) if config.experts is None else block.routed(x, keys, look, *of_experts)
 
-        # Layers of several looks stand side by side in a loop's body, or after it: the compiler could merge them.
+        # With several looks the body of a loop holds several layers, whose recomputation the compiler could merge.
         scanned = looped and config.scan and len(config.looks) == 1
         return remat.layer(apply, options.remat, NAMES, scanned=scanned)
 

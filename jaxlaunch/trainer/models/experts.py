@@ -1,11 +1,11 @@
-"""An MLP of experts: a router sends each token to a few of them, and adds up what they make of it.
+"""An MLP of experts: a router sends each token to a few of them and sums their outputs.
 
 Shazeer et al. 2017; Fedus et al. 2022 (Switch); Zoph et al. 2022 (the z-loss); Jiang et al. 2024 (Mixtral).
 
 Tokens go to their experts and back on one device, or over the mesh axis `ep` by two all-to-alls. That runs on each
-device by itself (inside `shard_map`), so every size is fixed before: without a capacity the buffers hold whatever a
-router may ask for, so that no token is left out; with one they hold so many tokens of an example for each expert, and
-the others are left out. Which these are does not depend on the mesh.
+device by itself (inside `shard_map`), so every size is static. Without a capacity the buffers are large enough for any
+routing, so that no token is left out. With one they hold a fixed number of tokens of an example for each expert, and
+the others are left out. The choice does not depend on the mesh.
 
 B batch, L length, D model, E experts, K experts of a token, F hidden units of an expert, M layers with experts,
 S parts of the batch, one on a device, T tokens of a device, P = T × K pairs, W devices along ep, R rows of a buffer, or
@@ -41,7 +41,7 @@ Stacked = Callable[[Array], Array]  # rows of each expert [E, R, D] -> [E, R, D]
 
 
 class Mixture(NamedTuple):
-    """What a decoder's loss has to know of its experts."""
+    """The facts about a decoder's experts that its loss needs."""
 
     layers: int  # those with experts
     experts: int
@@ -52,7 +52,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, config: spec.Decoder) -> Mixture:
-        """Return that of a decoder with experts."""
+        """Return the mixture of a decoder with experts."""
         return cls(
             layers=len(config.sparse_layers),
             experts=config.experts or 0,
@@ -68,7 +68,7 @@ class Mixture(NamedTuple):
         return bool(self.balance or self.router_z)
 
     def penalty(self, means: Mapping[str, Array]) -> Array:
-        """Return what the loss adds to the cross-entropy."""
+        """Return the penalty that the loss adds to the cross-entropy."""
         return self.balance * means["balance_loss"] + self.router_z * means["router_z_loss"]
 
 
@@ -82,7 +82,7 @@ class Counts(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """The same over layers: which experts were chosen by layer, the rest as sums."""
+    """Sums over layers, except the chosen experts, which are counted by layer."""
 
     chosen_MSE: Array
     share_SE: Array
@@ -91,7 +91,7 @@ class Routed(NamedTuple):
 
     @classmethod
     def none(cls, of: Mixture) -> Routed:
-        """Return zeros, before the first layer."""
+        """Return zeros for the state before the first layer."""
         mesh = jax.sharding.get_abstract_mesh()
         parts = 1 if mesh.empty else meshes.shards(mesh)
         by_expert = constrain(jnp.zeros((parts, of.experts), jnp.float32), "batch", None)
@@ -100,12 +100,12 @@ class Routed(NamedTuple):
         return cls(chosen, by_expert, alone, alone)
 
     def plus(self, of: Counts, place_M: Array) -> Routed:
-        """Return the sums with those of one more layer, the one where `place_M` is 1."""
+        """Add the sums of one more layer, the one where `place_M` is 1."""
         chosen_MSE = self.chosen_MSE + place_M[:, None, None] * of.chosen_SE[None]
         return Routed(chosen_MSE, *(have + more for have, more in zip(self[1:], of[1:], strict=True)))
 
     def means(self, tokens: Array, of: Mixture) -> dict[str, Array]:
-        """Return what is minimized and reported of it, by name; `tokens` are the real ones of the batch.
+        """Return the penalties and metrics by name; `tokens` is the number of real tokens of the batch.
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of the tokens that chose
         one times its probability, both as means over tokens and layers. `expert_load/3` is the share of all choices
@@ -146,9 +146,9 @@ class Experts(nnx.Module):
         self.each, self.is_normal, self.capacity = config.experts_per_token, config.experts_normalized, config.capacity
 
     def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, Counts]:
-        """Return the stream's share of this layer, whole, and where its tokens went."""
-        # As wide as the stream allows, also where a device multiplies float32 in fewer bits: a router that rounds sends
-        # tokens elsewhere.
+        """Return the output of this layer, with all positions, and the counts of its routing."""
+        # The router needs full float32 precision, even where a device multiplies float32 in fewer bits: rounding would
+        # send tokens to other experts.
         with jax.default_matmul_precision("highest"):
             logits_BLE = product(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
         logits_BLE = constrain(logits_BLE, "batch", "length", None)
@@ -177,7 +177,7 @@ class Experts(nnx.Module):
         ways: int,
         over: str | None,
     ) -> tuple[Array, Counts]:
-        """Do the same for the examples of one device, with the experts and the hidden units that it holds."""
+        """Apply the layer to the examples of one device, with its experts and hidden units."""
         shape, experts = x_BLD.shape, logits_BLE.shape[-1]
         shares_BLE = jax.nn.softmax(logits_BLE)
         share_BLK, expert_BLK = jax.lax.top_k(shares_BLE, self.each)
@@ -202,7 +202,7 @@ class Experts(nnx.Module):
     def _grouped(
         self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_RD: Array, counts_E: Array
     ) -> Array:
-        """Apply the experts to their rows, one after the other, so many of each; `pairs` of them count as work."""
+        """Apply the experts to consecutive groups of rows, of sizes `counts_E`; `pairs` rows count as work."""
         is_loop = platform() == "gpu" and grouped.is_worth_it(pairs, len(x_RD), gate_EDF.shape)
         multiplied = partial(grouped.product, rows=pairs) if is_loop else jax.lax.ragged_dot
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
@@ -241,9 +241,9 @@ def _counts(
 
 
 def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: Grouped) -> Array:
-    """Return what each token's experts make of it, [T, K, D]; `apply` gets the rows of its experts one after the other.
+    """Return the outputs of each token's experts, [T, K, D]; `apply` gets the rows sorted by expert.
 
-    Over `ways` devices each sends to any other as many rows as these may need at most.
+    Each of `ways` devices sends to every other one the largest number of rows that it may need.
     """
     (tokens, each), local = expert_TK.shape, experts // ways
     pairs, rows = tokens * each, tokens * each if ways == 1 else tokens * min(each, local)
@@ -261,10 +261,10 @@ def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, appl
 
 
 def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: Grouped) -> Array:
-    """Return what the devices of the experts make of the rows, in place: each part of `sent_RD` is of one device."""
+    """Return the outputs of remote experts for the rows; each part of `sent_RD` is for one device."""
     (ways, local), width = counts_WE.shape, sent_RD.shape[1]
     rows = sent_RD.shape[0] // ways
-    # A few integers besides the two all-to-alls: which of the rows that come are of which expert.
+    # Besides the two all-to-alls a few integers are exchanged, which assign the received rows to experts.
     all_WWE = jax.lax.all_gather(counts_WE, EXPERTS)
     counts_WE = all_WWE[:, jax.lax.axis_index(EXPERTS)]
     got_RD = _exchange(sent_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
@@ -280,16 +280,16 @@ def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: Grouped) -> Array:
 
 
 def _places(capacity: float, length: int, each: int, experts: int) -> int:
-    """Return how many tokens of an example an expert takes: `capacity` times an even share, at most all of them."""
+    """Return how many tokens of an example an expert takes: `capacity` times an even share, at most all tokens."""
     return min(length, math.ceil(capacity * length * each / experts))
 
 
 def dispatch_within_capacity(
     x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: Stacked
 ) -> tuple[Array, Array]:
-    """Return what each token's experts make of it, [B, L, K, D], zeros without a place; and who had one, [B, L, K].
+    """Return the outputs of each token's experts, [B, L, K, D], zeros without a place, and who had one, [B, L, K].
 
-    Earlier tokens come before later ones, and then first choices before second ones: what a token gets depends on no
+    Earlier tokens come before later ones, and then first choices before second ones, so that no token depends on a
     later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard), but for the order.
     """
     batch, length, each = expert_BLK.shape
@@ -317,7 +317,7 @@ def _apply_stacked(sent_ERD: Array, ways: int, apply: Stacked) -> Array:
 
 
 def _ranks(expert_BLK: Array, experts: int) -> Array:
-    """Return how many pairs of the same example and expert come before each."""
+    """Count the pairs of the same example and expert before each pair."""
     batch, length, each = expert_BLK.shape
     expert_BP = expert_BLK.reshape(batch, length * each)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)

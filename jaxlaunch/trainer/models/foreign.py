@@ -1,6 +1,6 @@
-"""Models of the user's, by module:Name: of flax.nnx, and of flax.linen and Haiku as flax.nnx modules.
+"""User models by module:Name: flax.nnx, and flax.linen and Haiku wrapped as flax.nnx modules.
 
-Linen and Haiku keep a model apart from its arrays: one function makes them for a sample of the inputs, another applies
+Linen and Haiku separate a model from its arrays: one function creates them for a sample of the inputs, another applies
 them. Here the arrays are nnx variables under the library's own names (`params.Dense_0.kernel`,
 `batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others.
 """
@@ -22,11 +22,13 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import CustomModel, Loss, TrainSpec
 from jaxlaunch.trainer.user_code import kind
 
-Sample = Callable[[], tuple[Array, ...]]  # inputs of a model like those of a batch, of one example
-SOWN = "intermediates"  # linen's default collection of what `sow` keeps
+# Inputs of a model for a batch of one example.
+Sample = Callable[[], tuple[Array, ...]]
+# Linen's default collection of `sow`.
+SOWN = "intermediates"
 
-# The names that a model may give the argument that tells whether it trains -> its value in training. A model whose call
-# takes one, and which is called without it, gets it.
+# Names of a call's argument that tells whether the model trains -> its value in training. A model whose call takes one
+# gets it unless the caller passes it.
 MODES: Mapping[str, bool] = {
     "train": True,
     "training": True,
@@ -84,7 +86,7 @@ def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample |
 
 
 def _takes_rngs(make: Any) -> bool:
-    """Return whether `make` takes the random streams of nnx; a function that makes a linen module need not."""
+    """Return whether `make` takes the random streams of nnx. A function that creates a linen module need not."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):
@@ -220,7 +222,7 @@ class Haiku(nnx.Module):
 
 
 def _transform(make: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the transformed function of an hk.Module class called with `keys`; a transformed one as it is."""
+    """Return the transformed function of an hk.Module class called with `keys`. Transformed functions are unchanged."""
     import haiku  # of an extra: only for models that use it
 
     if not isinstance(make, type):
@@ -252,7 +254,7 @@ def _flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
 
 
 def _initialize(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
-    """Return what `init` makes. Raises SpecError where the model does not take the sample."""
+    """Call `init`. Raises SpecError if the model does not accept the sample."""
     try:
         with jax.sharding.use_abstract_mesh(NO_MESH):  # linen would place what is annotated by the mesh's own names
             return init()
@@ -262,7 +264,7 @@ def _initialize(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) ->
 
 
 def _is_sown(name: str, tree: Any) -> bool:
-    """Return whether a collection holds what `sow` kept, tuples, rather than state."""
+    """Return whether a collection holds the tuples of `sow` rather than state."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, tuple))
     return name == SOWN or any(isinstance(leaf, tuple) for leaf in leaves)
 
@@ -287,7 +289,7 @@ def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _store(what: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Put the arrays `new` in place of those of `tree`. Raises SpecError where a call made others than init."""
+    """Replace the arrays of `tree` by `new`. Raises SpecError if a call created other variables than init."""
     if tree.keys() != new.keys():
         raise SpecError(
             f"{what}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make every variable in init"

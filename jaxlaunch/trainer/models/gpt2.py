@@ -35,8 +35,10 @@ from jaxlaunch.trainer.models.layers import (
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-NAMES = ("qkv", MIXED, "up")  # what remat may keep by name
-STD = 0.02  # of initial weights; those added to the stream are smaller by its depth. Radford et al. 2019, section 2.3
+# Names of activations that remat may keep.
+NAMES = ("qkv", MIXED, "up")
+# Deviation of initial weights, scaled down by depth where they add to the stream. Radford et al. 2019, section 2.3.
+STD = 0.02
 
 
 class SelfAttention(nnx.Module):
@@ -87,7 +89,7 @@ class Block(nnx.Module):
         self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
 
     def __call__(self, x_BLD: Array, keys: Keys, path: Array | None) -> Array:
-        """Apply the layer; the share `path` of the examples skips a branch of it."""
+        """Apply the layer. The share `path` of the examples skips a branch of it."""
         mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), keys)
         x_BLD = x_BLD + self.drop(split(mixed_BLD), path)
         x_BLD = x_BLD + self.drop(split(self.mlp(whole(self.mlp_norm(x_BLD)))), path)
@@ -97,7 +99,7 @@ class Block(nnx.Module):
 def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
     """Return the share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
 
-    Call it inside the trace: an array made before it would be an argument that a compiled step does not have.
+    Call it inside the trace: an array created earlier would be an argument that a compiled step does not have.
     """
     return jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32) if config.drop_path else None
 
@@ -119,7 +121,8 @@ class GPT2(LanguageModel):
         self.scanned = config.scan
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        places_BL = implementations.visible(keys).places_BL  # each example of a packed row begins at 0
+        # Each example of a packed row begins at 0.
+        places_BL = implementations.visible(keys).places_BL
         x_BLD = self.stream(tokens_BL, places_BL)
         x_BLD = run_stack(self.apply, self.blocks, x_BLD, keys, each=(self.paths(),), scanned=self.scanned)
         return whole(self.norm(x_BLD))

@@ -20,7 +20,7 @@ from jaxlaunch.trainer.parallel.sharding import constrain, gathered
 
 
 class Features(NamedTuple):
-    """What a model makes of tokens before it computes logits."""
+    """The outputs of a model before it computes logits."""
 
     x_BLD: Array  # the normalized stream after the last layer
     penalty: Array | None = None  # a mean over the tokens, which training adds to the loss
@@ -45,11 +45,11 @@ class LanguageModel(nnx.Module):
         return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Return the normalized stream x_BLD after the last layer, of which the logits are a product with the head."""
+        """Return the normalized stream x_BLD after the last layer, which the head turns into logits."""
         raise NotImplementedError
 
     def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
-        """Return the features, and what the loss adds and reports, of the tokens that `real_BL` marks as text."""
+        """Return the features, and the penalty and metrics of the tokens that `real_BL` marks as text."""
         return Features(self.features(tokens_BL, keys))
 
     def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
@@ -59,9 +59,9 @@ class LanguageModel(nnx.Module):
     def embedded(self, tokens_BL: Array) -> Array:
         """Return the tokens' rows of the embedding, x_BLD.
 
-        They are looked up in whole rows, of which each device sums the gradient. Where the table is larger than what a
-        device looks up, that costs more than to exchange the rows: the devices that share a table then look up each
-        other's tokens in their own columns of it. A table that is the head as well is whole in any case.
+        Whole rows are looked up, and their gradient is summed over the devices. If the table is larger than the rows
+        that a device looks up, exchanging the rows is cheaper: the devices that share a table then look up each other's
+        tokens in their own columns of it. A table that is also the head is gathered in any case.
         """
         vocab, width = self.embedding.shape
         mesh = jax.sharding.get_abstract_mesh()

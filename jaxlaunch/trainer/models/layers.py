@@ -1,6 +1,6 @@
-"""What the models share: options, layers, and stacks of equal layers.
+"""Options, layers and stacks of equal layers for all models.
 
-Parameters name their axes; activations take the dtype of the weights they meet.
+Parameters name their axes. Activations take the dtype of the weights.
 
 B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 """
@@ -26,7 +26,7 @@ PyTree = Any
 
 
 class ModelOptions(NamedTuple):
-    """How a model computes, and what its loss adds; the sizes are in its own block."""
+    """The options of a model's computation and loss. Its sizes are in its own block of the spec."""
 
     attention: str = "auto"
     remat: Remat = "none"
@@ -58,7 +58,7 @@ def whole(x_BLD: Array) -> Array:
 
 
 def split(x_BLD: Array) -> Array:
-    """Split an example's positions over mp: of what products sum up to, each device keeps its part.
+    """Split an example's positions over mp, so that each device keeps its part of the sum of products.
 
     Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence parallelism".
     """
@@ -66,18 +66,18 @@ def split(x_BLD: Array) -> Array:
 
 
 class Kernel(Protocol):
-    """What stands in an array's place in `product`: a kernel that has an adapter."""
+    """A kernel with an adapter, in place of an array in `product`."""
 
     def product(self, x: Array, axes: int, /) -> Array:
-        """Return what the function of this name does, without a bias."""
+        """Multiply like the function of this name, without a bias."""
 
 
 def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
     """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
 
-    On CPU devices B and L are one axis meanwhile: left apart, the kernel's gradient sums over two, for which XLA's CPU
-    compiler first transposes its operand in memory. On others they are left apart: of a sum over mp whose rows are one
-    axis, XLA's GPU compiler makes no reduce-scatter along L, but an all-reduce.
+    On CPU devices B and L are merged for the product: the kernel's gradient would sum over two axes, for which XLA's
+    CPU compiler transposes its operand in memory. On other devices they stay apart: if the rows of a sum over mp are one
+    axis, XLA's GPU compiler emits an all-reduce instead of a reduce-scatter along L.
     """
     if isinstance(kernel, Array):
         rows = x.reshape(-1, *x.shape[2:]) if platform() == "cpu" else x
@@ -94,15 +94,15 @@ def platform() -> str:
 
 
 def again(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Return `function`, elementwise or a norm, which the backward pass computes again from its arguments.
+    """Recompute `function`, elementwise or a norm, from its arguments in the backward pass.
 
-    They are in memory in any case; its intermediates, some of them in float32, need not be.
+    The arguments are in memory in any case. The intermediates, some of them in float32, need not be.
     """
     return jax.checkpoint(function, prevent_cse=False)
 
 
 def gated(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
-    """Return what the last product of a gated MLP reads: activation(gate) * up."""
+    """Return the input of the last product of a gated MLP: activation(gate) * up."""
     return again(lambda gate, up: activation(gate) * up)(gate, up)
 
 
@@ -255,13 +255,13 @@ def run_stack(
     each: tuple[PyTree, ...] = (),
     scanned: bool,
 ) -> Array:
-    """Apply `x = apply(layer, x, *shared, *own)` for every layer, `own` being its slice of the arrays of `each`.
+    """Apply `x = apply(layer, x, *shared, *own)` to every layer, where `own` is its slice of the arrays of `each`.
 
-    The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps what its backward pass
-    reads in arrays over all layers. Written out, the compiler sees every layer: slower to compile, faster to run.
+    The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps the residuals of its
+    backward pass in arrays over all layers. Unrolled layers are slower to compile and faster to run.
 
-    Several functions take turns over the layers. A scan then has as many layers in its body, and those that are left
-    over come after it.
+    Several functions take turns over the layers. A scan then has as many layers in its body, and the remaining layers
+    follow it.
     """
     turns = apply if isinstance(apply, tuple) else (apply,)
     if scanned and len(turns) == 1:
@@ -285,14 +285,15 @@ def run_stack(
         x, drawn = write_out(x, (state, each))
     else:
         x, drawn = _scan_rounds(write_out, x, (state, each), rounds, len(turns))
-    nnx.update(layers, drawn)  # as a scan leaves them
+    # A scan leaves the random streams in this state, too.
+    nnx.update(layers, drawn)
     return x
 
 
 def _scan_rounds(
     write_out: Callable[[Array, PyTree], tuple[Array, PyTree]], x: Array, stacked: PyTree, rounds: int, turns: int
 ) -> tuple[Array, PyTree]:
-    """Scan over rounds of `turns` layers, then run those that are left over; return what they drew, stacked."""
+    """Scan over rounds of `turns` layers, then run the remaining ones. Return their random streams, stacked."""
     count = rounds * turns
     by_round = jax.tree.map(lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked)
     x, drawn = jax.lax.scan(write_out, x, by_round)

@@ -46,8 +46,8 @@ class TrainState(NamedTuple):
         step: Completed optimizer steps, an int32 scalar.
         params: The parameters. With adapters the frozen ones are the model.
         opt: The state of optax for the trained parameters.
-        ema: A float32 moving average of the trained parameters and of the statistics in `rest`, or None.
-        rest: The other arrays of the model, such as BatchNorm's statistics.
+        ema: A float32 moving average of the trained parameters and of the statistics in `buffers`, or None.
+        buffers: The other arrays of the model, such as BatchNorm's statistics.
         scale: The loss scale under float16.
     """
 
@@ -76,7 +76,7 @@ class Placement:
 
     Attributes:
         mesh: The devices.
-        everywhere: The sharding of replicated arrays.
+        replicated: The sharding of replicated arrays.
         rows: The sharding of a batch [B, ...].
     """
 
@@ -148,7 +148,7 @@ class ModelArrays:
 
     Attributes:
         params: The parameters by name, abstract if those of the model are.
-        rest: The other arrays except random streams: BatchNorm's statistics, counters.
+        buffers: The other arrays except random streams: BatchNorm's statistics, counters.
         axes: The named axes of all arrays, from our metadata `axes` or from flax's `nnx.with_partitioning`.
     """
 
@@ -163,7 +163,7 @@ class ModelArrays:
         self._params_tree, self._rest_tree = jax.tree.structure(params), jax.tree.structure(rest)
 
     def split(self, model: nnx.Module) -> tuple[Named, Named]:
-        """Return `params` and `rest` of a model of this structure."""
+        """Return `params` and `buffers` of a model of this structure."""
         _, params, _, rest = _split_model(model)
         return _name_arrays(params), _name_arrays(rest)
 
@@ -219,7 +219,7 @@ class StateBuilder:
     model below its adapters, or the reference of a preference loss.
 
     Attributes:
-        is_ours: Whether no user code is traced except for an optimizer.
+        is_builtin: Whether no user code is traced except for an optimizer.
         arrays: The arrays of the model by name.
         axes: Their named axes.
         frozen: Names of the parameters that are not trained, including those of the base.

@@ -73,7 +73,7 @@ class Step:
         return "xla" if self._spec.attention == "auto" else self._spec.attention
 
     def init(self) -> TrainState:
-        """Return a new state; see StateBuilder.init."""
+        """Return a new state; see StateBuilder.init_state."""
         return self.builder.init()
 
     def put(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Array]:
@@ -115,7 +115,7 @@ class Step:
             )
 
     def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
-        """Compile `evaluate`, with `also` as in `evaluator`. Raises TypeError for a second kind of batch."""
+        """Compile `evaluate`, with `also` as in `compile_evaluator`. Raises TypeError for a second kind of batch."""
         abstract_batch = self._placement.abstract_batch(batch)
         if self._evaluate is not None:
             return self._evaluate.check(self.abstract, abstract_batch)
@@ -195,7 +195,7 @@ class Step:
 
     @property
     def trained_arrays(self) -> int | None:
-        """The number of leading arguments of `forward` that are trained; None if nothing is frozen."""
+        """The number of leading arguments of `forward_jaxpr` that are trained; None if nothing is frozen."""
         return len(self.builder.trained(self.abstract.params)) if self.builder.frozen else None
 
     def forward(self, batch: Batch) -> Jaxpr:
@@ -224,7 +224,7 @@ class Step:
         return {name: executable for name, executable in executables.items() if executable is not None}
 
     def _loss_arguments(self, batch: Batch) -> tuple[Any, ...]:
-        """Return the abstract arguments of `loss.training` for batches like this one."""
+        """Return the abstract arguments of `loss.training_loss` for batches like this one."""
         rng = jax.eval_shape(lambda: self.builder.keys()[1])
         split = self.builder.split_frozen(self.abstract.params)
         return *split, self.abstract.rest, self._placement.abstract_batch(batch), rng
@@ -257,7 +257,7 @@ class StepLoss:
         rng: Array,
         scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, Named]]:
-        """Return the total loss of a batch, to be differentiated by `trained`, and with it the loss as sums and `rest`.
+        """Return the total loss of a batch, to be differentiated by `trained`, and with it the loss as sums and `buffers`.
 
         Args:
             trained: Parameters that are trained.
@@ -288,7 +288,7 @@ class StepLoss:
     def _by_device(
         self, rows_loss: Callable[..., tuple[Loss, Named]], batch: dict[str, Array], rng: Array
     ) -> tuple[Loss, Named]:
-        """Compute the loss of each device's rows, normalized by their own statistics; `rest` is their mean."""
+        """Compute the loss of each device's rows, normalized by their own statistics; `buffers` are their mean."""
         count = meshes.shards(self._placement.mesh)
         parts = jax.tree.map(self._placement.split_devices, batch)
         with sharding.by_device():
@@ -452,7 +452,7 @@ class Update:
         }
 
     def _gradients(self, state: TrainState, batch: dict[str, Array], rng: Array) -> tuple[Loss, Named, Named]:
-        """Return the loss, the gradient of its global mean, and `rest` after all micro-batches."""
+        """Return the loss, the gradient of its global mean, and `buffers` after all micro-batches."""
 
         def micro(carry: tuple[Named, Named], part: tuple[dict[str, Array], Array]) -> Any:
             total, rest = carry

@@ -1,6 +1,6 @@
-"""What an evaluation reports of a classification besides its means: classes, confusion, calibration, worst examples.
+"""The report on a classification besides its means: classes, confusion, calibration, worst examples.
 
-Examples are counted in NumPy, each once: rows of weight 0 only fill a batch up. B batch, V classes, b bins.
+Examples are counted once, in NumPy. Rows of weight 0 only fill up a batch. B batch, V classes, b bins.
 """
 
 from __future__ import annotations
@@ -18,28 +18,40 @@ from jax import Array
 
 from jaxlaunch.trainer.tasks.losses import count_before
 
-BINS = 15  # of the calibration: Guo et al. 2017
-FIRST = 5  # of top-5
-MOST_CLASSES = 1000  # that are listed one by one
-MOST_SQUARE = 50  # classes of a confusion matrix; for more, the pairs that are confused most
+# Bins of the calibration. Guo et al. 2017.
+BINS = 15
+# The five of top-5.
+FIRST = 5
+# Classes that are listed one by one.
+MOST_CLASSES = 1000
+# Classes of a confusion matrix. With more, only the most confused pairs are listed.
+MOST_SQUARE = 50
 MOST_PAIRS = 100
-WORST = 20  # examples
+WORST = 20
 
 Numbers = npt.NDArray[Any]
 
 
 class Seen(NamedTuple):
-    """What an evaluation needs of each example of a batch, [B]."""
+    """The results for each example of a batch, [B].
+
+    Attributes:
+        label: The class of the example.
+        chosen: The class of the largest logit, the first of equal ones.
+        classes_above: Number of classes that come before the label, by losses.count_before.
+        confidence: The probability of the chosen class.
+        nats: The cross-entropy of the label.
+    """
 
     label: Any
-    chosen: Any  # the class of the largest logit, the first of equal ones
-    before: Any  # classes that come before the label, by losses.count_before
-    confidence: Any  # the probability of the chosen class
-    nats: Any  # the cross-entropy of the label
+    chosen: Any
+    before: Any
+    confidence: Any
+    nats: Any
 
 
 def seen(logits_BV: Array, label_B: Array) -> Seen:
-    """Return what an evaluation needs of logits and labels, in float32 on the device."""
+    """Return the results for logits and labels, in float32 on the device."""
     logits_BV = logits_BV.astype(jnp.float32)
     log_BV = jax.nn.log_softmax(logits_BV)
     is_label_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1) == label_B[:, None]
@@ -58,14 +70,16 @@ class Classification:
     def __init__(self, classes: int) -> None:
         self._classes = classes
         self._label_V, self._chosen_V, self._both_V = (np.zeros(classes, np.int64) for _ in range(3))
-        self._pairs: Counter[int] = Counter()  # of label × V + chosen
+        # Counts by label × V + chosen.
+        self._pairs: Counter[int] = Counter()
         self._top1 = self._top5 = 0
         self._count_b, self._right_b = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
         self._confidence_b = np.zeros(BINS)
-        self._worst: list[tuple[float, int, int, int, float]] = []  # a heap, the least loss first
+        # A heap with the smallest loss first.
+        self._worst: list[tuple[float, int, int, int, float]] = []
 
     def add(self, batch: Seen, weight_B: Numbers, index_B: Numbers) -> None:
-        """Add the rows that count; `index_B` are their numbers in the set."""
+        """Add the rows of weight above 0; `index_B` are their numbers in the set."""
         counts_B = np.asarray(weight_B) > 0
         label_B, chosen_B, before_B, confidence_B, nats_B = (np.asarray(array_B)[counts_B] for array_B in batch)
         confidence_B, nats_B = np.nan_to_num(confidence_B, nan=0.0), np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
@@ -86,7 +100,7 @@ class Classification:
             (heapq.heappush if len(self._worst) < WORST else heapq.heappushpop)(self._worst, row)
 
     def record(self, names: Sequence[str], where: Callable[[int], str | None] | None) -> dict[str, Any]:
-        """Return all of it as JSON of bounded size; `where` gives the file of an example by its number."""
+        """Return the report as JSON of bounded size; `where` gives the file of an example by its number."""
         examples = int(self._label_V.sum())
         total = max(1, examples)
         classes = [names[number] if number < len(names) else str(number) for number in range(self._classes)]
@@ -105,7 +119,7 @@ class Classification:
             "per_class": [{"label": name, **rate} for name, rate in zip(classes, rates, strict=True)][:MOST_CLASSES],
             **self._confusion(classes),
             "calibration": self._calibration(total),
-            # The largest loss first; of equal ones the first in the set.
+            # The largest loss comes first, and among equal ones the first in the set.
             "worst": [
                 {
                     "example": -index,
@@ -129,7 +143,7 @@ class Classification:
         }
 
     def _confusion(self, classes: list[str]) -> dict[str, Any]:
-        """Count examples by label (rows) and prediction; of many classes, list the wrong pairs that are most."""
+        """Count examples by label (rows) and prediction. With many classes, list the most confused pairs."""
         count = self._classes
         if count <= MOST_SQUARE:
             return {"confusion": [[self._pairs[row * count + at] for at in range(count)] for row in range(count)]}
@@ -143,7 +157,7 @@ class Classification:
         }
 
     def _calibration(self, total: int) -> dict[str, Any]:
-        """Return how far the probability of the chosen class is from the share of it that is right."""
+        """Compare the probability of the chosen class with the share of correct predictions."""
         error = float(np.abs(self._right_b - self._confidence_b).sum() / total)
         bins = zip(self._count_b.tolist(), self._confidence_b.tolist(), self._right_b.tolist(), strict=True)
         return {

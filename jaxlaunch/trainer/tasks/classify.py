@@ -1,7 +1,7 @@
 """Images and rows of tables: examples with an `image` (bytes of any range and shape) or `features`, and a `label`.
 
-In training images of a batch may be blended with each other, on the device: mixup and CutMix. Each is blended with the
-one in its place in the reversed batch, in one share for the whole batch.
+In training the images of a batch may be blended on the device: mixup and CutMix. Each is blended with the image at its
+place in the reversed batch, with one share for the whole batch.
 
 B batch, Y and X places of an image, V classes.
 """
@@ -59,10 +59,13 @@ class Classify(Task):
     ```
     """
 
-    _classes: int | None = None  # of the logits, set when the loss is traced
-    _target: str = "class"  # what a label is, set when the source is opened,
-    _scale: Scale | None = None  # and what numbers of a table are measured in
-    _described: Mapping[str, Any] | None = None  # the inputs of a model that was trained, in place of its data
+    # The classes of the logits, set when the loss is traced.
+    _classes: int | None = None
+    # The kind of the labels and the unit of a table's numbers, set when the source is opened.
+    _target: str = "class"
+    _scale: Scale | None = None
+    # The inputs of a trained model, in place of its data.
+    _described: Mapping[str, Any] | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """Return an MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
@@ -130,11 +133,11 @@ class Classify(Task):
         return type(self).loss is Classify.loss and spec.loss.target == "class"
 
     def seen(self, model: Any, batch: dict[str, Array]) -> Seen:
-        """Return what an evaluation reports of each example of a batch."""
+        """Return the results for each example of a batch, for the report of an evaluation."""
         return seen(model(self._inputs(model, batch)), batch["label"])
 
     def classification(self) -> Classification:
-        """Return what adds up `seen` of the batches of an evaluation."""
+        """Return a new accumulator for the results of an evaluation."""
         assert self._classes is not None, "the loss is traced first"
         return Classification(self._classes)
 
@@ -202,7 +205,7 @@ class Classify(Task):
         self._scale = Scale.of(described["scale"]) if described.get("scale") else None
 
     def _inputs(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Return what the model reads: images normalized; features as they are, since the table scales them."""
+        """Return the input of the model: normalized images, or features, which the table has scaled."""
         if self._key(batch) == "features":
             return batch["features"]
         image = batch["image"]
@@ -239,7 +242,7 @@ class Classify(Task):
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:
-    """Return what the numbers of a table are measured in, for a packed one as of its packing. Raises SpecError."""
+    """Return the scale of a table's numbers, for a packed table that of its packing. Raises SpecError."""
     if isinstance(source, Rows | Tables):
         return source.scale
     packed: Mapping[str, Any] = as_data_source(source).about

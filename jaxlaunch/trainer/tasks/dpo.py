@@ -1,4 +1,4 @@
-"""Preferences: of two texts the chosen one is to become likelier, compared with the model before training.
+"""Preferences: of two texts the chosen one becomes likelier, compared with the model before training.
 
 An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2, L] that is 1 where
 a token of what was chosen or rejected is predicted, and the `length` [2] of each, behind which it is filled up.
@@ -41,7 +41,8 @@ class Preference(Task):
 
     needs_reference = True
 
-    _config = specs.Dpo()  # of `train.loss.dpo`, set when the model is made
+    # The block `train.loss.dpo`, set when the model is created.
+    _config = specs.Dpo()
 
     def model(self, spec: TrainSpec, rngs: Any) -> Any:
         """Return the model of next-token prediction. Raises SpecError for adapters that begin as others' do."""
@@ -103,7 +104,7 @@ class Preference(Task):
 
 
 class _Pairs(DataSource):
-    """Each two examples of a source as one, for smoke tests and the plan of a job."""
+    """A source of pairs of consecutive examples, for smoke tests and the plan of a job."""
 
     def __init__(self, rows: Source) -> None:
         self._rows = rows
@@ -119,12 +120,12 @@ class _Pairs(DataSource):
 
 
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Return log-probabilities [B, 2] of what was chosen and rejected, and a mean over tokens that training adds."""
+    """Return log-probabilities [B, 2] of chosen and rejected texts, and a penalty per token that training adds."""
     tokens_RT = pairs["tokens"]  # R rows: 2 B
     weight_RL = pairs["mask"] * padding.targets(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
     if not isinstance(model, LanguageModel):
-        # Padding comes behind everything that is predicted.
+        # Padding follows everything that is predicted, so it changes nothing.
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
     features = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.read(pairs))
     sums_R = lm.score_logits(model, features.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
@@ -134,6 +135,7 @@ def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Arra
 def _pair_losses(margin_B: Array, config: specs.Dpo) -> Array:
     """Return the loss of each pair, [B], by the difference of its rewards."""
     if config.kind == "ipo":
-        return jnp.square((margin_B - 0.5) / config.beta)  # of the log-ratios: (h - 1 / (2 beta))²
+        # In terms of the log-ratios h this is (h - 1 / (2 beta))².
+        return jnp.square((margin_B - 0.5) / config.beta)
     wrong = config.label_smoothing
     return -(1 - wrong) * jax.nn.log_sigmoid(margin_B) - wrong * jax.nn.log_sigmoid(-margin_B)

@@ -42,9 +42,12 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 
-TOKEN_KEYS = ("attention_mask", "segments", "length")  # keys of an example about its tokens
-LARGEST = 700.0  # e to it is still a number of 64 bits
-BYTES = "text_bytes"  # the key of how many bytes of text the targets of an example stand for
+# Keys of an example about its tokens.
+TOKEN_KEYS = ("attention_mask", "segments", "length")
+# exp of this is still a finite number of 64 bits.
+LARGEST = 700.0
+# The key of the number of bytes of text behind the targets of an example.
+BYTES = "text_bytes"
 
 
 class NextToken(Task):
@@ -55,8 +58,10 @@ class NextToken(Task):
     It is used like [`Classify`](#classify).
     """
 
-    are_bytes = False  # whether a token is a byte, as far as is known
-    _vocab: int | None = None  # of the logits of a model, set when the loss is traced
+    # Whether every token is known to be a byte.
+    are_bytes = False
+    # The vocabulary of the logits, set when the loss is traced.
+    _vocab: int | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """Return a decoder, GPT-2, or a model of the user's: (tokens_BL, attention mask if any) -> logits_BLV."""
@@ -131,7 +136,7 @@ class NextToken(Task):
         return example
 
     def _tokens(self, spec: TrainSpec) -> Array:
-        """Return tokens as `loss` gives them to a model, of the length of the first example, alone in their batch."""
+        """Return a batch of one row of tokens for a model, of the length of the first example."""
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
@@ -169,7 +174,7 @@ class NextToken(Task):
 
 
 def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
-    """Return the arguments of a model after the tokens: which keys its queries may see."""
+    """Return the arguments of a model after the tokens, which say what keys its queries may see."""
     arrays = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not arrays:
         return ()
@@ -184,10 +189,10 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
 
 
 def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
-    """Return the cross-entropy of a built-in model, in chunks where its logits would fill a device.
+    """Return the cross-entropy of a built-in model, in chunks if its logits would fill a device.
 
-    Training in bfloat16 keeps its logits in bfloat16: in float32 they would be the largest array of a step. The loss is
-    of their float32 values all the same. A cap bends them, which needs the digits that bfloat16 lacks.
+    Training in bfloat16 keeps its logits in bfloat16, because in float32 they would be the largest array of a step. The
+    loss is still computed in float32. A cap needs more digits than bfloat16 has.
     """
     if model.deterministic:
         return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
@@ -220,10 +225,10 @@ def score_logits(
 
 
 def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
-    """Return how many chunks to take, of logits of `size` bytes each.
+    """Return the number of chunks for logits of `size` bytes each.
 
-    One, where they are not far larger than the head's gradient, which chunks hold once more. That gradient is summed
-    over the devices once a chunk, so a large head has larger chunks.
+    It is one if the logits are not far larger than the head's gradient, of which chunks hold a second copy. That
+    gradient is summed over the devices once per chunk, so a large head has larger chunks.
     """
     if isinstance(chunks, int):
         return chunks

@@ -19,8 +19,10 @@ from jaxlaunch.trainer.parallel.sharding import gathered
 from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
-MANY = 100  # classes from which on the share of labels among the first five is reported
-LOGITS_BYTES = 2**28  # of a device's logits at a time, if the job sets no number of chunks
+# With this many classes or more, top-5 accuracy is reported.
+MANY = 100
+# Bytes of a device's logits at a time, if the job sets no number of chunks.
+LOGITS_BYTES = 2**28
 
 
 # Terms that training adds to the loss:
@@ -32,9 +34,9 @@ PLAIN = specs.Loss()
 
 
 class Sums(NamedTuple):
-    """Weighted sums over all positions: float32 scalars."""
+    """Weighted sums over all positions: float32 scalars. `total` is minimized: the nats and the additional terms."""
 
-    total: Array  # what is minimized: the nats and what the options add
+    total: Array
     nats: Array
     correct: Array
     weight: Array
@@ -72,7 +74,7 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss
 
 
 def count_before(logits_BV: Array, label_B: Array) -> Array:
-    """Return how many classes come before the label: by a larger logit, or by an equal one and a smaller number."""
+    """Count the classes with a larger logit than the label, or with an equal one and a smaller number."""
     places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
     chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
     before_BV = (logits_BV > chosen_B1) | ((logits_BV == chosen_B1) & (places_BV < label_B[:, None]))
@@ -100,7 +102,7 @@ def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: 
     if terms.focal:
         nats_BV = nats_BV * _focal_factor(jnp.where(is_there_BV > 0.5, yes_BV, no_BV), terms.focal)
     is_right_BV = (predicted_BV == is_there_BV).astype(jnp.float32)
-    # F1 is twice the classes that are rightly predicted, over those that are there and those that are predicted.
+    # F1 is twice the correctly predicted classes over the sum of the true and the predicted ones.
     both_B, either_B = 2.0 * (predicted_BV * is_there_BV).sum(-1), predicted_BV.sum(-1) + is_there_BV.sum(-1)
     is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
     nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
@@ -138,8 +140,9 @@ def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Lo
 
 
 def _focal_factor(nats: Array, focal: float) -> Array:
-    """Return the share that is not given to the label, to the power of `focal`."""
-    return jnp.power(-jnp.expm1(-jnp.maximum(nats, 1e-7)), focal)  # the power has no derivative at 0
+    """Return the probability not given to the label, to the power of `focal`."""
+    # The power has no derivative at 0.
+    return jnp.power(-jnp.expm1(-jnp.maximum(nats, 1e-7)), focal)
 
 
 def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
@@ -171,12 +174,13 @@ def _softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
     counts, labels = weight != 0.0, labels.astype(jnp.int32)
     logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
     largest = jax.lax.stop_gradient(logits.max(-1))
-    logits -= largest[..., None]  # first of all, so that a loss near 0 keeps its digits
-    # A sum over a mask, not a gather: a gather along a vocabulary split over mp would fetch all the logits.
+    # The subtraction comes first, so that a loss near 0 keeps its digits.
+    logits -= largest[..., None]
+    # This is a sum over a mask, because a gather along a vocabulary split over mp would fetch all logits.
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.where(places == labels[..., None], logits, 0.0).sum(-1)
-    # Not by argmax, which carries an index along; and a sum like the two others, so that XLA computes all three in one
-    # pass over the logits, where `any` reads them once more.
+    # argmax would carry an index along. A sum like the two others lets XLA compute all three in one pass over the
+    # logits, while `any` would read them again.
     is_beaten = ((logits == 0.0) & (places < labels[..., None])).astype(jnp.float32).sum(-1) > 0.0
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
@@ -230,7 +234,7 @@ def _zeros(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array,
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum_parts_at_once(part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> Sums:
-    """Do as _sum_parts, but take the gradients of the total in the forward pass, so no logits are computed twice."""
+    """Sum like _sum_parts, but compute the gradients in the forward pass, so that logits are computed once."""
     return _sum_parts(part_sums, wide_DV, parts)
 
 

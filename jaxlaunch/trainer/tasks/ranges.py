@@ -1,6 +1,7 @@
-"""Numbers of examples: read without loss, and checked against the range of a model, on the host.
+"""Reading the numbers of examples without loss, and checking them against the range of a model, on the host.
 
-On a device a label out of range makes the loss NaN, and a token reads another's row: neither says which example it was.
+On a device a label out of range makes the loss NaN, and a token out of range reads another row: neither tells which
+example is wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ INT32 = np.iinfo(np.int32)
 
 
 def get_value(raw: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of a record. Raises Unusable without it."""
+    """Return the value of a key of a record. Raises Unusable if it is missing."""
     if key not in raw:
         raise Unusable(f"no {key}, which the task reads; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
     return raw[key]
 
 
 def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
-    """Return `value` as int32, of the same shape. Raises Unusable where it holds anything but whole numbers."""
+    """Convert `value` to int32 of the same shape. Raises Unusable for anything but whole numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise Unusable(f"{key} of {array.dtype}; it is made of whole numbers")
@@ -41,7 +42,7 @@ def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
 
 
 def read_class(value: Any) -> npt.NDArray[np.int32]:
-    """Return a label as an int32 scalar: one number, in whatever shape. Raises Unusable for any other."""
+    """Convert a label, one number of any shape, to an int32 scalar. Raises Unusable for any other."""
     array = np.asarray(value)
     if array.size == 1:
         return read_integers("label", array).reshape(())
@@ -51,7 +52,7 @@ def read_class(value: Any) -> npt.NDArray[np.int32]:
 
 
 def read_flags(value: Any) -> npt.NDArray[np.float32]:
-    """Return a label that says yes or no for each class, as float32. Raises Unusable for other numbers than 0 and 1."""
+    """Convert a label of 0 or 1 for each class to float32. Raises Unusable for other numbers."""
     array = read_numbers(value)
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
         raise Unusable(
@@ -62,7 +63,7 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_numbers(value: Any) -> npt.NDArray[np.float32]:
-    """Return a label of numbers as float32, its shape [] or [K]. Raises Unusable for what is no finite number."""
+    """Convert a label of numbers, [] or [K], to float32. Raises Unusable for numbers that are not finite."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size or not np.isfinite(array).all():
         raise Unusable(f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not finite numbers")
@@ -70,7 +71,7 @@ def read_numbers(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
-    """Read labels of many examples at once, [B] or [B, K], as the functions above read each. Raises Unusable."""
+    """Convert labels of many examples at once, [B] or [B, K], like the functions above. Raises Unusable."""
     if target == "class":
         return read_integers("label", value_B)
     label_B = np.asarray(value_B, np.float32)
@@ -80,7 +81,7 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
 
 
 def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
-    """Return the first row with a number outside 0 … size − 1, `what` these are, and a sentence; None without one."""
+    """Return the first row with a number outside 0 … size − 1, the range of `what`, and a sentence; or None."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
     return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {what}")
@@ -89,7 +90,7 @@ def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> 
 def find_wrong(
     key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], why: str
 ) -> tuple[int, str] | None:
-    """Return the first row of which something is wrong, and a sentence that names the number; None without one."""
+    """Return the first row with a wrong number and a sentence that names it; None without one."""
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
@@ -97,9 +98,9 @@ def find_wrong(
 
 
 def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
-    """Return which tokens of these rows [B, L + 1] are predicted or, if `seen`, read by a position that predicts one.
+    """Return the mask [B, L + 1] of tokens in these rows that are predicted or, if `seen`, read for a prediction.
 
-    As the loss of trainer/tasks/lm weighs them; `batch` has its keys. Other rows are False.
+    It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
     if not len(rows):
@@ -108,7 +109,7 @@ def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> 
     real_RT, is_target_RL = padding.real_tokens(batch_R), padding.targets(batch_R)
     counts_BT[rows, 1:] = is_target_RL
     if seen:
-        # A key is read by the queries from its own position on, in its own segment, that predict something.
+        # The queries at and after a key's position in its segment read it, if they predict something.
         index_T = np.arange(real_RT.shape[1])
         for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):
             numbers_T = batch["segments"][row] if "segments" in batch else np.zeros_like(index_T)
