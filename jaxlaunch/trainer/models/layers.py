@@ -76,8 +76,8 @@ def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Arr
     """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
 
     On CPU devices B and L are merged for the product: the kernel's gradient would sum over two axes, for which XLA's
-    CPU compiler transposes its operand in memory. On other devices they stay apart: if the rows of a sum over mp are one
-    axis, XLA's GPU compiler emits an all-reduce instead of a reduce-scatter along L.
+    CPU compiler transposes its operand in memory. On other devices they stay apart: if the rows of a sum over mp are
+    one axis, XLA's GPU compiler emits an all-reduce instead of a reduce-scatter along L.
     """
     if isinstance(kernel, Array):
         rows = x.reshape(-1, *x.shape[2:]) if platform() == "cpu" else x

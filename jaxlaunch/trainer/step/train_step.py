@@ -257,7 +257,7 @@ class StepLoss:
         rng: Array,
         scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, Named]]:
-        """Return the total loss of a batch, to be differentiated by `trained`, and with it the loss as sums and `buffers`.
+        """Return the total loss of a batch, to be differentiated by `trained`, and the loss as sums and `buffers`.
 
         Args:
             trained: Parameters that are trained.
