@@ -27,8 +27,10 @@ Picture = Image.Image
 Operation = Callable[[Picture, float], Picture]
 
 PLAIN = Augment()
-TRIES = 10  # drawn rectangles that do not fit
-BINS, AUGMIX_BINS = 31, 10  # steps of a strength, as in torchvision
+# Number of times that a rectangle is drawn before the fallback is taken.
+TRIES = 10
+# Number of discrete strengths, as in torchvision.
+BINS, AUGMIX_BINS = 31, 10
 
 
 class Readable(Protocol):

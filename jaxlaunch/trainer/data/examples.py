@@ -20,12 +20,14 @@ from jaxlaunch.trainer.errors import DataError, TrainerError
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Array]
-Example = Callable[..., Mapping[str, Any]]  # of a raw record and, if it has a parameter `rng`, a generator
+# A function of a raw record and, if it has a parameter `rng`, of a generator.
+Example = Callable[..., Mapping[str, Any]]
 # Judges a batch without its weights, which it may mend: the row of an example and what is wrong with it, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
 BY_NAME = "the task's example() must return a dict of arrays by name"
-CACHE_BYTES = 64 * 2**20  # a deterministic set that takes no more than this is decoded once and cached
+# A deterministic set that is not larger than this is decoded once and cached.
+CACHE_BYTES = 64 * 2**20
 # What JAX makes of 64 bits on a device, done here so that half as much is copied there.
 NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
 
@@ -46,7 +48,8 @@ class Reading(NamedTuple):
 
     seed: int = 0
     purpose: int = order.TRAIN
-    deterministic: bool | None = None  # None: only this program's own sources and tasks are known to be
+    # None: only the sources and tasks of this package are known to be deterministic.
+    deterministic: bool | None = None
     check: Check | None = None
 
 
@@ -248,7 +251,8 @@ def first_not_finite(array: Array) -> tuple[int, Any] | None:
     """Return the first row with a number that is not finite, and that number; None where there is none."""
     try:
         wrong = np.argwhere(~np.isfinite(array))
-    except TypeError:  # a dtype of another library that has no such numbers
+    except TypeError:
+        # A dtype of another library may have no such numbers.
         return None
     if not len(wrong):
         return None

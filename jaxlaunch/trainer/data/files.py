@@ -25,15 +25,20 @@ from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError
 
-STDLIB = "stdlib://"  # the running interpreter's own library: text that is on every machine
-FOREIGN = ("site-packages", "dist-packages")  # installed next to the standard library, not part of it
+# The standard library of the running interpreter is text that exists on every machine.
+STDLIB = "stdlib://"
+# These folders are installed next to the standard library and are not part of it.
+FOREIGN = ("site-packages", "dist-packages")
 WILD = re.compile(r"[*?\[]")
 
-SAMPLES = 64  # places at which content goes into a digest, however much there is
+# Number of samples in a digest, whatever the amount of data.
+SAMPLES = 64
 SAMPLE_BYTES = 4096
 
-BLOCK = 1 << 20  # bytes of a ranged read: a request takes as long as a few of them
-FREE_SHARE = 0.1  # of the disk, which is left
+# A request of an object store takes as long as the transfer of a few blocks.
+BLOCK = 1 << 20
+# Share of the disk that the copies leave free.
+FREE_SHARE = 0.1
 
 
 def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
@@ -64,7 +69,8 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
 
 
 def _glob(pattern: str) -> list[str]:
-    if os.path.isfile(pattern):  # also one whose name has brackets
+    if os.path.isfile(pattern):
+        # The name of an existing file may contain brackets.
         return [pattern]
     return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
 
@@ -204,11 +210,13 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
             if os.fstat(file.fileno()).st_size == min(start + BLOCK, stat_object(url).size) - start:
                 return os.pread(file.fileno(), high - low, low - start)
     except OSError:
-        """There is no copy, or it cannot be read: the object can."""
+        # There is no readable copy, so the object itself is read.
+        pass
     return _read_block(url, start)[low - start : high - start]
 
 
-@functools.lru_cache(maxsize=64)  # where the disk keeps none, windows in any order are mostly in one of these
+# If the disk has no room, windows in any order are mostly in one of these blocks.
+@functools.lru_cache(maxsize=64)
 def _read_block(url: str, start: int) -> bytes:
     data = _fetch(url, start, min(start + BLOCK, stat_object(url).size))
     if _fits(len(data)):
@@ -226,7 +234,8 @@ def copy_object(url: str) -> str:
     except OSError as error:
         raise StorageError(f"{fault} ({error})") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one process of the host copies, the others wait
+        # One process of the host copies while the others wait.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (copy.is_file() and copy.stat().st_size == size):
             if not _fits(size):
                 raise StorageError(

@@ -32,7 +32,8 @@ from jaxlaunch.trainer.data.order import Indices
 from jaxlaunch.trainer.data.source import Source, as_data_source
 
 T = TypeVar("T")
-Steps = TypeVar("Steps")  # a step, or several that make one batch
+# A step, or several steps that make one batch.
+Steps = TypeVar("Steps")
 
 # Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It ignores
 # `grain.config.update` where, as here, absl's flags are not parsed.
@@ -153,7 +154,8 @@ class Evaluation:
         counts = [-(-len(part) // batch) for part in parts.values()]
         if batches is not None:
             counts = _share_batches(batches, counts)
-        self._batches = [  # of each batch: its part, and its number there
+        # The part of each batch, and the number of the batch in its part.
+        self._batches = [
             (name, part, number)
             for (name, part), count in zip(parts.items(), counts, strict=True)
             for number in range(count)
@@ -197,7 +199,8 @@ class Evaluation:
 
     def _read(self, number: int, rows: range) -> Batch:
         part, index_B, position_B = self._locate(number, rows)
-        batch = self._examples.read(index_B, index_B)  # drawn by index: each evaluation sees the same
+        # Examples are drawn by index, so that every evaluation sees the same ones.
+        batch = self._examples.read(index_B, index_B)
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
 
@@ -211,7 +214,8 @@ def _share_batches(batches: int, most: Sequence[int]) -> list[int]:
     """Divide batches over parts that have so many at most: one each, and of the others each its share."""
     rest, others = max(0, batches - len(most)), max(1, sum(most) - len(most))
     counts = [min(count, 1 + rest * (count - 1) // others) for count in most]
-    for part in sorted(range(len(most)), key=lambda part: -most[part]):  # what rounding left, the largest part first
+    for part in sorted(range(len(most)), key=lambda part: -most[part]):
+        # Give the batches that rounding left over to the largest parts first.
         counts[part] += min(most[part] - counts[part], max(0, batches - sum(counts)))
     return counts
 
@@ -290,7 +294,8 @@ class Prefetcher(Iterator[T]):
         first = self._futures[0]
         if not first.done() and wait([first], timeout_s).not_done:
             return None
-        batch = first.result()  # what it raises stays in front, to be raised again
+        # A future that raises stays in front, so that the next call raises again.
+        batch = first.result()
         self._futures.popleft()
         self._draw(self._ahead)
         return batch

@@ -22,8 +22,10 @@ import numpy as np
 
 from jaxlaunch import atomic_file
 
-ANY_TEXT = "surrogatepass"  # strings of numpy may hold lone surrogates
-ARRAYS = "jaxlaunch/arrays"  # the feature with the dtype and shape of each array
+# Strings of numpy may contain lone surrogates.
+ANY_TEXT = "surrogatepass"
+# The feature with the dtype and shape of each array.
+ARRAYS = "jaxlaunch/arrays"
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
@@ -54,7 +56,8 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     """
     from array_record.python import array_record_module
 
-    _example_module()  # before examples are drawn, which threads may decode
+    # Import before the examples are drawn, because threads may decode images while they are drawn.
+    _example_module()
     count = 0
     with atomic_file.draft(Path(path)) as draft:
         # A group has one record: records are read at random.
@@ -120,7 +123,8 @@ def decode(record: bytes) -> dict[str, Any]:
     """
     try:
         features = _example_module().Example.FromString(record).features.feature
-    except Exception as error:  # protobuf's DecodeError
+    except Exception as error:
+        # This is protobuf's DecodeError.
         raise ValueError(f"not a tf.train.Example, or not complete: {error}") from None
     if not features:
         raise ValueError("not a tf.train.Example: it has no features")
@@ -136,7 +140,8 @@ def decode(record: bytes) -> dict[str, Any]:
     return example
 
 
-@functools.lru_cache(maxsize=4096)  # most records have the same forms, and JSON takes longer to read than the arrays
+# Most records have the same arrays, and parsing the JSON takes longer than reading the arrays.
+@functools.lru_cache(maxsize=4096)
 def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
     return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items())
 

@@ -21,7 +21,8 @@ from jaxlaunch.trainer.data import order
 from jaxlaunch.trainer.data.order import Indices, example_indices
 from jaxlaunch.trainer.errors import DataError, StorageError
 
-DIGEST_DIGITS = 12  # hexadecimal digits of the digest of an argument
+# Number of hexadecimal digits of the digest of an argument.
+DIGEST_DIGITS = 12
 _MARK = "args sha256 "
 
 

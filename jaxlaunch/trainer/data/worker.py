@@ -25,12 +25,14 @@ from jaxlaunch.trainer.data.workers import Draws, Item, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
 from jaxlaunch.trainer.user_code import load
 
-UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)  # what pickle raises of what it cannot take
+# Exceptions that pickle raises for objects that it does not support.
+UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 
 
 def main() -> NoReturn:
     """Answer requests until the trainer is gone; the first message is the trainer's sys.path."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the trainer decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # These signals reach the whole process group; the trainer decides when to end.
         signal.signal(number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()

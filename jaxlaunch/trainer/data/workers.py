@@ -28,10 +28,12 @@ import numpy as np
 from jaxlaunch import isolated
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
-TRIES = 3  # processes that may be killed while they read one example, before the run ends
+# Number of processes that may be killed while they read one example before the run ends.
+TRIES = 3
 # A process that reads takes one core, and no accelerator where the user's module imports jax.
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-LARGE_BYTES = 4096  # of an array that is sent by itself
+# Arrays of at least this size are sent outside the pickle.
+LARGE_BYTES = 4096
 COUNT = struct.Struct("<Q")
 
 
@@ -40,8 +42,10 @@ class Draws(NamedTuple):
 
     seed: int
     purpose: int
-    is_seeded: bool  # the global generators are seeded for each
-    goes_on: bool  # the task draws after the dataset: the generators' states are wanted after each
+    # Whether the global generators are seeded for each example.
+    is_seeded: bool
+    # Whether the task draws after the dataset, so that the states of the generators are returned.
+    goes_on: bool
 
 
 class Request(NamedTuple):
@@ -87,7 +91,8 @@ def receive(channel: socket.socket) -> Any:
 
 
 def _read(channel: socket.socket, size: int) -> memoryview:
-    view = np.empty(size, np.uint8).data  # memory that was not filled before
+    # np.empty avoids filling the memory first.
+    view = np.empty(size, np.uint8).data
     done = 0
     while done < size:
         received = channel.recv_into(view[done:])

@@ -27,19 +27,27 @@ from jaxlaunch.trainer.spec import Model
 
 Config = Mapping[str, Any]
 
-GPT2_END = 50256  # the token that transformers takes for a beginning and an end where a config.json names none
-LONGEST = 2048  # tokens of an example where neither the job nor a shorter model says how many
+# The default of transformers for the first and the last token if config.json names none.
+GPT2_END = 50256
+# Length of an example, in tokens, if neither the job nor a shorter model defines it.
+LONGEST = 2048
 # Keys of ours that a config.json does not speak of, or not in a way that must agree.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
-OWN |= {"classes", "new_head"}  # of which the head's tensor says the first for certain
-OWN |= {"image"}  # for which a ViT's positions are interpolated
-OWN |= {"momentum", "running_variance", "layer_scale"}  # of training
-OWN |= {"balance", "router_z", "capacity"}  # of training; a folder says the first where the job does not
-SIZES = ("layers", "width", "heads", "hidden", "vocab")  # which a config.json must say, where a family has no default
+# The tensor of the head is the reliable source of the number of classes.
+OWN |= {"classes", "new_head"}
+# The positions of a ViT are interpolated for another size of image.
+OWN |= {"image"}
+# These keys affect training only.
+OWN |= {"momentum", "running_variance", "layer_scale"}
+# These keys affect training only; the folder defines the first one if the job does not.
+OWN |= {"balance", "router_z", "capacity"}
+# A config.json must contain these keys if the family has no default.
+SIZES = ("layers", "width", "heads", "hidden", "vocab")
 FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
 # Keys that stand for another one where they are null: the property that says what is meant.
 MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "expert_hidden": "expert_units"}
-DERIVED = {*MEANT, "query_scalar", "pattern"}  # where a job says null, it says nothing
+# A null in the job means that the job does not set these keys.
+DERIVED = {*MEANT, "query_scalar", "pattern"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 # Names of keys that no family lists, because they are not ours by another name alone.
 _SPECIAL_NAMES = {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
@@ -64,7 +72,8 @@ def parse_model(config: Config) -> spec.Published:
             keys["image"] = [keys["image"]] * 2
         if family.kind != "gpt2":
             labels = config.get("id2label")
-            keys["classes"] = len(labels) if labels else config.get("num_labels") or 2  # transformers leaves out two
+            # transformers omits id2label for two classes.
+            keys["classes"] = len(labels) if labels else config.get("num_labels") or 2
         keys = {key: value for key, value in keys.items() if value is not None}
     for theirs in (theirs for theirs, ours in family.keys.items() if ours == "positions"):
         keys["length"] = min(_count(theirs, keys.get("positions") or LONGEST), LONGEST)
@@ -99,7 +108,8 @@ def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | N
         if keys is not None and key in DERIVED and getattr(mine, key) is None:
             continue
         if key == "positions" and (getattr(mine, key) is None or isinstance(theirs, spec.Decoder)):
-            continue  # a decoder has no parameter of it
+            # Positions are not a parameter of a decoder.
+            continue
         if key not in type(theirs).model_fields:
             found.append(f"train.model.{key} does not apply to a model of the kind {theirs.kind}")
             continue
@@ -304,7 +314,8 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
         scaling["original_length"] = _count(f"{name}.{length_key}", block.get(length_key))
         return scaling
     scaling |= {key: _number(f"{name}.{key}", block.get(key) or plain) for key, plain in _YARN.items()}
-    scaling |= {"truncate": block.get("truncate", True), "attention_factor": None}  # None: the default
+    # An attention factor of None is the default.
+    scaling |= {"truncate": block.get("truncate", True), "attention_factor": None}
     if block.get("attention_factor") is not None:
         scaling["attention_factor"] = _number(f"{name}.attention_factor", block["attention_factor"])
     elif block.get("mscale") and block.get("mscale_all_dim"):

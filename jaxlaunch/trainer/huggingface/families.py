@@ -20,16 +20,26 @@ Values = Mapping[str, Any]
 class Family:
     """A kind of model as Hugging Face names it."""
 
-    architecture: str  # their class
-    kind: str  # ours
-    keys: Keys  # key of their config.json -> key of our block
-    absent: Values  # values of keys that their config.json leaves out
-    fixed: Values = dataclasses.field(default_factory=dict)  # options of ours that all of its models have
-    constant: Values = dataclasses.field(default_factory=dict)  # keys of theirs that have one value with us
-    silent: frozenset[str] = frozenset()  # keys of this family alone that say nothing about what a model computes
-    activation: str = "hidden_act"  # their key of it
-    window: str | None = None  # how they say which layers have one: all, [all_]switched or layers; None: no layer
-    has_biases: bool = False  # whether attention_bias and mlp_bias are theirs
+    # Class in transformers.
+    architecture: str
+    # Kind in our spec.
+    kind: str
+    # Key in their config.json -> key in our model block.
+    keys: Keys
+    # Values of keys that their config.json omits.
+    absent: Values
+    # Options of ours that all models of the family have.
+    fixed: Values = dataclasses.field(default_factory=dict)
+    # Keys of theirs for which only one value is supported.
+    constant: Values = dataclasses.field(default_factory=dict)
+    # Keys of this family alone that do not change what a model computes.
+    silent: frozenset[str] = frozenset()
+    # Their key of the activation.
+    activation: str = "hidden_act"
+    # How they define which layers have a window: all, [all_]switched or layers; None: no layer has one.
+    window: str | None = None
+    # Whether the family has attention_bias and mlp_bias.
+    has_biases: bool = False
 
 
 # Of decoders and ViTs.
@@ -102,7 +112,8 @@ FAMILIES: Mapping[str, Family] = {
             "max_position_embeddings": 8192,
         },
         _GEMMA,
-        silent=frozenset(["hidden_act", "sliding_window_size"]),  # hidden_activation and sliding_window are read
+        # hidden_activation and sliding_window are read instead.
+        silent=frozenset(["hidden_act", "sliding_window_size"]),
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -113,7 +124,8 @@ FAMILIES: Mapping[str, Family] = {
         {**_GEMMA_KEYS, "rope_local_base_freq": "rope_local_theta"},
         {**_GEMMA_ABSENT, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072},
         {**_GEMMA, "qk_norm": "head"},
-        silent=frozenset(["hidden_act", "_sliding_window_pattern"]),  # layer_types has the second
+        # layer_types contains what the second key says.
+        silent=frozenset(["hidden_act", "_sliding_window_pattern"]),
         activation="hidden_activation",
         window="layers",
         has_biases=True,
@@ -164,7 +176,8 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 4096,
         },
         {"qk_norm": "head"},
-        silent=frozenset(["max_window_layers"]),  # every layer has the window
+        # Every layer has the window.
+        silent=frozenset(["max_window_layers"]),
         window="all_switched",
         has_biases=True,
     ),

@@ -23,7 +23,8 @@ from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.spec import Decoder, OfImages, Published, TrainSpec
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
-BILINEAR = 2  # Pillow's number
+# The number of bilinear resampling in Pillow.
+BILINEAR = 2
 FACTOR = 1 / 255
 GENERATION = "generation_config.json"
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -41,7 +42,8 @@ def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     folder = model.init_from
     if not is_here:
         sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
-        sizes |= {"hidden"} if isinstance(model, Decoder) else set()  # 4 × width in the others
+        # The other models derive it as 4 × width.
+        sizes |= {"hidden"} if isinstance(model, Decoder) else set()
         has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
         if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
             return train
@@ -155,7 +157,8 @@ def render_preprocessor(model: OfImages, size: Sequence[int] | None, share: floa
     if size is None:
         return {"image_processor_type": "ViTImageProcessor", **keys}
     sides = {"height": size[0], "width": size[1]}
-    if size[0] != size[1]:  # it has no crop to the proportions of a size
+    if size[0] != size[1]:
+        # BitImageProcessor cannot crop to the proportions of a size.
         return {"image_processor_type": "ViTImageProcessor", **keys, "size": sides}
     keys |= {"size": {"shortest_edge": round(size[0] / share)}, "do_center_crop": True, "crop_size": sides}
     return {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3, **keys}
@@ -181,7 +184,8 @@ def _read_keys(folder: str, name: str) -> dict[str, Any]:
     try:
         with _storage(folder):
             keys = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError, SpecError, StorageError):  # the model is whole without it
+    except (OSError, ValueError, SpecError, StorageError):
+        # The model is complete without this file.
         return {}
     return keys if isinstance(keys, dict) else {}
 
@@ -198,7 +202,8 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     Read as JSON: an export needs no package that tokenizes. What cannot be read says nothing.
     """
     names: dict[str, Any] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the newer one last
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        # The newer file comes last and takes precedence.
         names |= {key: token for key, token in _parse_keys(files.get(file, b"")).items() if token is not None}
     main = _parse_keys(files.get("tokenizer.json", b""))
     vocab = main.get("model", {}).get("vocab")

@@ -33,8 +33,10 @@ from jaxlaunch.trainer.spec import Published, ViT
 INDEX = "model.safetensors.index.json"
 KEY = "train.model.init_from"
 DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "F64": np.float64}
-LENGTH_BYTES = 8  # of the header's length
-CURVE = -0.75  # of the cubic between two places; PyTorch's
+# Size of the field that holds the length of the header.
+LENGTH_BYTES = 8
+# Coefficient of the cubic kernel, as in PyTorch.
+CURVE = -0.75
 
 Slices = tuple[slice, ...]
 Grid = tuple[int, int]  # rows and columns of patches
@@ -142,8 +144,8 @@ def read_part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: File
     sizes, span = dict(zip(leaf.ours, like.shape, strict=True)), dict(zip(leaf.ours, spans, strict=True))
     cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
-    inside = tuple(each for cut in cuts for each in cut.inside)
-    part: np.ndarray[Any, Any] = np.empty([each.stop - each.start for each in spans], like.dtype)
+    inside = tuple(inner for cut in cuts for inner in cut.inside)
+    part: np.ndarray[Any, Any] = np.empty([extent.stop - extent.start for extent in spans], like.dtype)
     for places in leaf.places(span):
         tensor = files[leaf.tensor(places)][tuple(cut.read for cut in cuts)]
         where = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)

@@ -15,17 +15,22 @@ from collections.abc import Iterator, Mapping
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 
-QKV = ("query", "key", "value")  # what the axis t of a name counts
+# Names of the places along the axis t.
+QKV = ("query", "key", "value")
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """How one of our parameters is stored in their files."""
 
-    ours: str  # a letter for each axis
-    theirs: str  # a word for each axis: the letters of ours that it runs over, the last one fastest; 1: of size one
-    name: str  # of a tensor; {letter} stands for its place along that axis of ours
-    layers: tuple[int, ...] | None = None  # the number of each place along the axis l; None: its own
+    # A letter for each axis.
+    ours: str
+    # A word for each axis: the letters of our axes that it covers, the last one fastest; 1 for an axis of size one.
+    theirs: str
+    # Name of a tensor; {letter} stands for the index along that axis of ours.
+    name: str
+    # Layer number of each index along the axis l; None: the index itself.
+    layers: tuple[int, ...] | None = None
 
     @property
     def stacked(self) -> str:
@@ -233,12 +238,14 @@ PREFIX: Mapping[str, str] = {
     "resnet": "resnet.",
     "convnext": "convnext.",
 }
-HEAD = ("head", "head_bias")  # of a model of images
+# The parameters of the head of an image model.
+HEAD = ("head", "head_bias")
 
 
 def unread_suffixes(model: spec.Published) -> tuple[str, ...]:
     """Return ends of the names of tensors that this model's files may hold and nothing reads."""
-    if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
+    if isinstance(model, spec.Decoder) and model.tied:
+        # Some repositories also publish the embedding under the name of the head.
         return (*_UNREAD[model.kind], "lm_head.weight")
     return (*_UNREAD[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 

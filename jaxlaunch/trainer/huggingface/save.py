@@ -31,8 +31,10 @@ from jaxlaunch.trainer.huggingface.load import INDEX, Files
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.spec import GPT2, MLP, OfImages, Published
 
-FILE_BYTES = 2 * 2**30  # of a written file
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}  # what safetensors calls them
+# Maximum size of one safetensors file.
+FILE_BYTES = 2 * 2**30
+# Names of the dtypes in safetensors.
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
 MLP_TYPE = "jaxlaunch_mlp"
 MLP_SIZES = ("layers", "width", "classes")
 
@@ -128,7 +130,8 @@ def write_folder(
             places = {tensor.name: name for name, group in weights.items() for tensor in group}
             files = {INDEX: {"metadata": {"total_size": total}, "weight_map": places}, **files}
         for name, content in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)  # chat templates have a folder of their own
+            # Chat templates are in a subfolder.
+            (folder / name).parent.mkdir(exist_ok=True)
             with _synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else encode_json(content))
     return list(weights)
@@ -218,7 +221,8 @@ def _write_tensors(
         place = [start, start := start + tensor.nbytes]
         header[tensor.name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the tensors begin aligned
+    # Pad the header so that the tensors begin aligned.
+    text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors:
         # Without a name: what was written is let go before the next one is read.

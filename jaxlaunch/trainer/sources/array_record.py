@@ -23,9 +23,12 @@ from jaxlaunch.trainer.spec import ArrayRecord
 
 # One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
 READER = "readahead_buffer_size:0,max_parallelism:0"
-READ_BYTES = 1 << 15  # of a file at once; array_record's own default is 1 MiB
-ABOUT = "jaxlaunch.json"  # beside files that `launcher prepare` has packed: what they hold
-OPEN_FILES = 256  # a process may often open 1,024; with more files than this, one for each
+# Buffer size of one file; array_record's own default is 1 MiB.
+READ_BYTES = 1 << 15
+# `launcher prepare` writes this file next to the files that it packs.
+ABOUT = "jaxlaunch.json"
+# A process may often open 1,024 files. With more files than this, each has one reader.
+OPEN_FILES = 256
 
 
 def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
@@ -61,7 +64,8 @@ class Records(DataSource):
         record = index - (self._ends[number - 1] if number else 0)
         try:
             return records.decode(self._files[number].read(record))
-        except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
+        except Exception as error:
+            # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
             kind = faults.kind_of(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
@@ -119,8 +123,9 @@ class RecordFile:
     def __init__(self, path: str, idle: int) -> None:
         self._path = files.local_path(path)
         try:
-            self.count = len(ArrayRecordDataSource(self._path))  # records
-        except Exception as error:  # a RuntimeError of C++; a file cut short is one
+            self.count = len(ArrayRecordDataSource(self._path))
+        except Exception as error:
+            # C++ raises a RuntimeError, also for a truncated file.
             # Of a file that is too small array_record says only that; all of ours end in a footer.
             why = str(error).partition(";")[0]
             detail = "" if "64KB" in why else f" ({why})"
@@ -141,5 +146,6 @@ class RecordFile:
             )
         reader.seek(number)
         record: bytes = reader.read()
-        self._idle.append(reader)  # not one that failed: it would fail ever after
+        # A reader that has failed would fail again, so only readers that succeeded are reused.
+        self._idle.append(reader)
         return record

@@ -22,8 +22,10 @@ from jaxlaunch.trainer.data.order import Indices, example_indices
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 
-BLOCKS = (1000, 10_000, 100_000)  # positions
-ROUNDED = 0.01  # share of a weight by which it may be rounded, where a larger block is to be had
+# Lengths of a block, in positions, that are tried in order.
+BLOCKS = (1000, 10_000, 100_000)
+# A weight is rounded by at most this share of itself if a larger block allows it.
+ROUNDED = 0.01
 
 
 class Mixture(DataSource):

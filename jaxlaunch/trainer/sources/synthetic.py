@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxlaunch.trainer.data.source import DataSource
 
-NOISE = 0.1  # share of the tokens that do not follow the rule
+# Share of the tokens that do not follow the rule.
+NOISE = 0.1
 
 
 class Images(DataSource):

@@ -36,10 +36,12 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Tfds
 
-SAMPLES = 16  # examples that go into the fingerprint
+# Number of examples in the fingerprint.
+SAMPLES = 16
 # Random access needs array_record; the builders' default, TFRecord, has none.
 FORMAT = "array_record"
-OURS = "digits"  # the builder that is ours and not in tensorflow-datasets' list
+# Our builder, which is not in the list of tensorflow-datasets.
+OURS = "digits"
 
 # Logged for every dataset that is about to be prepared, and for every first image (we depend on Pillow, on purpose).
 NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
@@ -115,8 +117,10 @@ def prepare_dataset(name: str, folder: str) -> Any:
         why = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
         raise DataError(why) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
-        builder = _make_builder(name, folder)  # another process may have prepared it meanwhile
+        # The kernel releases the lock when its holder dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process may have prepared the dataset in the meantime.
+        builder = _make_builder(name, folder)
         if not builder.is_prepared():
             _prepare(builder, name, folder)
             builder = _make_builder(name, folder)
@@ -141,14 +145,17 @@ def _prepare(builder: Any, name: str, folder: str) -> None:
         raise DataError(f"data.name = digits needs scikit-learn, which has the images: {installation.hint('train')}")
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
-    output: TextIO = sys.stderr  # results belong on stdout, what tensorflow-datasets prints is not a result
+    # Standard output is for results, and the messages of tensorflow-datasets are not results.
+    output: TextIO = sys.stderr
     if not builder.url_infos:
         print(f"preparing {name} in {folder}", file=sys.stderr)
-        output = io.StringIO()  # it would speak of a download of unknown size
+        # tensorflow-datasets would report a download of unknown size.
+        output = io.StringIO()
     try:
         with without_tensorflow(builder), contextlib.redirect_stdout(output):
             builder.download_and_prepare(file_format=FORMAT)
-    except Exception as error:  # any builder's own code runs in there
+    except Exception as error:
+        # The code of any builder runs here.
         raise faults.kind_of(error)(
             f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
             "prepare it where that works and set data.data_dir to its folder"
@@ -158,7 +165,8 @@ def _prepare(builder: Any, name: str, folder: str) -> None:
 def _require_network(builder: Any, name: str, folder: str) -> None:
     """Raise DataError when no host that `builder` downloads from has an address: retrying that takes minutes."""
     hosts = sorted({urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""})
-    if not hosts or urllib.request.getproxies():  # behind a proxy names are resolved by the proxy
+    if not hosts or urllib.request.getproxies():
+        # Behind a proxy, the proxy resolves names.
         return
     for host in hosts:
         with contextlib.suppress(socket.gaierror):
@@ -183,7 +191,8 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
     if importlib.util.find_spec("tensorflow") is not None:
         yield
         return
-    generate = builder._generate_examples  # the documented place where a builder makes its examples
+    # Builders make their examples in this documented method.
+    generate = builder._generate_examples
     images = {
         key
         for key, feature in (builder.info.features or {}).items()
@@ -192,7 +201,8 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
 
     def generate_encoded(*args: Any, **kwargs: Any) -> Any:
         examples = generate(*args, **kwargs)
-        return _encode_images(examples, images) if isinstance(examples, Iterator) else examples  # else of Beam
+        # Builders that use Beam return something else.
+        return _encode_images(examples, images) if isinstance(examples, Iterator) else examples
 
     builder._generate_examples = generate_encoded
     modules = [module for module in (extractor, sys.modules[type(builder).__module__]) if hasattr(module, "tf")]

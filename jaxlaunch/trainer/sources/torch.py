@@ -51,8 +51,10 @@ def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
         return target
     try:
         return target(**args)
-    except (Exception, SystemExit) as error:  # whatever the user's class raises
-        names = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
+    except (Exception, SystemExit) as error:
+        # The class of the user may raise anything.
+        # The values may be secret, so only the names are printed.
+        names = f" with args {', '.join(args)}" if args else ""
         raise faults.unreadable(f"{path}{names} cannot be built", error) from error
 
 
@@ -91,7 +93,8 @@ class MapStyle(DataSource):
         if self._length is None:
             try:
                 self._length = len(self._dataset)
-            except (TypeError, ValueError) as error:  # Python's, of a length that is not a whole number, or negative
+            except (TypeError, ValueError) as error:
+                # Python raises these for a length that is negative or not an integer.
                 raise DataError(
                     f"{self.name}: its __len__ must return the number of its examples: {error}{describe_place(self)}"
                 ) from error

@@ -35,14 +35,21 @@ from jaxlaunch.trainer.text import documents, shards
 from jaxlaunch.trainer.text.recipe import INDEX, Recipe
 from jaxlaunch.trainer.text.shards import Corpus
 
-BUCKET_BYTES = 16 << 20  # of text that is packed at once, about: a byte of it is up to 20 of memory
-SHARD_BYTES = 64 << 20  # of text in a shard, about, where there are few
-MOST_SHARDS = 256  # whoever reads them holds two files of each open
-MAKING = "parts"  # folder of what is begun
-LEAST = 2  # tokens of a text in which one is predicted
-PROGRESS_S = 2.0  # between two lines of progress
+# Text that is packed at once. A byte of text takes up to 20 bytes of memory.
+BUCKET_BYTES = 16 << 20
+# Approximate amount of text in a shard if there are few shards.
+SHARD_BYTES = 64 << 20
+# A reader has two files of each shard open.
+MOST_SHARDS = 256
+# Folder of the unfinished build.
+MAKING = "parts"
+# A text needs two tokens for one prediction.
+LEAST = 2
+# Interval between two lines of progress.
+PROGRESS_S = 2.0
 PR_SET_PDEATHSIG = 1  # prctl(2)
-NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # of a file system without flock
+# Errors of flock on file systems that do not support it.
+NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 RESUMES = "what is complete is kept, and the next start resumes from there"
 STOPPED = f"stopped while the text was prepared, in {{}}; {RESUMES}"
 
@@ -59,7 +66,8 @@ def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
             tidy(folder)
             return read_index(folder)
         except OSError as error:
-            if (folder / INDEX).exists():  # another finished meanwhile, where there are no locks, and tidied
+            if (folder / INDEX).exists():
+                # Without file locks, another process may have finished and removed the parts.
                 return read_index(folder)
             raise StorageError(_describe_failure(folder, error)) from error
 
@@ -105,7 +113,8 @@ def _make(recipe: Recipe, folder: Path, processes: int) -> None:
     units = documents.split_units(recipe.paths)
     size = max(sum(part.size for unit in units for part in unit), 1)
     buckets = -(-size // BUCKET_BYTES)
-    small = dataclasses.replace(recipe, paths=())  # there may be many paths, and no worker needs them
+    # There may be many paths, and the workers do not need them.
+    small = dataclasses.replace(recipe, paths=())
     missing = [unit for unit in range(len(units)) if not shards.is_complete(making, unit)]
     tasks = [(small, making, unit, units[unit], buckets) for unit in missing]
     _run("tokenized", "parts", shards.write_part, tasks, processes, len(units))
@@ -199,7 +208,8 @@ def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], 
 def _run_in_pool(
     work: Callable[..., None], tasks: dict[int, Any], processes: int, finish: Callable[[int], None]
 ) -> None:
-    context = multiprocessing.get_context("spawn")  # pyarrow and the tokenizers have threads, which no fork survives
+    # pyarrow and the tokenizers have threads, which do not survive a fork.
+    context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(
         processes, context, initializer=_initialize_worker, initargs=(os.getpid(),)
     )
@@ -209,7 +219,8 @@ def _run_in_pool(
             future.result()
             finish(running.pop(future))
     except BaseException:
-        for process in multiprocessing.active_children():  # what they are at takes long, and is of no use
+        for process in multiprocessing.active_children():
+            # The results of the running tasks are not needed, and waiting for them takes long.
             process.kill()
         raise
     finally:
@@ -219,7 +230,8 @@ def _run_in_pool(
 def _initialize_worker(parent: int) -> None:
     """Give a worker one core, and let it end with its parent only: the tokenizers' own threads would be on top."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
+    # Ctrl-C reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
 
 
@@ -256,7 +268,8 @@ def main() -> NoReturn:
     """Build as stdin says, with all cores; print nothing, or the error as a line of JSON. Exit with its code."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
-    os.environ.pop("PYTHONPATH", None)  # a worker would import from the user's folders before it has this sys.path
+    # A worker would import from the user's folders before it receives this sys.path.
+    os.environ.pop("PYTHONPATH", None)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     code = contract.DONE
@@ -271,7 +284,8 @@ def main() -> NoReturn:
         code = contract.STARTUP
     finally:
         sys.stderr.flush()
-        os._exit(code)  # at once: else it would wait for its workers' tasks; they end with it
+        # Exit at once, because a normal exit would wait for the tasks of the workers, which end with this process.
+        os._exit(code)
 
 
 def _stop(signum: int, frame: types.FrameType | None) -> None:

@@ -17,7 +17,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-DAY = datetime.datetime(2024, 7, 26)  # that which Llama's own templates take where there is no clock
+# The date that Llama's own templates use if there is no clock.
+DAY = datetime.datetime(2024, 7, 26)
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -40,8 +41,10 @@ class _Marks(Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        self.are_there = False  # in the template, once it is parsed
-        self.length = 0  # of what is rendered so far
+        # Whether the template contains the tag; known after parsing.
+        self.are_there = False
+        # Number of characters rendered so far.
+        self.length = 0
         self.blocks: list[tuple[int, str]] = []
 
     def parse(self, parser: Parser) -> nodes.Node:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.text.chat_template import Rendering, Spans, Template
 
 FIELD = "messages"
-ALSO = ("tools",)  # what a row may have besides: what the assistant may call
-FILE = "chat_template.jinja"  # beside tokenizer_config.json, whose chat_template it goes before
-DEFAULT, TOOL_USE = "default", "tool_use"  # of several templates by name, and that of rows with tools
+# Optional fields of a row: the tools that the assistant may call.
+ALSO = ("tools",)
+# This file takes precedence over chat_template in tokenizer_config.json.
+FILE = "chat_template.jinja"
+# Names of the default template and of the template for rows with tools.
+DEFAULT, TOOL_USE = "default", "tool_use"
 ASSISTANT = "assistant"
 
 
@@ -87,7 +90,8 @@ class Chats:
                 continue
             through = self._render(template, messages[: number + 1], tools).text
             before = self._render(template, messages[:number], tools, prompt=True).text
-            if not through.startswith(before):  # the template asks with other words than a turn begins with
+            if not through.startswith(before):
+                # The template begins an assistant's turn differently when it asks for one.
                 before = self._render(template, messages[:number], tools).text
             if not through.startswith(before) or not text.startswith(through):
                 raise Unfit(
@@ -104,9 +108,11 @@ class Chats:
 
         try:
             return template.render(messages, tools, prompt=prompt)
-        except jinja2.TemplateError as error:  # raise_exception's are of these
+        except jinja2.TemplateError as error:
+            # raise_exception in a template raises a TemplateError.
             raise Unfit(f"the chat template of {self._name} refuses its messages: {error}") from None
-        except Exception as error:  # the template's own code runs in there
+        except Exception as error:
+            # The code of the template runs here.
             what = f"{type(error).__name__}: {error}"
             raise Unfit(f"the chat template of {self._name} fails on its messages: {what}") from None
 
@@ -177,8 +183,9 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
                 f"{FILE}; take the tokenizer of a model for chats, or put one there"
             )
         sources = {DEFAULT: configured}
-        if isinstance(configured, list):  # several by name
-            sources = {str(each.get("name")): each.get("template") for each in configured if isinstance(each, dict)}
+        if isinstance(configured, list):
+            # The configuration contains several named templates.
+            sources = {str(entry.get("name")): entry.get("template") for entry in configured if isinstance(entry, dict)}
         for name, template in sources.items():
             if not isinstance(template, str):
                 which = "" if name == DEFAULT else f" named {name}"

@@ -25,17 +25,25 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
-PIECE = 1 << 20  # bytes of a document of plain text
-UNIT = 16 << 20  # bytes that one process reads at a time, or more
-MOST_UNITS = 4096  # of a corpus, about: every shard is made of some of each
-BLOCK = 1 << 20  # bytes of a read
-ROWS = 1024  # of a table read at a time
+# Plain text is cut into documents of this size.
+PIECE = 1 << 20
+# Minimum amount that one process reads at a time.
+UNIT = 16 << 20
+# Approximate maximum for a corpus: every shard is made of some of each unit.
+MOST_UNITS = 4096
+# Size of a read.
+BLOCK = 1 << 20
+# Rows of a table that are read at a time.
+ROWS = 1024
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet", ".arrow": "arrow"}
-ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")  # not read
-ABOUT = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of `datasets`: no rows
+# Formats that are recognized and not supported.
+ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
+# Files that `datasets` writes and that contain no rows.
+ABOUT = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 IN_FOLDER = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
-GROWTH = 4  # how many times its bytes a compressed file is taken for
+# Assumed ratio of the size of a text to its compressed size.
+GROWTH = 4
 FIELD = "text"
 REPLACED = "\ufffd"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,10 +53,12 @@ class Part(NamedTuple):
     """A part of a file: bytes of text and lines, row groups of Parquet, batches of Arrow; what is packed is whole."""
 
     path: str
-    kind: str  # text, lines, parquet or arrow
+    # One of text, lines, parquet and arrow.
+    kind: str
     first: int
     last: int
-    size: int  # bytes of text, about
+    # Approximate size of the text, in bytes.
+    size: int
 
 
 class Document(NamedTuple):
@@ -63,8 +73,10 @@ class Document(NamedTuple):
 
 
 Made = TypeVar("Made")
-Values = Mapping[str, Any]  # of a row, by field
-Rows = Iterator[tuple[int, Values, int]]  # number of each row, its values, and its characters that are no UTF-8
+# Values of a row by field.
+Values = Mapping[str, Any]
+# The number of each row, its values, and how many of its characters replace invalid UTF-8.
+Rows = Iterator[tuple[int, Values, int]]
 
 
 class Unfit(Exception):
@@ -111,7 +123,7 @@ def _folder_patterns(folder: str) -> list[str]:
     # others or of an older version.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         with open(os.path.join(folder, "state.json"), "rb") as file:
-            names = [str(each["filename"]) for each in json.load(file)["_data_files"]] or names
+            names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]] or names
     kinds: dict[str, list[str]] = {}
     for name in names:
         if os.path.splitext(_unpacked_name(name))[1].lower() in IN_FOLDER:
@@ -251,7 +263,8 @@ def _count_rows_before(part: Part) -> int:
         return sum(batch.num_rows for batch in itertools.islice(_open_arrow(part.path)[1], part.first))
     if part.kind != "lines" or not part.first:
         return 0
-    count, at = 1, 0  # the line that the part's first byte is of, or that ends before it, began before
+    # The line that contains the first byte of the part, or ends before it, began earlier.
+    count, at = 1, 0
     with _open_stream(part.path) as file:
         while at < part.first - 1 and (block := file.read(min(BLOCK, part.first - 1 - at))):
             count, at = count + block.count(b"\n"), at + len(block)
@@ -307,7 +320,8 @@ def _read_pieces(part: Part) -> Iterator[Document]:
         rest += block
         while len(rest) > PIECE:
             cut = rest.rfind(b"\n", 0, PIECE) + 1
-            if not cut:  # no character of a text without lines is cut
+            if not cut:
+                # Do not cut within a character if the text has no lines.
                 cut = PIECE
                 while cut > PIECE - 4 and rest[cut] & 0xC0 == 0x80:
                     cut -= 1
@@ -357,7 +371,8 @@ def _whole_lines(part: Part) -> Iterator[bytes]:
             at, block = at + len(block), file.read(BLOCK)
         if first and block:
             at, block = at + cut, block[cut:] or file.read(BLOCK)
-        is_open = False  # in a line that began before `last`
+        # Whether the current line began before `last`.
+        is_open = False
         while block and (last is None or at < last or is_open):
             is_last = last is not None and at + len(block) >= last
             end = block.find(b"\n", max((last or 0) - 1 - at, 0)) + 1 if is_last else 0
@@ -377,7 +392,8 @@ def _open_parquet(path: str) -> Any:
     try:
         return parquet.ParquetFile(files.local_path(path))
     except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+        if isinstance(error, OSError) and error.errno is not None:
+            # The error comes from the file system.
             raise
         raise DataError(f"{path} is not a Parquet file, or is truncated or damaged: {error}") from None
 
@@ -416,7 +432,8 @@ def _choose_columns(path: str, schema: Any, field: str, also: Sequence[str]) -> 
     if twice := next((name for name in columns if schema.names.count(name) > 1), None):
         raise DataError(f"{path} has {schema.names.count(twice)} columns {twice!r}; rename all but one")
     kind, types = schema.field(field).type, pyarrow.types
-    plain = kind.value_type if types.is_dictionary(kind) else kind  # pandas writes categories so
+    # pandas writes categories as dictionary columns.
+    plain = kind.value_type if types.is_dictionary(kind) else kind
     if any(is_of(plain) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
     return columns

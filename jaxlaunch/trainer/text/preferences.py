@@ -31,9 +31,11 @@ from jaxlaunch.trainer.text.documents import Document, Unfit, Values, describe_v
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
-PROMPTS = ("prompt", "messages")  # either
+# A row may have either of these.
+PROMPTS = ("prompt", "messages")
 ALSO = (REJECTED, *PROMPTS, *chats.ALSO)
-BATCH = 512  # pairs that are tokenized at once
+# Number of pairs that are tokenized at once.
+BATCH = 512
 
 
 class Pair(NamedTuple):
@@ -41,17 +43,22 @@ class Pair(NamedTuple):
 
     chosen: Document
     rejected: Document
-    is_chat: bool  # a template has written what begins and ends them
+    # Whether a template wrote the tokens that begin and end the texts.
+    is_chat: bool
 
 
 class Held(NamedTuple):
     """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected one of pair p."""
 
-    tokens: npt.NDArray[np.int32]  # of all texts, one after the other
+    # Tokens of all texts, concatenated.
+    tokens: npt.NDArray[np.int32]
     is_target: npt.NDArray[np.bool_]
-    ends: npt.NDArray[np.int64]  # of each text
-    too_long: int  # pairs that are left out for that
-    empty: int  # and those of which a text leaves nothing to predict
+    # End of each text in `tokens`.
+    ends: npt.NDArray[np.int64]
+    # Number of pairs that were left out because a text is too long.
+    too_long: int
+    # Number of pairs that were left out because a text has nothing to predict.
+    empty: int
 
 
 def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
@@ -162,7 +169,8 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-@functools.lru_cache(maxsize=2)  # training and evaluation read the same files
+# Training and evaluation read the same files.
+@functools.lru_cache(maxsize=2)
 def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
     if (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)) is not None:
         raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")

@@ -29,14 +29,19 @@ from jaxlaunch.trainer.errors import DataError, Stopped
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, tokenizer
 
-FORMAT = 3  # of the shards and of how they come about: another number where the same recipe gives other bytes
-INDEX = "index.json"  # written last: a folder that has it is complete
+# Version of the shards. Increase it when the same recipe gives other bytes.
+FORMAT = 3
+# This file is written last: a folder that contains it is complete.
+INDEX = "index.json"
 CHUNK = 1 << 20
-SETTLED_S = 2.0  # file systems keep times to two seconds at worst, as FAT does
+# File systems such as FAT store times with a resolution of two seconds.
+SETTLED_S = 2.0
 STOPPED = "stopped while the files of the text were hashed"
 
-Digests = dict[str, tuple[int, int, str]]  # path -> size, time of change in ns, digest
-_hashed: Digests = {}  # by this process, where nothing can be kept
+# Path -> size, time of change in nanoseconds, digest.
+Digests = dict[str, tuple[int, int, str]]
+# Digests of this process, used if the folder is not writable.
+_hashed: Digests = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Recipe:
     """Everything that determines the rows. `paths` are named in the order in which they are read."""
 
     paths: tuple[str, ...]
-    digest: str  # of the files
+    # Digest of the files.
+    digest: str
     tokenizer: str
     tokenizer_digest: str
     field: str | None
@@ -52,13 +58,15 @@ class Recipe:
     length: int
     eval_split: float
     seed: int
-    template: str | None = None  # digest of the chat template; None where rows are texts
+    # Digest of the chat template; None if rows are texts.
+    template: str | None = None
 
     @property
     def address(self) -> str:
         """The name of the folder: a digest of all but where files and tokenizer are."""
         keys = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
-        if self.template is None:  # texts keep the folders that they had before there were chats
+        if self.template is None:
+            # Texts keep the folders that they had before chats were supported.
             del keys["template"]
         return hashlib.sha256(json.dumps([FORMAT, keys], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -132,7 +140,8 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
     key = hashlib.sha256(json.dumps([absolute[path] for path in paths]).encode()).hexdigest()[:16]
     kept = folder / "digests" / f"{key}.json"
     known: Digests = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # none yet, or cut short: all are hashed again
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        # If the file does not exist or is truncated, all files are hashed again.
         known = {name: (int(size), int(at), str(digest)) for name, (size, at, digest) in json.loads(kept.read_text())}
     known |= _hashed
     marks = {}

@@ -39,23 +39,34 @@ from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer, load
 
 Ints = npt.NDArray[np.int64]
 
-BATCH = 256  # texts that are encoded at once,
-BATCH_BYTES = 1 << 20  # or characters
-HELD = 4 << 20  # tokens held before they are written
-HEADER = 5  # numbers at the beginning of an index: replaced, empty, lots, buckets, documents
-COLUMNS = 5  # of the index: key, number, begin, length, bytes
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # what splitmix64 adds
+# A batch is encoded when it has this many texts
+BATCH = 256
+# or this many characters.
+BATCH_BYTES = 1 << 20
+# A lot is written when it has this many tokens.
+HELD = 4 << 20
+# The numbers at the beginning of an index: replaced, empty, lots, buckets, documents.
+HEADER = 5
+# The columns of an index: key, number, begin, length, bytes.
+COLUMNS = 5
+# The increment of splitmix64.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPLITS = ("train", "eval")
 
 
 class Index(NamedTuple):
     """Documents of a part's file of tokens."""
 
-    key_D: npt.NDArray[np.uint64]  # sorts the documents of a bucket
-    number_D: Ints  # of the document in its unit
-    begin_D: Ints  # its first token in the file
-    length_D: Ints  # tokens, those put around included
-    bytes_D: Ints  # of text
+    # Sort key of the documents of a bucket.
+    key_D: npt.NDArray[np.uint64]
+    # Number of the document in its unit.
+    number_D: Ints
+    # First token of the document in the file.
+    begin_D: Ints
+    # Number of tokens, including bos and eos.
+    length_D: Ints
+    # Bytes of text.
+    bytes_D: Ints
 
     @classmethod
     def from_rows(cls, rows_D5: Ints) -> Index:
@@ -68,8 +79,10 @@ class About(NamedTuple):
     """A part as a whole."""
 
     documents: int
-    replaced: int  # characters that stand for bytes that are no UTF-8
-    empty: int  # documents without a token, which are left out
+    # Number of characters that replace invalid UTF-8.
+    replaced: int
+    # Number of documents without a token, which are left out.
+    empty: int
 
 
 def part_path(folder: Path, unit: int) -> Path:
@@ -80,7 +93,8 @@ def part_path(folder: Path, unit: int) -> Path:
 def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
     """Tokenize one unit. Raises DataError naming file and row."""
     path = part_path(folder, unit)
-    tables: list[Ints] = []  # of each lot, the first document of each bucket, and the end
+    # For each lot, the first document of each bucket, and the end.
+    tables: list[Ints] = []
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
     with atomic_file.draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
@@ -177,7 +191,8 @@ class _Lot:
                 self.empty += 1
                 continue
             text_bytes = len(document.text.encode())
-            if document.spans is not None:  # names of special tokens, which a chat's template wrote, are no text
+            if document.spans is not None:
+                # The names of special tokens that a chat template wrote do not count as text.
                 assert isinstance(tokenizer, HuggingFace)
                 text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
             self.ids.append(ids)
@@ -232,9 +247,11 @@ class Corpus(NamedTuple):
 
     shards: int
     buckets: int
-    first_U: tuple[int, ...]  # number of the first document of each unit, in the corpus
+    # Number of the first document of each unit in the corpus.
+    first_U: tuple[int, ...]
     documents: int
-    cut: int | None = None  # of the only document, the tokens to train on; the rest is held out
+    # Number of tokens to train on if there is only one document; the rest is held out.
+    cut: int | None = None
 
 
 class _Documents(NamedTuple):
@@ -261,12 +278,14 @@ def write_shard(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, co
     record: dict[str, Any] = {}
     for split in SPLITS:
         path = folder / shard_name(split, shard, corpus.shards)
-        counts: dict[str, Any] = {"split": split, "rows": 0, "filled": 0}  # positions that are filled
+        # `filled` counts the positions that hold a token.
+        counts: dict[str, Any] = {"split": split, "rows": 0, "filled": 0}
         if recipe.template is not None:
             counts["targets"] = 0
         try:
             counts["rows"] = records.write(path, _shard_rows(recipe, parts_folder, shard, corpus, split, counts))
-        except RuntimeError as error:  # array_record's, of a disk that is full for one
+        except RuntimeError as error:
+            # array_record raises a RuntimeError, for example if the disk is full.
             raise OSError(f"{path} cannot be written: {error}") from error
         record[path.name] = counts | {"size": path.stat().st_size, "sha256": file_digest(path)}
     write_json(record_path(parts_folder, shard), record)
@@ -343,7 +362,8 @@ def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
     """
     before_T = np.zeros(len(texts.tokens) + 1)
     bytes_T = before_T[1:]
-    np.take(counts.astype(np.float64), texts.tokens, out=bytes_T, mode="clip")  # what raises would copy it first
+    # The default mode of np.take would buffer the output first.
+    np.take(counts.astype(np.float64), texts.tokens, out=bytes_T, mode="clip")
     if len(texts.lengths):
         counted_D = np.add.reduceat(bytes_T, np.cumsum(texts.lengths) - texts.lengths)
         scale_D = np.divide(texts.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
@@ -407,7 +427,8 @@ def _fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
     """Pack by best fit decreasing: rows by their free room, the smallest that suffices found in a set of bits."""
     rows: list[list[int]] = []
     rows_by_room: dict[int, list[int]] = {}
-    room_bits = 0  # bit r is set where a row has room r
+    # Bit r is set if a row has room r.
+    room_bits = 0
     for chunk in np.argsort(-chunks.lengths, kind="stable").tolist():
         needed = int(chunks.lengths[chunk])
         fitting = room_bits >> needed

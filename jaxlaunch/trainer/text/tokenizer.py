@@ -25,12 +25,16 @@ from jaxlaunch.trainer.checkpoint.saved_files import TOKENIZER_FILE as MAIN
 from jaxlaunch.trainer.checkpoint.saved_files import TOKENIZER_FILES as FILES
 from jaxlaunch.trainer.errors import SpecError
 
-BYTES = "bytes"  # the tokenizer whose tokens are bytes
-SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # keys of a folder's
+# Name of the tokenizer whose tokens are bytes.
+BYTES = "bytes"
+# Keys of the special tokens in a tokenizer's configuration.
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 LOST = "\ufffd".encode()
 
-Spans = Sequence[tuple[int, int]]  # characters of a text, from and to
-Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # ids, and which of them are in a span, both [T]
+# Ranges of characters in a text.
+Spans = Sequence[tuple[int, int]]
+# The ids, and which of them are in a span, both [T].
+Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 class Bytes:
@@ -101,7 +105,8 @@ class HuggingFace:
             self.bos = None
         ids = json.dumps([self.bos, self.eos]).encode()
         self.digest = hashlib.sha256(files[MAIN] + ids).hexdigest()[:12]
-        self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)  # tokens that end a text
+        # Tokens that end a text.
+        self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)
         # What stands before a text of which every token is scored.
         self.prefix = self.eos if self.bos is None else self.bos
 
@@ -124,7 +129,8 @@ class HuggingFace:
         """Call `encode`. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
         try:
             return encode(list(texts), add_special_tokens=False)
-        except Exception as error:  # the library raises what its Rust raises, a bare Exception
+        except Exception as error:
+            # The library raises a bare Exception for errors in Rust.
             if len(texts) > 1:
                 return [encoding for text in texts for encoding in self._encode(encode, [text])]
             raise SpecError(
@@ -147,7 +153,8 @@ class HuggingFace:
         for token, number in self._ids.items():
             if number in added:
                 counts[number] = 0 if added[number].special else len(token.encode())
-            elif is_bytes:  # each character stands for a byte
+            elif is_bytes:
+                # Each character stands for one byte.
                 counts[number] = len(token)
             else:
                 counts[number] = _count_bytes(token, prefix, suffix)
@@ -247,7 +254,8 @@ def _parse_tokenizer(name: str, text: bytes) -> Any:
         raise SpecError(f"data.tokenizer = {name} needs the package tokenizers: {installation.hint('text')}") from None
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
-    except Exception as error:  # the library raises what its Rust raises, a bare Exception
+    except Exception as error:
+        # The library raises a bare Exception for errors in Rust.
         hint = f"; name the folder of a {MAIN}: no other file is read" if name.endswith(".model") else ""
         raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}{hint}") from None
 

@@ -16,8 +16,10 @@ import numpy.typing as npt
 import tensorflow_datasets as tfds
 from PIL import Image
 
-HELD_OUT = 5  # every fifth
-WHITE = 16  # the largest value in scikit-learn's copy
+# Every fifth image is held out.
+HELD_OUT = 5
+# Largest value in scikit-learn's copy.
+WHITE = 16
 
 
 class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped in tensorflow-datasets

@@ -41,10 +41,14 @@ from jaxlaunch.trainer.spec import Images
 
 IMAGE = ("image", "file_name", "filename", "file", "path", "image_path", "img", "image_id")
 LABEL = ("label", "labels", "class", "category", "target", "fine_label", "y")
-LABEL_MEMBERS = (".cls", ".cls.txt", ".label", ".txt")  # members of a WebDataset that are a label
-LABEL_FIELDS = ("label", "cls", "class", "category")  # of its members of JSON
-MOST_LABEL = 1 << 20  # bytes of a member that is read as a label
-ROWS = 256  # of a Parquet file that are in memory at once
+# Members of a WebDataset that contain a label.
+LABEL_MEMBERS = (".cls", ".cls.txt", ".label", ".txt")
+# Fields of its JSON members that contain a label.
+LABEL_FIELDS = ("label", "cls", "class", "category")
+# Larger members are not read as labels.
+MOST_LABEL = 1 << 20
+# Rows of a Parquet file that are in memory at once.
+ROWS = 256
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 _HINTS = {
     "tar": "a member of the same name with .cls or .json has it, or the folder that the image is in",
@@ -181,7 +185,6 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
         raise DataError(f"{printable(path)}, line {reader.line_num}: {error}") from None
 
 
-# --- files that hold many images --------------------------------------------------------------------------------------
 # --- files that hold many images --------------------------------------------------------------------------------------
 
 
@@ -336,10 +339,12 @@ def column_members(data: Images, path: str, copy: Path) -> tuple[str, list[Membe
             members = _members_in_place(path, batches, columns, mapped)
             if members is not None:
                 return path, members, names
-            batches = files.arrow_batches(mapped)[1]  # it is compressed
+            # The file is compressed, so its batches have to be read again and copied.
+            batches = files.arrow_batches(mapped)[1]
         return str(copy), _copy_members(path, batches, columns, copy), names
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+        if isinstance(error, OSError) and error.errno is not None:
+            # The error comes from the file system.
             raise
         raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
 
@@ -439,7 +444,8 @@ def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], c
                     members.append(Member(at, size, label))
                     at += size
     except OSError as error:
-        if error.errno is None:  # of pyarrow, which is damage
+        if error.errno is None:
+            # The error comes from pyarrow and means that the file is damaged.
             raise
         raise StorageError(
             f"the images of {printable(path)} cannot be copied to {copy.parent} ({error}); set XDG_CACHE_HOME to a "

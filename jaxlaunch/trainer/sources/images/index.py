@@ -30,10 +30,13 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import MOST_BYTES, Broken
 
-VERSION = 1  # of what is kept: one that is made otherwise has another address
-SAMPLES = 64  # images whose bytes go into the digest
+# Version of the cached index. Increase it when an index is built differently.
+VERSION = 1
+# Number of images whose bytes are part of the digest.
+SAMPLES = 64
 SAMPLE_BYTES = 4096
-MOST_SAID = 5  # names in a message
+# Number of names in a message.
+MOST_SAID = 5
 MOST_CLASSES = 2**24
 Label = str | int
 
@@ -45,20 +48,30 @@ class Index:
     Without `file_N` image i is the whole of file i.
     """
 
-    root: str  # of the files' names; of those with a name from / on, or a URL, nothing
-    names: bytes  # of all files, one after the other
-    end_F: npt.NDArray[np.int64]  # where each name ends
+    # Folder of the files. Names that are absolute or URLs do not depend on it.
+    root: str
+    # Names of all files, concatenated.
+    names: bytes
+    # End of each name in `names`.
+    end_F: npt.NDArray[np.int64]
     label_N: npt.NDArray[np.int32]
-    classes: tuple[str, ...]  # empty where labels are numbers without names
+    # Empty if the labels are numbers without names.
+    classes: tuple[str, ...]
     file_N: npt.NDArray[np.int32] | None = None
     start_N: npt.NDArray[np.int64] | None = None
     size_N: npt.NDArray[np.int64] | None = None
-    row_N: npt.NDArray[np.int32] | None = None  # which of its file each is, from 1; None where they follow each other
-    printed: tuple[str, ...] = ()  # the files that the images are of, where they are copies of the cache
-    broken: tuple[str, ...] = ()  # what was left out, a sentence each
-    left_out: int = 0  # files that are no images by their names
-    has_splits: bool = False  # names tell of which split each image is
-    identity: str = ""  # of the files that hold images in part; of whole files their names are it
+    # Number of each image in its file, from 1; None if the images of a file are consecutive.
+    row_N: npt.NDArray[np.int32] | None = None
+    # Files to name in messages if the images are read from copies in the cache.
+    printed: tuple[str, ...] = ()
+    # One sentence for each image that was left out.
+    broken: tuple[str, ...] = ()
+    # Number of files that are not images by their names.
+    left_out: int = 0
+    # Whether the names of the files tell the split of each image.
+    has_splits: bool = False
+    # Digest of files that hold many images; whole files are identified by their names.
+    identity: str = ""
     digest: str = ""
 
     def __len__(self) -> int:
@@ -124,7 +137,7 @@ def printable(path: str) -> str:
     """Return a path as it can be printed, on one line: names need not be UTF-8."""
     if path.isprintable():
         return path
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in path)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
 
 
 def make_index(
@@ -228,7 +241,8 @@ def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Inde
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / "lock").open("a")
-        except OSError:  # nothing can be kept
+        except OSError:
+            # The cache is not writable, so the index is built and not stored.
             return _with_digest(make(folder))
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -21,11 +21,13 @@ from jaxlaunch.trainer.sources.images.picture import ENDINGS
 
 Split = Literal["train", "eval"]
 TRAIN = ("train", "training")
-EVAL = ("validation", "valid", "val", "dev", "test", "testing", "eval")  # the first that is there is evaluated
+# The first of these names that exists is evaluated.
+EVAL = ("validation", "valid", "val", "dev", "test", "testing", "eval")
 TABLES = (".parquet", ".arrow")
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 KINDS = {"files": ENDINGS, "tar": (".tar",), "table": TABLES, "list": LISTS}
-METADATA = tuple(f"metadata{ending}" for ending in LISTS)  # beside images, as Hugging Face's image folders have it
+# Hugging Face's image folders have these files next to the images.
+METADATA = tuple(f"metadata{ending}" for ending in LISTS)
 PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
 READABLE = "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
 _SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
@@ -37,8 +39,10 @@ class Found(NamedTuple):
     kind: str
     root: str
     names: tuple[str, ...]
-    left_out: int = 0  # files of the folder that are none of these
-    has_splits: bool = False  # the names tell of which split each file is
+    # Number of files in the folder that are not of this kind.
+    left_out: int = 0
+    # Whether the names tell the split of each file.
+    has_splits: bool = False
 
 
 def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> Found:

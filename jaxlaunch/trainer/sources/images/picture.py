@@ -18,11 +18,16 @@ from PIL.TiffImagePlugin import TiffImageFile
 # What Pillow may open. Others of its formats run programs (EPS) or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-MOST_PIXELS = 89_478_485  # Pillow's own mark of a decompression bomb: 256 MiB of RGB
-MOST_BYTES = 1 << 30  # of a file
-REDUCED = 8  # JPEG decodes at 1/2, 1/4 and 1/8
-ORIENTATION = 0x0112  # of EXIF
-_WIDTH, _HEIGHT, _BITS, _MEANING = 256, 257, 258, 262  # tags of TIFF; a meaning of 0: white is 0
+# Pillow's own threshold for a decompression bomb: 256 MiB of RGB.
+MOST_PIXELS = 89_478_485
+# Maximum size of an image file.
+MOST_BYTES = 1 << 30
+# A JPEG can be decoded at 1/2, 1/4 and 1/8.
+REDUCED = 8
+# EXIF tag of the orientation.
+ORIENTATION = 0x0112
+# Tags of TIFF. A photometric interpretation of 0 means that white is 0.
+_WIDTH, _HEIGHT, _BITS, _MEANING = 256, 257, 258, 262
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -59,7 +64,8 @@ class Picture:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
             self._orientation = _orientation(self._image)
             width, height = self._image.size
-            if isinstance(self._image, TiffImageFile):  # those of one that lies on its side may be the upright ones
+            if isinstance(self._image, TiffImageFile):
+                # Pillow's size of a rotated TIFF may already be that of the upright image.
                 width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
             raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
@@ -67,12 +73,14 @@ class Picture:
             raise Broken(f"has more than {MOST_PIXELS:,} pixels") from None
         except MemoryError:
             raise
-        except Exception as error:  # Pillow's readers raise whatever a damaged header leads to
+        except Exception as error:
+            # Pillow's readers raise arbitrary exceptions for a damaged header.
             raise Broken(f"is damaged: {error or type(error).__name__}") from None
         if width * height > MOST_PIXELS:
             raise Broken(f"has {width} × {height} pixels, more than {MOST_PIXELS:,}")
         self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
-        if self._image.format == "TIFF":  # which Pillow itself turns upright as it decodes
+        if self._image.format == "TIFF":
+            # Pillow itself rotates a TIFF while it decodes.
             self._orientation = 1
 
     @property
@@ -95,18 +103,21 @@ class Picture:
             image = _convert(self._image, self._mode)
             if (turn := _UPRIGHT.get(self._orientation)) is not None:
                 image = image.transpose(turn)
-            down, across = image.height / height, image.width / width  # 1, but for what was reduced
+            # Both are 1 unless the image was decoded at a reduced scale.
+            down, across = image.height / height, image.width / width
             cut = (left * across, top * down, (left + wide) * across, (top + high) * down)
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=cut)
             elif box is not None:
                 image = image.crop(tuple(round(edge) for edge in cut))  # type: ignore[arg-type]
-            if mirrored:  # Pillow takes a tenth of the time of a copy of NumPy's
+            if mirrored:
+                # Pillow's flip takes a tenth of the time of a copy by NumPy.
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             pixels: Pixels = np.asarray(image)
         except (MemoryError, Broken):
             raise
-        except Exception as error:  # as above
+        except Exception as error:
+            # Pillow's readers raise arbitrary exceptions for damaged data.
             raise Broken(f"is truncated or damaged: {error or type(error).__name__}") from None
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
@@ -116,7 +127,8 @@ class Picture:
         That is down to `bottom`, and as far beyond it as a pixel of the result reaches.
         """
         self._reduce(factor)
-        self._image.decodermaxblock = len(self._data)  # in one piece: they are in memory
+        # The data are in memory, so Pillow can decode them in one piece.
+        self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
         if self._orientation not in _UPRIGHT and not self._is_decoded(math.ceil((bottom + reach + 1) * scale) + 1):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
@@ -152,7 +164,8 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:  # a damaged EXIF block does not make the pixels wrong
+    except Exception:
+        # The pixels of a file with a damaged EXIF block are still valid.
         return 1
 
 

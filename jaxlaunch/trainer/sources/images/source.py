@@ -29,9 +29,12 @@ from jaxlaunch.trainer.spec import Mixture as Mixed
 Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
 Open = Callable[[Block, Split], DataSource | None]
-SMALL = (8, 8)  # a JPEG is decoded at an eighth for it, which takes a third of the time and meets the same damage
-MOST_FAULTS = 10  # that are printed
-SCALED = ("columns", "missing", "label", "scale")  # of packed tables, what has to be the same for all
+# A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same damage.
+SMALL = (8, 8)
+# Maximum number of faults that are printed.
+MOST_FAULTS = 10
+# Keys that must agree among packed tables.
+SCALED = ("columns", "missing", "label", "scale")
 
 
 def open_source(data: Images, split: Split) -> Pictures | None:
@@ -146,7 +149,7 @@ def _without_broken(whole: Index, channels: int, key: str) -> Index:
         raise DataError(f"data.{key}: none of the {len(whole)} images can be decoded")
     is_whole_N = np.ones(len(whole), bool)
     is_whole_N[list(broken)] = False
-    return whole.only(is_whole_N, [f"{whole.where(number)} {what}" for number, what in broken.items()])
+    return whole.only(is_whole_N, [f"{whole.where(number)} {fault}" for number, fault in broken.items()])
 
 
 def faults(whole: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
@@ -175,7 +178,8 @@ class _Classes(NamedTuple):
 
     names: tuple[str, ...]
     are_named: bool
-    is_fixed: bool  # they are numbered in the files, and cannot be otherwise
+    # Whether the files contain the class numbers, so that they cannot be renumbered.
+    is_fixed: bool
 
 
 class Examples(Mixture):
@@ -241,7 +245,8 @@ def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -
     wanted = part_classes[first].names if data.classes is None else tuple(map(str, data.classes))
     for name, classes in part_classes.items():
         is_same = classes.names == wanted if classes.is_fixed else {*classes.names} == {*wanted}
-        if is_same or (data.classes is not None and not classes.is_fixed):  # opening it refuses the others
+        if is_same or (data.classes is not None and not classes.is_fixed):
+            # Opening the part reports unknown classes.
             continue
         others = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
         only = sorted({*classes.names} ^ {*wanted})[:MOST_SAID]

@@ -25,15 +25,19 @@ from jaxlaunch.trainer.sources.images.index import join_path, printable
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".npz")
 DELIMITERS = ",;\t|"
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # in a column of numbers, in any case: no number
+# Words that mean a missing number in a column of numbers, in any case.
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")
 QUOTE = b'"'
-INDEX = r"__index_level_\d+__"  # of pandas, in Parquet and Arrow
+# Name of an index column that pandas writes to Parquet and Arrow.
+INDEX = r"__index_level_\d+__"
 OTHER_FILES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
-MOST_SAID = 200  # characters of what pyarrow says, which may repeat a row
+# The messages of pyarrow may contain a whole row.
+MOST_SAID = 200
 # As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
 THOUSANDS = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
 NUMBER = r"\s*[+-]?\d+([.,]\d+)?\s*"
-COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"  # as much of Europe writes 0,5
+# A decimal comma, as in 0,5.
+COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 Column = npt.NDArray[Any]
 
 
@@ -42,10 +46,13 @@ class Columns:
     """The columns of one file or of several, one after the other."""
 
     paths: tuple[str, ...]
-    ends_F: npt.NDArray[np.int64]  # the rows up to the end of each file
+    # Cumulative number of rows up to the end of each file.
+    ends_F: npt.NDArray[np.int64]
     values: Mapping[str, Column]
-    classes: Mapping[str, tuple[str, ...]]  # the names that `datasets` notes of a column of class labels
-    unusable: Mapping[str, str]  # columns that are neither numbers nor texts, and what they are
+    # Class names that `datasets` records for a column of class labels.
+    classes: Mapping[str, tuple[str, ...]]
+    # Columns that are neither numbers nor texts, with the reason.
+    unusable: Mapping[str, str]
 
     def __len__(self) -> int:
         return int(self.ends_F[-1])
@@ -103,7 +110,7 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
                 f"{part.name} has other names for the classes in {odd[0]!r} than {first.name}; "
                 "read them as the parts of a mixture, or write the names in the column"
             )
-    unusable = {name: what for part in parts for name, what in part.unusable.items()}
+    unusable = {name: reason for part in parts for name, reason in part.unusable.items()}
     usable = [name for name in first.values if name not in unusable]
     try:
         values = {name: np.concatenate([part.values[name] for part in parts]) for name in usable}
@@ -130,8 +137,10 @@ def _read_table(path: str, texts: Collection[str]) -> Columns:
             values, classes, unusable = _read_arrow(path, ending, texts)
     except DataError:
         raise
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:  # NumPy's, pyarrow's of damage
-        if isinstance(error, OSError) and error.errno is not None:  # the file system's
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
+        # NumPy and pyarrow raise these for damaged files.
+        if isinstance(error, OSError) and error.errno is not None:
+            # The error comes from the file system.
             raise
         raise DataError(f"{printable(path)} cannot be read: {error}") from None
     if len({len(column) for column in values.values()}) > 1:
@@ -201,7 +210,8 @@ def _convert_json(name: str, values: list[Any]) -> Column:
 def _shape(value: Any) -> tuple[int, ...]:
     try:
         return np.shape(value)
-    except ValueError:  # a list of lists of different lengths
+    except ValueError:
+        # The value is a list of lists of different lengths.
         return (-1,)
 
 
@@ -239,7 +249,9 @@ def _read_arrow(
         except _Unusable as error:
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
-    classes = {name: tuple(each["names"]) for name, each in features.items() if isinstance(each.get("names"), list)}
+    classes = {
+        name: tuple(feature["names"]) for name, feature in features.items() if isinstance(feature.get("names"), list)
+    }
     return values, classes, unusable
 
 
@@ -306,7 +318,8 @@ def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
     try:
         table = tables.read_csv(
             here,
-            tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),  # a row is in a block
+            # A row must fit into one block.
+            tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             tables.ConvertOptions(null_values=sorted(words), column_types=dict.fromkeys(texts, pyarrow.string())),
         )

@@ -31,9 +31,12 @@ from jaxlaunch.trainer.sources.tables.files import Column, Columns
 from jaxlaunch.trainer.spec import Mixture as Mixed
 from jaxlaunch.trainer.spec import Table
 
-DESCRIBED = ("columns", "missing", "label", "classes", "scale")  # the keys of `Rows.described`
-MOST_VALUES = 100  # of a column of texts
-EMPTY, NUMBERS = "no value", "numbers"  # of a column, in words
+# Keys of the JSON form of a table's encoding.
+DESCRIBED = ("columns", "missing", "label", "classes", "scale")
+# Maximum number of different values in a column of texts.
+MOST_VALUES = 100
+# Descriptions of a column in messages.
+EMPTY, NUMBERS = "no value", "numbers"
 Split = Literal["train", "eval"]
 Target = Literal["class", "multi_label", "regression"]
 Missing = Literal["stop", "mean"]
@@ -122,7 +125,8 @@ def open_source(data: Table, split: Split, target: Target) -> Rows | None:
     return _open_splits(data.model_dump_json(), target)[split]
 
 
-@functools.lru_cache(maxsize=2)  # the trainer opens both splits, and the task asks for the shape
+# The trainer opens both splits, and the task reads the shape.
+@functools.lru_cache(maxsize=2)
 def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     data = Table.model_validate_json(block)
     table, has_splits = read_training_table(data)
@@ -191,7 +195,8 @@ class Coder:
             train_N = label_N[is_train_N]
             with np.errstate(over="ignore", invalid="ignore"):
                 mean, deviation = train_N.mean(0), train_N.std(0)
-            if not np.isfinite(deviation).all():  # the squares of what 32 bits hold need not be held by them
+            if not np.isfinite(deviation).all():
+                # The squares of float32 values may overflow float32.
                 wide_N = train_N.astype(np.float64)
                 mean, deviation = wide_N.mean(0).astype(np.float32), wide_N.std(0).astype(np.float32)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
@@ -419,7 +424,8 @@ def parse_number(value: Any) -> float | None:
         return float(value) if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value) else None
     except ValueError:
         return None
-    except OverflowError:  # a whole number of more digits than a float has: not finite, as 1e400 is
+    except OverflowError:
+        # An integer with more digits than a float can hold is not finite, like 1e400.
         return np.inf
 
 
@@ -472,7 +478,8 @@ def open_mixture(data: Mixed, split: Split, target: Target) -> Tables | None:
     return _open_mixture_splits(data.model_dump_json(), target)[split]
 
 
-@functools.lru_cache(maxsize=2)  # the trainer opens both splits, and the task asks for the shape
+# The trainer opens both splits, and the task reads the shape.
+@functools.lru_cache(maxsize=2)
 def _open_mixture_splits(block: str, target: Target) -> dict[Split, Tables | None]:
     data = Mixed.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
