@@ -1,7 +1,8 @@
-"""Augmentation of images: what training and evaluation see of one, by the random numbers of its position.
+"""Augmentation of images, a function of an image and of the random generator of its position.
 
-`Transform` is one function of an image and of the generator of its position. The boxes that it takes are functions of
-numbers drawn from that generator; the operations on pixels are those of torchvision and Pillow, each with a strength.
+The transform of the training split draws a box, flips and operations from the generator of the example's position, so
+that a resumed run repeats them. The transform of the evaluation split is deterministic. The operations on pixels are
+those of torchvision and Pillow, each with a strength.
 
 H height, W width, C channels.
 """
@@ -34,7 +35,7 @@ BINS, AUGMIX_BINS = 31, 10
 
 
 class Readable(Protocol):
-    """An image that may not be decoded yet; a part of it is read in the size that is asked for."""
+    """An image that may not be decoded yet, and whose parts can be read at a requested size."""
 
     size: Size
 
@@ -44,9 +45,9 @@ class Readable(Protocol):
 
 
 class Transform:
-    """The pixels that a split sees of an image of `size`, or of the image's own size where that is None.
+    """The transform of a split, to images of `size`, or to each image's own size if that is None.
 
-    `draws` tells whether it takes a generator, which every call then needs.
+    If `draws` is true, every call needs a generator.
     """
 
     def __init__(self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]) -> None:
@@ -56,7 +57,7 @@ class Transform:
         self._share = self._augment.eval_crop if split == "eval" else 1.0
 
     def __call__(self, picture: Readable, rng: np.random.Generator | None = None) -> Pixels:
-        """Return the pixels [H, W, C], in memory of their own where they are changed."""
+        """Return the pixels [H, W, C], as a copy if they are modified."""
         size, share = self._size or picture.size, self._share
         if rng is None or not self.draws:
             is_whole = share == 1.0 and size == picture.size
@@ -66,7 +67,7 @@ class Transform:
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
             image = image[::-1]
         if augment.randaugment or augment.augmix or augment.jitter:
-            # Pillow's operations take RGB and grey.
+            # Pillow's operations support RGB and grey images.
             recolored = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
             if augment.randaugment is not None:
                 recolored = apply_randaugment(recolored, augment.randaugment, rng)
@@ -96,7 +97,7 @@ class Transform:
 
 
 class ArrayImage:
-    """An image in memory: uint8 [H, W, C], of one channel or three."""
+    """An image in memory, uint8 [H, W, C] with one channel or three."""
 
     def __init__(self, image: Any) -> None:
         array = np.asarray(image)
@@ -110,7 +111,7 @@ class ArrayImage:
         self.size: Size = (array.shape[0], array.shape[1])
 
     def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
-        """Return the part in `box`, or all of it, resized to `size`, bilinear with antialiasing, sides swapped."""
+        """Return the part in `box`, or all of it, resized to `size` (bilinear, antialiased), and mirrored."""
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
             return mirror(self._image) if mirrored else self._image
@@ -123,7 +124,7 @@ class ArrayImage:
 
 
 class AugmentedSource(DataSource):
-    """A source whose examples have an `image` in memory, such as records, seen through a transform."""
+    """A source whose examples contain an `image`, to which a transform is applied."""
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self._source, self._transform = as_data_source(source), transform
@@ -142,11 +143,14 @@ class AugmentedSource(DataSource):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Return what the source says."""
+        """The metadata of the wrapped source."""
         return self._source.about
 
     def fingerprint(self) -> str:
-        """Return that of the source: augmentation may change when a run resumes, which is then reported."""
+        """Return the fingerprint of the wrapped source.
+
+        Augmentation is not part of it: it may change when a run resumes, and the change is reported.
+        """
         return self._source.fingerprint()
 
 
@@ -154,9 +158,10 @@ class AugmentedSource(DataSource):
 
 
 def random_box(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Box:
-    """Draw a box of a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
+    """Draw a box with a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
 
-    Where none fits, it is the largest in the center whose ratio is allowed. Szegedy et al. 2015, as in torchvision.
+    If no drawn box fits, return the largest centered box whose ratio is allowed (Szegedy et al. 2015, as in
+    torchvision).
     """
     image_height, image_width = whole
     for _ in range(TRIES):
@@ -176,7 +181,7 @@ def random_hole(
     area: Sequence[float] = (0.02, 0.33),
     ratio: Sequence[float] = (0.3, 3.3),
 ) -> tuple[slice, slice]:
-    """Draw rows and columns to erase, fewer than the image has; none where none fit. Zhong et al. 2020."""
+    """Draw the rows and columns to erase, or empty slices if no drawn hole fits (Zhong et al. 2020)."""
     for _ in range(TRIES):
         height, width = _draw_sides(whole, area, ratio, rng)
         if height < whole[0] and width < whole[1]:
@@ -192,16 +197,16 @@ def _draw_sides(whole: Size, area: Sequence[float], ratio: Sequence[float], rng:
 
 
 def center_box(whole: Size, size: Size, share: float = 1.0) -> Box:
-    """Return the largest box in the center of `whole` with the proportions of `size`, its sides times `share`."""
+    """Return the largest centered box of `whole` with the proportions of `size`, scaled by `share`."""
     scale = share * min(whole[0] / size[0], whole[1] / size[1])
     height, width = size[0] * scale, size[1] * scale
     return (whole[0] - height) / 2, (whole[1] - width) / 2, height, width
 
 
 def shift(image: Pixels, down: int, right: int) -> Pixels:
-    """Move the image down and to the right, by pixels that may be negative, with zeros behind it.
+    """Shift the image by a number of pixels, which may be negative, and fill with zeros.
 
-    This is a crop out of an image with a border of zeros.
+    This is a crop from an image that was padded with zeros.
     """
     height, width = image.shape[:2]
     moved = np.zeros_like(image)
@@ -211,7 +216,8 @@ def shift(image: Pixels, down: int, right: int) -> Pixels:
 
 
 def mirror(image: Pixels) -> Pixels:
-    """Swap left and right of an image [H, W, C], in memory of its own: a channel at a time, NumPy's fastest."""
+    """Return a mirrored copy of an image [H, W, C]."""
+    # NumPy is fastest if it copies one channel at a time.
     swapped = np.empty_like(image)
     for channel in range(image.shape[-1]):
         swapped[..., channel] = image[:, ::-1, channel]
@@ -222,7 +228,7 @@ def mirror(image: Pixels) -> Pixels:
 
 
 def hue(image: Picture, turn: float) -> Picture:
-    """Turn the colors on their circle by this share of it; grey stays."""
+    """Rotate the hue by a share of the color circle; grey images are unchanged."""
     if image.mode == "L":
         return image
     tone, *rest = image.convert("HSV").split()
@@ -231,11 +237,11 @@ def hue(image: Picture, turn: float) -> Picture:
 
 
 def affine(image: Picture, *matrix: float) -> Picture:
-    """Return the image whose pixel (x, y) is the nearest to (ax + by + c, dx + ey + f) of this one; black outside."""
+    """Map each output pixel (x, y) to the nearest input pixel of (ax + by + c, dx + ey + f), black outside."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-# Name -> the image by a strength, which is a slope, pixels, degrees, a factor less 1, bits or a threshold.
+# Operations by name. The strength is a slope, pixels, degrees, a factor less 1, bits or a threshold.
 OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
     "shear_x": lambda image, slope: affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
@@ -261,7 +267,7 @@ UNSIGNED = ("identity", "posterize", "solarize", "autocontrast", "equalize")
 
 
 def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Picture:
-    """Apply the operations that are asked for in a drawn order, each by a drawn factor."""
+    """Apply the configured operations in a random order, each with a random factor."""
     draws = [
         (name, rng.uniform(max(0.0, 1.0 - most), 1.0 + most)) for name in ENHANCERS if (most := getattr(jitter, name))
     ]
@@ -276,7 +282,7 @@ def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Pi
 def operation_strength(name: str, step: int, bins: int, reach: tuple[float, float], bits: int) -> float:
     """Return the strength of an operation at a step of `bins`.
 
-    `reach` is the farthest shift right and down, `bits` the most bits of posterize.
+    `reach` is the largest translation to the right and down in pixels, `bits` the largest number of bits of posterize.
     """
     share = step / (bins - 1)
     most = {"shear_x": 0.3, "shear_y": 0.3, "translate_x": reach[0], "translate_y": reach[1], "rotate": 30.0}
@@ -296,7 +302,7 @@ def _apply_operation(image: Picture, name: str, strength: float, rng: np.random.
 
 
 def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Generator) -> Picture:
-    """Apply `count` operations, drawn with replacement, the signs of their strengths drawn too."""
+    """Apply `count` operations, drawn with replacement, with random signs of their strengths."""
     reach = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
     for number in rng.integers(len(OPERATIONS), size=options.count):
         name = list(OPERATIONS)[number]
@@ -305,7 +311,7 @@ def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Gener
 
 
 def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> Picture:
-    """Return the sum of the image and `width` chains of operations on it, each times its share."""
+    """Return a weighted sum of the image and `width` chains of operations on it."""
     names = [name for name in OPERATIONS if name != "identity"]
     reach = image.width / 3.0, image.height / 3.0
     own_share, chain_share = rng.dirichlet([options.alpha] * 2)

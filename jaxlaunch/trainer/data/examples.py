@@ -1,4 +1,4 @@
-"""Examples of a source as arrays of one shape, stacked; small deterministic sets are read once and cached."""
+"""Batches of a source's examples, stacked from arrays of one shape; small deterministic sets are cached."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Array = npt.NDArray[Any]
 Batch = dict[str, Array]
 # A function of a raw record and, if it has a parameter `rng`, of a generator.
 Example = Callable[..., Mapping[str, Any]]
-# Judges a batch without its weights, which it may mend: the row of an example and what is wrong with it, or None.
+# Checks a batch without its weights, which it may correct. Returns the row of a bad example and the problem, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
 BY_NAME = "the task's example() must return a dict of arrays by name"
 # A deterministic set that is not larger than this is decoded once and cached.
 CACHE_BYTES = 64 * 2**20
-# What JAX makes of 64 bits on a device, done here so that half as much is copied there.
+# JAX narrows 64-bit dtypes on a device. Narrowing them here halves the bytes that are copied there.
 NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
 
 
 class Unusable(ValueError):
-    """What `example()` finds wrong with a record, to follow "example 7 has": "label 3.7, not a whole number"."""
+    """A record that `example()` cannot use. The message continues "example 7 has": "label 3.7, not a whole number"."""
 
 
 class Form(NamedTuple):
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How the examples of a run are read."""
+    """Settings for reading the examples of a run."""
 
     seed: int = 0
     purpose: int = order.TRAIN
@@ -55,14 +55,14 @@ class Reading(NamedTuple):
 
 DEFAULT = Reading()
 Method = TypeVar("Method", bound=Callable[..., Any])
-# The functions that make many examples at once, by the method that makes one.
+# Functions that make many examples at once, by the method that makes one.
 _MANY: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 
 
 def many_by(many: Callable[[Any, Batch], Batch]) -> Callable[[Method], Method]:
-    """Name, for a task's `example`, the function of the task and of records [B, ...] that makes B examples at once.
+    """Register, for a task's `example`, a function of the task and of records [B, ...] that makes B examples at once.
 
-    It raises Unusable where it cannot; `example` then says of which record that is.
+    If the function cannot use a record, `example` is called for each record to report the index.
     """
 
     def register(example: Method) -> Method:
@@ -73,9 +73,10 @@ def many_by(many: Callable[[Any, Batch], Batch]) -> Callable[[Method], Method]:
 
 
 class Examples:
-    """`example(source[i])` for many i at once. Raises DataError that names source and index; threads may share one.
+    """Makes `example(source[i])` for many i at once, and raises DataError naming the source and the index.
 
-    Examples that may be drawn at random are made again each time, by their own generators (trainer/data/order).
+    Threads may share an instance. Examples that may be random are made again for every batch, with the generators of
+    their positions (trainer/data/order).
     """
 
     def __init__(self, source: Source, example: Example, reading: Reading = DEFAULT) -> None:
@@ -106,10 +107,10 @@ class Examples:
         return self._length
 
     def threads(self, most: int) -> int:
-        """Return how many of `most` threads to read with: a cache and the global generators are for one at a time.
+        """Return the number of threads to read with, at most `most` unless worker processes read.
 
-        One for each process that reads. One where an example takes longer to hand over than to read: two threads that
-        do nothing but Python would wait for each other.
+        Each worker process needs a thread. One thread is used with a cache, with seeded global generators, and for
+        light sources: threads that only run Python code would wait for each other.
         """
         if self._source.workers:
             return self._source.workers
@@ -117,7 +118,7 @@ class Examples:
 
     @property
     def note(self) -> str | None:
-        """Why they are read one at a time, and how that ends; None where they are not."""
+        """The reason why examples are read one at a time and how to change that, or None if they are not."""
         if not self._is_seeded or self._source.workers:
             return None
         return (
@@ -127,13 +128,13 @@ class Examples:
         )
 
     def read(self, index_B: Indices, position_B: Indices) -> Batch:
-        """Return the examples under these indexes, drawn as at these positions, in their order: key -> [B, ...]."""
+        """Return the examples with these indexes, drawn as at these positions: key -> [B, ...]."""
         batch = self._read(index_B, position_B)
         self._check(batch, index_B)
         return batch
 
     def not_finite(self, index_B: Indices, position_B: Indices) -> str | None:
-        """Describe the first of these examples that holds a number that is not finite; None where none does."""
+        """Describe the first of these examples with a non-finite number, or return None."""
         batch = self._read(index_B, position_B)
         faults = [(*fault, key) for key, array in batch.items() if (fault := first_not_finite(array)) is not None]
         if not faults:
@@ -144,7 +145,7 @@ class Examples:
 
     def _read(self, index_B: Indices, position_B: Indices) -> Batch:
         if self._many is not None:
-            # Where an example is odd they are made one by one, so that it is named.
+            # If this fails, examples are made one by one below, so that the error names the bad one.
             with contextlib.suppress(Unusable):
                 batch = self._many(self._source.rows(index_B))
                 forms = {key: Form(array.shape[1:], array.dtype) for key, array in batch.items()}
@@ -154,7 +155,7 @@ class Examples:
             batch = self._allocate(len(index_B))
             self._fill(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
             return batch
-        # Two threads may make the same example and write the same bytes twice; it counts as cached once it is complete.
+        # Two threads may make the same example and write the same bytes. It counts as cached once it is complete.
         missing = np.unique(index_B[~self._is_cached[index_B]])
         self._fill(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
         self._is_cached[missing] = True
@@ -193,7 +194,7 @@ class Examples:
 
     def _make(self, index: int, position: int, item: Item | None = None) -> Batch:
         try:
-            # Who takes a generator gets one, and may draw nothing.
+            # A source or task with a parameter `rng` always gets a generator, even if it draws nothing.
             if item is None and not self._is_drawn and not any(self._takes_rng):
                 example = self._example(self._source[index])
             else:
@@ -209,7 +210,7 @@ class Examples:
             raise unreadable_example(self._source, index, error, self._place()) from error
 
     def _draw(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
-        """Make an example with the random numbers of its position; go on from where the process of an item stopped."""
+        """Make an example with the random numbers of its position, continuing the generators of a worker's item."""
         start = order.example_entropy(self._reading.seed, self._reading.purpose, position)
         rng = np.random.default_rng(start) if any(self._takes_rng) else None
         if item is None:
@@ -239,7 +240,7 @@ class Examples:
         return DataError(f"{name_of(self._source)}: example {index} has {what}{self._place()}")
 
     def _place(self) -> str:
-        """Return where a user defines what makes the examples, their task or else their dataset."""
+        """Return the place of the user's task, or else of the dataset, as a suffix of a message."""
         where = user_code.place(self._example)
         return f" ({where})" if where else describe_place(self._source)
 
@@ -248,7 +249,7 @@ class Examples:
 
 
 def first_not_finite(array: Array) -> tuple[int, Any] | None:
-    """Return the first row with a number that is not finite, and that number; None where there is none."""
+    """Return the first row with a non-finite number, and that number, or None."""
     try:
         wrong = np.argwhere(~np.isfinite(array))
     except TypeError:
@@ -260,5 +261,5 @@ def first_not_finite(array: Array) -> tuple[int, Any] | None:
 
 
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that an array of this one is copied to a device as."""
+    """Return the dtype with which an array is copied to a device."""
     return NARROW.get(dtype, dtype)

@@ -1,9 +1,9 @@
-"""The files that a source reads: found by glob, in one order everywhere, and what identifies them.
+"""The files of a source: expanded from globs in the same order on every host, identified by a digest, and cached.
 
-A file is a path here or a URL of an object store. What was read of an object is kept on this machine's disk: blocks of
-text, whole files of array_record. Blocks are read as ranges, and a block that is asked for twice is read once. A
-changed object is another object: its size, its generation or digest and its time are part of the name of its copy. The
-processes of a host share the folder. It may grow until a tenth of the disk is left; what does not fit is read again.
+A file is a local path or a URL of an object store. Blocks of objects, and whole objects of array_record, are copied to
+the local disk, in a folder that the processes of a host share. The name of a copy contains the object's size, its
+generation or digest and its time, so that a changed object is never mixed with an old copy. The folder may grow until
+a tenth of the disk is free; blocks that do not fit are fetched again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _describe_folder(pattern: str) -> str:
 
 
 def file_size(path: str) -> int:
-    """Return the size of a file; of an object, as when first asked for. Raises DataError where there is none."""
+    """Return the size of a file, cached for objects. Raises DataError if the file does not exist."""
     try:
         return stat_object(path).size if remote.is_remote(path) else os.path.getsize(path)
     except FileNotFoundError:
@@ -100,28 +100,30 @@ def file_size(path: str) -> int:
 
 
 def read_bytes(path: str, offset: int, count: int) -> bytes:
-    """Return the bytes of a file from `offset`, as many as there are up to `count`. Raises StorageError, OSError."""
+    """Read up to `count` bytes of a file from `offset`. Raises StorageError, OSError."""
     if remote.is_remote(path):
         return read_object(path, offset, count)
-    # Opened for every read: no handles are held, and a file cut short is an error where a mapping is a SIGBUS.
+    # The file is opened for every read. No handles stay open, and a truncated file raises an error instead of the
+    # SIGBUS of a memory map.
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
         return file.read(count) or b""
 
 
 def local_path(path: str) -> str:
-    """Return a path of this machine with the content: of an object, that of its copy. Raises StorageError."""
+    """Return a local path of the file; objects are copied first. Raises StorageError."""
     return copy_object(path) if remote.is_remote(path) else path
 
 
 def sample_digest(paths: Sequence[str]) -> str:
-    """Hash names below their common folder, sizes and a bounded sample of the content: 12 hexadecimal digits.
+    """Hash names below their common folder, sizes and a bounded sample of the content to 12 hexadecimal digits.
 
-    The folder itself is left out: the same data may be mounted elsewhere on the next machine, or be in a bucket.
+    The common folder is not part of the digest, because the same data may be mounted elsewhere on the next machine or
+    be in a bucket.
 
-    trainer/text/recipe hashes every byte of what `prepare` and preferences read. What this identifies is read in place,
-    may be terabytes, and has no folder in which all hosts could keep digests: each process would read it all at every
-    start. Another digest would also refuse every run in progress, whose checkpoint has this one.
+    trainer/text/recipe hashes every byte of the files that `prepare` and preferences read. The files here are read in
+    place, may have terabytes, and have no shared folder for digests, so every process would read all of them at every
+    start. Do not change the digest: runs in progress, whose checkpoints contain it, would refuse to resume.
     """
     digest = hashlib.sha256()
     for path, name in zip(paths, relative_names(paths), strict=True):
@@ -133,7 +135,7 @@ def sample_digest(paths: Sequence[str]) -> str:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return the paths from their common folder on; files here and in buckets have none but the root."""
+    """Return the paths relative to their common folder, which is the root for a mix of local files and objects."""
     if len(paths) == 1:
         root = os.path.dirname(paths[0])
     else:
@@ -146,9 +148,9 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def arrow_batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
-    """Return schema and batches of the file format, or of the streaming format, which `datasets` writes.
+    """Return the schema and the batches of a file in Arrow's file format or in the streaming format of `datasets`.
 
-    `mapped` is a memory map of pyarrow's: a batch that is passed over is not read. Raises what pyarrow raises, OSError
+    `mapped` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors of pyarrow, OSError
     and ValueError.
     """
     import pyarrow.ipc
@@ -164,7 +166,7 @@ def arrow_batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
 
 
 def arrow_features(schema: Any) -> dict[str, Any]:
-    """Return what `datasets` notes of the columns, by name."""
+    """Return the features that `datasets` stores in a schema, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -176,7 +178,7 @@ def arrow_features(schema: Any) -> dict[str, Any]:
 
 
 class ObjectStat(NamedTuple):
-    """Size of an object in bytes, and what differs when its content does."""
+    """Size of an object in bytes, and a version that changes with its content."""
 
     size: int
     version: str
@@ -184,7 +186,7 @@ class ObjectStat(NamedTuple):
 
 @functools.cache
 def stat_object(url: str) -> ObjectStat:
-    """Return size and version of an object, asked once by a process. Raises FileNotFoundError, StorageError."""
+    """Return size and version of an object, cached by the process. Raises FileNotFoundError, StorageError."""
     with remote.storage(f"reading {url}"):
         info = remote.filesystem(url).info(url)
     keys = ("generation", "ETag", "etag", "mtime", "LastModified", "updated")
@@ -192,19 +194,22 @@ def stat_object(url: str) -> ObjectStat:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the copies."""
+    """Return the folder of the cached objects."""
     return user_cache.home("objects")
 
 
 def read_object(url: str, offset: int, count: int) -> bytes:
-    """Return the bytes of an object from `offset`, as many as there are up to `count`. Raises StorageError."""
+    """Read up to `count` bytes of an object from `offset`. Raises StorageError."""
     end = min(offset + count, stat_object(url).size)
     starts = range(offset - offset % BLOCK, end, BLOCK) if end > offset else ()
     return b"".join(_read_copy(url, start, max(offset, start), min(end, start + BLOCK)) for start in starts)
 
 
 def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
-    """Return bytes `low` to `high` of the block that begins at `start`: windows are far smaller than a block."""
+    """Return bytes `low` to `high` of the block that begins at `start`.
+
+    Only these bytes of the copy are read, because windows are far smaller than a block.
+    """
     try:
         with (_copy_folder(url) / f"{start // BLOCK}").open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size == min(start + BLOCK, stat_object(url).size) - start:
@@ -225,7 +230,7 @@ def _read_block(url: str, start: int) -> bytes:
 
 
 def copy_object(url: str) -> str:
-    """Return the path of a copy of an object. Raises StorageError where the store or the disk fails."""
+    """Copy an object to the local disk and return the path. Raises StorageError if the store or the disk fails."""
     copy, size = _copy_folder(url) / "whole", stat_object(url).size
     fault = f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
     try:
@@ -275,10 +280,10 @@ def _fits(size: int) -> bool:
 
 
 def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:
-    """Write a copy, whole or not at all; False where the disk refuses it."""
+    """Write a copy atomically, and return whether the disk accepted it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not synced: a copy of another size than its object's is copied again, and training waits for each block.
+        # The copy is not synced, because training waits for each block. A copy with a wrong size is replaced later.
         with atomic_file.draft(path, is_synced=False) as draft, draft.open("wb") as file:
             file.writelines(parts)
     except OSError:

@@ -1,12 +1,12 @@
-"""From a source to batches. Position is a function of the step: nothing else is ever saved.
+"""Batches of a source, computed from the step alone, so that a checkpoint needs no state of the reader.
 
 Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index shuffle(seed, epoch)(p
-mod N). Batches run across epoch ends, so each example comes once per epoch and none is dropped; a process reads a
-contiguous range of rows, so the same step holds the same examples on any number of them.
+mod N). Batches run across the ends of epochs, so each example occurs once per epoch and none is dropped. A process
+reads a contiguous range of rows, so a step has the same examples on any number of processes.
 
-grain reads and prefetches; the order is ours (trainer/data/order), for grain's shuffle takes one index at a time. What
-grain moves is a part of a batch, not an example: each thing it moves costs it about 50 µs. The threads share every
-batch, so one of slow rows is ready sooner than if each read its own, and fewer batches are in memory at once.
+grain reads and prefetches; the order comes from trainer/data/order, because grain's shuffle takes one index at a time.
+The elements of grain's dataset are parts of a batch and not examples, because each element costs about 50 µs. All
+threads share every batch, so that a batch of slow rows is ready sooner and fewer batches are in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ T = TypeVar("T")
 # A step, or several steps that make one batch.
 Steps = TypeVar("Steps")
 
-# Without this grain cuts the traceback of what reading raises and notes on it a flag that we do not have. It ignores
-# `grain.config.update` where, as here, absl's flags are not parsed.
+# By default grain filters the tracebacks of read errors and adds a note on a flag that this program does not have. It
+# ignores `grain.config.update` if absl's flags are not parsed, as here.
 flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
 class Pipeline:
-    """This process's rows of every training batch. Raises DataError when the first example cannot be read."""
+    """This process's rows of every training batch. Raises DataError if the first example cannot be read."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Pipeline:
 
     @property
     def note(self) -> str | None:
-        """What a user should know of how the examples are read, or None."""
+        """A hint for the user on how the examples are read, or None."""
         return self._examples.note
 
     def batch(self, step: int, count: int = 1) -> Batch:
-        """Return the rows of `count` steps from `step` on, shaped as by `iterate`, and their `weight`, float32 ones."""
+        """Return the rows of `count` steps from `step` on, shaped as by `iterate`, with a `weight` of float32 ones."""
         steps = [range(step, step + count)]
         batches = iterate_batches(self._read, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
@@ -86,7 +86,7 @@ class Pipeline:
         return batch
 
     def not_finite(self, step: int) -> str | None:
-        """Describe the first example of `step` that is not finite, of this process's rows or else of all."""
+        """Describe the first non-finite example of `step`, in this process's rows or else in all rows."""
         for rows in (self._rows, range(self._batch)):
             position_B = np.arange(rows.start, rows.stop) + step * self._batch
             if (fault := self._examples.not_finite(self._indexes(step, rows), position_B)) is not None:
@@ -103,10 +103,10 @@ class Pipeline:
     @overload
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """Draw the batch of each span of steps ahead; `get` waits with a time limit.
+        """Prefetch the batch of each span of steps; `get` waits with a time limit.
 
-        A single step has key -> [rows, ...], several have key -> [rows, steps, ...]. `put` is called on each in the
-        thread that draws them: there it sends the batch to the device.
+        The batch of a single step is key -> [rows, ...], that of several steps key -> [rows, steps, ...]. `put` is
+        called on each batch in the prefetching thread, to send it to the device.
         """
         batches = iterate_batches(self._read, spans, self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=self._prefetch)
@@ -126,11 +126,11 @@ class Pipeline:
 
 
 class Evaluation:
-    """This process's rows of the whole set, once, in order; may be iterated any number of times.
+    """This process's rows of the whole evaluation set, in order; may be iterated any number of times.
 
-    A batch is of one part of a set that has several. The last one of each is filled up with examples of weight 0: every
-    process has equally many batches, all of one shape. Of fewer `batches` than the whole set each part has its share by
-    its examples, but one at least.
+    If the set has several parts, each batch belongs to one part. The last batch of a part is filled up with examples of
+    weight 0, so that every process has the same number of batches of the same shape. If `batches` is smaller than the
+    whole set, each part gets a share by its examples, and at least one batch.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class Evaluation:
         ]
 
     def __len__(self) -> int:
-        """Return the batches of one pass."""
+        """Return the number of batches in one pass."""
         return len(self._batches)
 
     @property
     def parts(self) -> list[str | None]:
-        """The part of each batch; None of a set without parts."""
+        """The part of each batch, None for a set without parts."""
         return [name for name, _, _ in self._batches]
 
     def __iter__(self) -> Prefetcher[Batch]:
@@ -178,7 +178,7 @@ class Evaluation:
     @overload
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
-        """Draw one pass ahead; `put` as in Pipeline.iterate."""
+        """Prefetch one pass, with `put` as in Pipeline.iterate."""
         batches = iterate_batches(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
@@ -187,14 +187,14 @@ class Evaluation:
         return _batch_forms(self._examples.forms, (self._batch,))
 
     def indexes(self, number: int) -> Indices:
-        """Return the numbers in the set of all examples of a batch, [B], those that fill it up included."""
+        """Return the indexes in the set of all examples of a batch, [B], including those that fill it up."""
         return self._locate(number, range(self._batch))[1]
 
     def _locate(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
-        """Return the part of a batch, and the numbers of some of its rows: in the set, and going on after its end."""
+        """Return the part of a batch, and the indexes and unwrapped positions of some of its rows."""
         _, part, batch_number = self._batches[number]
         position_B = batch_number * self._batch + np.arange(rows.start, rows.stop)
-        # Real examples, not zeros: a model may make something that is not finite of zeros, and 0 × nan is nan.
+        # Fill up with real examples, because a model may produce NaN for zeros, and 0 × NaN is NaN.
         return part, part.start + position_B % len(part), position_B
 
     def _read(self, number: int, rows: range) -> Batch:
@@ -211,7 +211,7 @@ def _batch_forms(forms: Mapping[str, Form], batch: tuple[int, ...]) -> Mapping[s
 
 
 def _share_batches(batches: int, most: Sequence[int]) -> list[int]:
-    """Divide batches over parts that have so many at most: one each, and of the others each its share."""
+    """Divide batches among parts with these maximums: one batch each, and the others in proportion."""
     rest, others = max(0, batches - len(most)), max(1, sum(most) - len(most))
     counts = [min(count, 1 + rest * (count - 1) // others) for count in most]
     for part in sorted(range(len(most)), key=lambda part: -most[part]):
@@ -237,10 +237,10 @@ def iterate_batches(
     threads: int,
     put: Callable[[Batch], Any] | None = None,
 ) -> grain.DatasetIterator[Any]:
-    """Iterate over the batch of each of `steps`, as `read` makes it of them and of rows; `threads` share each batch.
+    """Iterate over the batches that `read` makes of each of `steps` and of the rows; `threads` share each batch.
 
-    `put` runs in the thread that draws. While a batch is drawn the next is begun; one thread is the thread that draws
-    itself, which begins nothing. What `read` raises comes out as it is, where its batch is drawn.
+    `put` runs in the consuming thread. With several threads the next batch is started while one is consumed; with one,
+    the consuming thread itself reads. The exceptions of `read` are raised unchanged where the batch is consumed.
     """
     count = min(threads, len(rows))
     edges = [rows.start + len(rows) * part // count for part in range(count + 1)]
@@ -258,7 +258,7 @@ def _join_parts(parts: Sequence[Batch]) -> Batch:
 
 
 class _Parts(Generic[Steps]):
-    """What grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
+    """The dataset that grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
 
     def __init__(self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]) -> None:
         self._read, self._steps, self._parts = read, steps, parts
@@ -272,10 +272,10 @@ class _Parts(Generic[Steps]):
 
 
 class Prefetcher(Iterator[T]):
-    """The items of `batches` in order, `ahead` of them drawn by one thread before they are needed.
+    """The items of `batches` in order, with `ahead` of them prefetched by one thread.
 
-    The consumer may wait with a time limit, which grain cannot. What drawing raises is raised by `get` and `next` in
-    its turn, and ends the iteration. Like grain's threads, this one makes an exiting interpreter wait for the read in
+    The consumer may wait with a time limit, which grain does not support. Exceptions are raised by `get` and `next` in
+    order, and end the iteration. Like grain's threads, this one makes an exiting interpreter wait for the read in
     progress; the trainer exits by os._exit.
     """
 
@@ -286,9 +286,9 @@ class Prefetcher(Iterator[T]):
         self._draw(ahead)
 
     def get(self, timeout_s: float | None = None) -> T | None:
-        """Return the next batch, or None when it is not ready within `timeout_s`; the next call returns the same one.
+        """Return the next batch, or None if it is not ready within `timeout_s`; the next call returns the same one.
 
-        Raises StopIteration after the last, and whatever reading raised.
+        Raises StopIteration after the last batch, and the exceptions of reading.
         """
         self._draw(max(self._ahead, 1))
         first = self._futures[0]
@@ -306,7 +306,7 @@ class Prefetcher(Iterator[T]):
         return batch
 
     def close(self) -> None:
-        """End the reading after the batch in progress."""
+        """Stop reading after the batch in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._batches.close()
 
@@ -316,11 +316,11 @@ class Prefetcher(Iterator[T]):
 
 
 class ExampleLog:
-    """The examples that one process used at each step, in the run folder: `examples/process-N.jsonl`.
+    """A log of the examples that one process used at each step, `examples/process-N.jsonl` in the run folder.
 
-    One line a step, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the order of the rows. A run
-    that resumes at step s first drops what was written of s and later, also by processes that it no longer has. Raises
-    OSError when the folder cannot be written.
+    Each step has a line, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the order of the rows.
+    A run that resumes at step s first drops the lines of s and later steps, also those of processes that no longer
+    exist. Raises OSError if the folder is not writable.
     """
 
     def __init__(self, folder: str | Path, process: int, start_step: int, *, processes: int) -> None:
@@ -337,7 +337,7 @@ class ExampleLog:
         self._file = open(path, "a", encoding="ascii", opener=regular_files.opener)
 
     def write(self, step: int, ids: list[int]) -> None:
-        """Append the ids of `step` and hand them to the system: a killed process leaves whole lines."""
+        """Append the ids of `step` and flush, so that a killed process leaves whole lines."""
         self._file.write(json.dumps({"step": step, "ids": ids}) + "\n")
         self._file.flush()
 
@@ -347,7 +347,7 @@ class ExampleLog:
 
 
 def _drop_steps(path: Path, start_step: int) -> None:
-    """Cut the file before its first line that is of `start_step` or later, or incomplete."""
+    """Truncate the file before its first line that is incomplete or belongs to `start_step` or later."""
     size = 0
     with open(path, "rb+", opener=regular_files.opener) as file:
         for line in file:

@@ -2,8 +2,8 @@
 
 A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other array is a
 bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads them. The feature
-`jaxlaunch/arrays` lists them as JSON, {key: [dtype, shape]}, the dtype as numpy writes it (`<f4`); records of other
-writers lack it.
+`jaxlaunch/arrays` describes them as JSON, {key: [dtype, shape]}, with the dtype as numpy writes it (`<f4`); the records
+of other writers do not have it.
 
     jaxlaunch.write_records("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
 """
@@ -60,7 +60,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     _example_module()
     count = 0
     with atomic_file.draft(Path(path)) as draft:
-        # A group has one record: records are read at random.
+        # Each group has one record, because records are read at random.
         writer = array_record_module.ArrayRecordWriter(str(draft), "group_size:1")
         try:
             for example in examples:
@@ -75,8 +75,8 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 def _example_module() -> Any:
     """Import the module of tf.train.Example.
 
-    Its package replaces `builtins.__import__` while it is imported, by one that refuses relative imports: a thread that
-    decodes an image meanwhile, for which Pillow imports, would raise ValueError.
+    While its package is imported, it replaces `builtins.__import__` by a function that refuses relative imports. If a
+    thread decodes an image at that time, the imports of Pillow would raise ValueError.
     """
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -116,10 +116,10 @@ def encode(example: Mapping[str, Any]) -> bytes:
 
 
 def decode(record: bytes) -> dict[str, Any]:
-    """Return the values of one record by key: arrays of the shapes and dtypes that `encode` was given, in any order.
+    """Return the values of one record by key, as arrays of their original shapes and dtypes, in any order.
 
-    Of another writer: int64 or float32, a scalar for one number, else [numbers]; bytes for one string, else a list.
-    Raises ValueError when it is not a tf.train.Example, or not complete.
+    The records of other writers contain int64 or float32, a scalar for one number and else a vector, and bytes for one
+    string and else a list. Raises ValueError if the record is not a tf.train.Example, or is truncated.
     """
     try:
         features = _example_module().Example.FromString(record).features.feature
@@ -147,7 +147,7 @@ def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]
 
 
 def _decode_array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return the array of a feature; read-only where it is a view of the record's bytes."""
+    """Return the array of a feature, read-only if it is a view of the record's bytes."""
     if dtype.kind in "SU":
         texts = feature.bytes_list.value
         array = np.array([text.decode(errors=ANY_TEXT) if dtype.kind == "U" else text for text in texts], dtype)

@@ -1,7 +1,7 @@
-"""The interface that the trainer reads examples by: random access, a length, an identity.
+"""The interface of datasets: random access, a length and a fingerprint.
 
-Users implement `Source`. The trainer reads a `DataSource`, which adds what only some sources can do, as methods with
-defaults; `as_data_source` adapts what a user has written, once, where it is opened.
+Users implement `Source`. The trainer reads a `DataSource`, whose optional features are methods with defaults;
+`as_data_source` adapts the source of a user where it is opened.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ class DataSource(Source):
     place: str = ""
 
     def read_example(self, index: int, rng: np.random.Generator | None) -> dict[str, Any]:
-        """Return the example under this index, drawn with `rng` if the source takes it."""
+        """Return the example with this index, drawn with `rng` if the source takes it."""
         if rng is None or not self.takes_rng:
             return self[index]
         example: dict[str, Any] = self.__getitem__(index, rng=rng)  # type: ignore[call-arg]
         return example
 
     def rows(self, index_B: Indices) -> dict[str, npt.NDArray[Any]]:
-        """Return what `self[index]` has under each key, for every index in turn: [B, ...], in memory of its own."""
+        """Return the stacked values of `self[index]` for these indexes by key, [B, ...], as a copy."""
         raise NotImplementedError
 
     def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
@@ -111,21 +111,21 @@ class DataSource(Source):
         return example_indices(start, stop, length=len(self), seed=seed, shuffle=shuffle)
 
     def epochs(self, positions: int) -> dict[str, float]:
-        """Return the passes over each part in the first `positions` of the sequence, by the name of the part."""
+        """Return the number of passes over each part in the first `positions` of the sequence, by name."""
         return {}
 
     @property
     def evaluated_parts(self) -> Mapping[str, range]:
-        """The indexes of each part by its name, of a source of several parts."""
+        """The indexes of each part by name, if the source has several parts."""
         return {}
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What `launcher prepare` noted of the data, such as the names of the classes."""
+        """Metadata that `launcher prepare` stored with the data, such as the names of the classes."""
         return {}
 
     def where(self, index: int) -> str | None:
-        """Return the file of an example and where in it the example is, or None where the source cannot tell."""
+        """Return the file of an example and the place in it, or None if the source does not know."""
         return None
 
 
@@ -149,7 +149,7 @@ class _WithSourceMethods(Protocol):
 
 
 class _UserSource(DataSource):
-    """A source that a user has written, whose examples may be drawn at random."""
+    """Adapter of a user's source, whose examples may be random."""
 
     may_draw = is_of_user = True
 
@@ -158,7 +158,8 @@ class _UserSource(DataSource):
         self.name = str(isinstance(source, _Named) and source.name or type(source).__name__)
         self.is_light = isinstance(source, _Light) and bool(source.is_light)
         self.takes_rng = order.takes_rng(source.__getitem__)
-        # Asked once: the order of a run follows from it, on every process, and a user's may take long or grow.
+        # The length is read once: it determines the order of a run on every process, and a user's __len__ may be slow
+        # or change.
         self._length: int | None = None
 
     def __len__(self) -> int:
@@ -170,17 +171,17 @@ class _UserSource(DataSource):
         return self._source.__getitem__(index, **rng)
 
     def fingerprint(self) -> str:
-        """Return what the user's source says."""
+        """Return the fingerprint of the user's source."""
         return self._source.fingerprint()
 
 
 def is_source(value: object) -> TypeGuard[Source]:
-    """Tell whether an object has the methods of a source, inherited or not."""
+    """Return whether an object has the methods of a source, inherited or not."""
     return isinstance(value, _WithSourceMethods)
 
 
 def as_data_source(source: Source) -> DataSource:
-    """Return the source as the trainer reads it; one that a user has written is adapted."""
+    """Return the source as a DataSource, adapting the source of a user."""
     return source if isinstance(source, DataSource) else _UserSource(source)
 
 
@@ -190,16 +191,16 @@ def name_of(source: Source) -> str:
 
 
 def describe_place(source: DataSource) -> str:
-    """Return where a user's dataset is defined, to follow a sentence; empty for sources of this program."""
+    """Return the place of a user's dataset as a suffix of a message, empty for sources of this package."""
     return f" ({source.place})" if source.place else ""
 
 
 def unreadable_example(
     source: DataSource, index: int, error: BaseException, place: str = ""
 ) -> DataError | StorageError:
-    """Return what ends a run in which `error` was raised for example `index`, with the place in the user's files.
+    """Return the error of a run in which example `index` raised `error`, with the place in the user's files.
 
-    `place` is named where the error came through none of them; by default it is that of the dataset.
+    `place` is used if the traceback contains none of them; it defaults to that of the dataset.
     """
     fault = faults.unreadable(f"{name_of(source)}: example {index} cannot be read", error)
     where = user_code.raised_at(error)
@@ -209,17 +210,17 @@ def unreadable_example(
 
 # --- arguments of a user's dataset ------------------------------------------------------------------------------------
 #
-# A checkpoint, a log and a verdict have more readers than the job, and an argument may be a token: of each value only a
-# digest is kept, by its key.
+# Checkpoints, logs and verdicts have more readers than the job, and an argument may be a secret token. Therefore only a
+# digest of each value is stored.
 
 
 def fingerprint_arguments(args: Mapping[str, Any]) -> str:
-    """Return the arguments in a fingerprint: equal where all of them are, and without any of their values."""
+    """Return a text that is equal if all arguments are equal, without their values."""
     return f"{_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}" if args else "args {}"
 
 
 def changed_arguments(then: Any, now: Any) -> list[str]:
-    """Return the keys whose values differ between two fingerprints, nested ones dotted."""
+    """Return the keys whose values differ between two fingerprints, with dots for nested keys."""
     before, after = (
         json.loads(match[1])
         if isinstance(fingerprint, str) and (match := re.search(rf"{_MARK}(\{{[^{{}}]*\}})", fingerprint))

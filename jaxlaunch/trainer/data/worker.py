@@ -1,7 +1,7 @@
-"""A process that reads items: `python -m jaxlaunch.trainer.data.worker FD`, FD a socket to the trainer.
+"""A worker process that reads examples: `python -m jaxlaunch.trainer.data.worker FD`, with FD a socket to the trainer.
 
-It opens each source by itself, from its name, imports neither jax nor grain, and ends when the trainer does, however
-that ended: the socket closes then.
+It opens each source from the name of its opener and imports neither jax nor grain. It exits when the socket closes,
+which happens however the trainer ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 
 
 def main() -> NoReturn:
-    """Answer requests until the trainer is gone; the first message is the trainer's sys.path."""
+    """Answer requests until the trainer exits; the first message is the trainer's sys.path."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # These signals reach the whole process group; the trainer decides when to end.
         signal.signal(number, signal.SIG_IGN)
@@ -56,7 +56,7 @@ def main() -> NoReturn:
 
 
 def read_items(request: Request, sources: dict[str, DataSource]) -> list[Item] | TrainerError:
-    """Return the items asked for, or the error that ends the run; `sources` keeps what has been opened."""
+    """Return the requested items, or the error that ends the run; `sources` caches the open sources."""
     key = repr((request.opener, request.args))
     try:
         if key not in sources:
@@ -93,7 +93,7 @@ def _is_picklable(item: Item) -> bool:
 
 
 def _end_with(channel: socket.socket) -> NoReturn:
-    """End this process when the other side of `channel` closes, also while an item is being read."""
+    """Exit when the other side of `channel` closes, also while an item is being read."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     poll.poll()

@@ -1,12 +1,11 @@
-"""Processes that read items for the trainer, replaced where one is killed, and the messages between them.
+"""A pool of worker processes that read examples for the trainer, and the messages between them.
 
-They are spawned, not forked: JAX has threads, of which a fork keeps none. A thread of the reader
-(trainer/data/pipeline) takes a free process, asks it for its part of a batch and waits: so parts are in order, no more
-are begun than there are processes, and what a killed process had in hand is asked of the next.
+The processes are spawned and not forked, because JAX has threads, which do not survive a fork. A thread of the reader
+(trainer/data/pipeline) takes a free process, requests its part of a batch and waits. So parts stay in order, no more
+parts are started than there are processes, and the request of a killed process is repeated with a new one.
 
-Messages go over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in memory of their own, which may
-be written to. Shared memory would save one copy of them, but a pod has 64 MiB of it unless the job says otherwise, and
-a process that is killed leaves its part there.
+Messages are sent over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in writable memory. Shared
+memory would save one copy, but a pod has only 64 MiB of it by default, and a killed process would leak its part.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from jaxlaunch.trainer.errors import DataError, TrainerError
 
 # Number of processes that may be killed while they read one example before the run ends.
 TRIES = 3
-# A process that reads takes one core, and no accelerator where the user's module imports jax.
+# A worker uses one core, and no accelerator even if the user's module imports jax.
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Arrays of at least this size are sent outside the pickle.
 LARGE_BYTES = 4096
@@ -38,7 +37,7 @@ COUNT = struct.Struct("<Q")
 
 
 class Draws(NamedTuple):
-    """How the examples of a set take their random numbers (trainer/data/order)."""
+    """How the examples of a set get their random numbers (trainer/data/order)."""
 
     seed: int
     purpose: int
@@ -49,7 +48,7 @@ class Draws(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Items of the source that `opener`, a `module:function`, makes of `args`: at these indexes and positions."""
+    """A request for the items at these indexes and positions of the source that `opener`, a `module:function`, opens."""
 
     opener: str
     args: tuple[Any, ...]
@@ -59,7 +58,7 @@ class Request(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What a source has under an index, and the states of the generators, if the task is to draw on from there."""
+    """A raw example of a source, and the states of the generators if the task continues to draw from them."""
 
     value: Mapping[str, Any]
     rng: np.random.Generator | None = None
@@ -67,7 +66,7 @@ class Item(NamedTuple):
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send `message` whole. Raises what pickle does, before anything is sent, and OSError where no one listens."""
+    """Send a message. Raises pickle's errors before anything is sent, and OSError if the other side is gone."""
     large: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -83,7 +82,7 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """Return the next message, its arrays writable. Raises EOFError or OSError when the other side is gone."""
+    """Return the next message, with writable arrays. Raises EOFError or OSError if the other side is gone."""
     (count,) = COUNT.unpack(_read(channel, COUNT.size))
     sizes = struct.unpack(f"<{count}Q", _read(channel, count * COUNT.size))
     body, *large = (_read(channel, size) for size in sizes)
@@ -103,11 +102,11 @@ def _read(channel: socket.socket, size: int) -> memoryview:
 
 
 class Died(Exception):
-    """A process ended in the middle of a request; the text says how: `was killed by SIGKILL`."""
+    """A process ended in the middle of a request; the message is a predicate such as `was killed by SIGKILL`."""
 
 
 class Workers:
-    """`count` processes, each started when it is first needed. Threads may share one."""
+    """A pool of `count` processes, each started on its first request. Threads may share the pool."""
 
     def __init__(self, count: int) -> None:
         self._free: queue.LifoQueue[_Worker] = queue.LifoQueue()
@@ -117,13 +116,13 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run."""
+        """The ids of the running processes."""
         return [worker.process.pid for worker in self._all if worker.process is not None]
 
     def items(self, request: Request) -> list[Item]:
-        """Return what one process answers; where it is killed, what the next does.
+        """Return the items of a request, which is repeated if a process is killed.
 
-        Raises what reading raised, and DataError that names the example at which process after process was killed.
+        Raises the error of reading, and DataError naming the example at which several processes were killed.
         """
         worker = self._free.get()
         try:
@@ -131,7 +130,7 @@ class Workers:
                 return worker.ask(request)
             except Died as died:
                 _report(worker, request, died)
-            # One by one, so that what kills a process is known by its index.
+            # Read one by one, so that the example that kills a process can be named.
             return [
                 _read_item(worker, request._replace(index_B=[index], position_B=[position]))
                 for index, position in zip(request.index_B, request.position_B, strict=True)
@@ -140,13 +139,13 @@ class Workers:
             self._free.put(worker)
 
     def close(self) -> None:
-        """End the processes that are idle, and wait for them."""
+        """Stop the idle processes and wait for them."""
         for worker in self._all:
             worker.end()
 
 
 class _Worker:
-    """One process at a time, and the socket to it."""
+    """A slot of the pool: one process at a time, and the socket to it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -154,7 +153,7 @@ class _Worker:
         self._channel: socket.socket | None = None
 
     def ask(self, request: Request) -> list[Item]:
-        """Return the answer, of a new process where none runs. Raises Died, and the TrainerError that it answers."""
+        """Return the answer to a request, starting a process if none runs. Raises Died, and the TrainerError of the answer."""
         try:
             if self._channel is None:
                 self._channel = self._start()
@@ -167,7 +166,7 @@ class _Worker:
         return answer
 
     def end(self) -> str:
-        """Close the socket, at which the process ends, and say how it ended."""
+        """Close the socket, so that the process exits, and return how it ended as a predicate."""
         if self.process is None or self._channel is None:
             return "was never started"
         self._channel.close()
@@ -212,5 +211,5 @@ def _report(worker: _Worker, request: Request, died: Died) -> None:
 
 @functools.cache
 def shared(count: int) -> Workers:
-    """Return the `count` processes of this one, for training and evaluation alike; they end with it."""
+    """Return the pool of `count` processes, which training and evaluation share."""
     return Workers(count)
