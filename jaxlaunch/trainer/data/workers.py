@@ -48,7 +48,7 @@ class Draws(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for the items at these indexes and positions of the source that `opener`, a `module:function`, opens."""
+    """A request for items of the source that `opener`, a `module:function`, opens with `args`."""
 
     opener: str
     args: tuple[Any, ...]
@@ -153,7 +153,10 @@ class _Worker:
         self._channel: socket.socket | None = None
 
     def ask(self, request: Request) -> list[Item]:
-        """Return the answer to a request, starting a process if none runs. Raises Died, and the TrainerError of the answer."""
+        """Return the answer to a request, starting a process if none runs.
+
+        Raises Died, and the TrainerError of the answer.
+        """
         try:
             if self._channel is None:
                 self._channel = self._start()

@@ -1,4 +1,4 @@
-"""What a config.json says in the keys of our models, and the config.json of a model of ours. Reads no file."""
+"""Conversion between Hugging Face's config.json and our model specs, without reading any file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Config = Mapping[str, Any]
 GPT2_END = 50256
 # Length of an example, in tokens, if neither the job nor a shorter model defines it.
 LONGEST = 2048
-# Keys of ours that a config.json does not speak of, or not in a way that must agree.
+# Keys of ours that a config.json does not contain, or that need not agree with it.
 OWN = {"preset", "init_from", "scan", "length", "family", "dropout", "drop_path", "pool", "pixel_mean", "pixel_std"}
 # The tensor of the head is the reliable source of the number of classes.
 OWN |= {"classes", "new_head"}
@@ -44,17 +44,17 @@ OWN |= {"balance", "router_z", "capacity"}
 # A config.json must contain these keys if the family has no default.
 SIZES = ("layers", "width", "heads", "hidden", "vocab")
 FLOATS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
-# Keys that stand for another one where they are null: the property that says what is meant.
+# Properties with the effective values of keys that may be null.
 MEANT = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "expert_hidden": "expert_units"}
 # A null in the job means that the job does not set these keys.
 DERIVED = {*MEANT, "query_scalar", "pattern"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
-# Names of keys that no family lists, because they are not ours by another name alone.
+# Names of keys that no family lists, because they are not plain renames.
 _SPECIAL_NAMES = {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
 
 
 def parse_model(config: Config) -> spec.Published:
-    """Return the model that a config.json describes. Raises SpecError, which says what is wrong or not supported."""
+    """Return the model that a config.json describes. Raises SpecError for invalid and unsupported keys."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
         known = SAYING_NOTHING.union(*(read_keys(*item) for item in FAMILIES.items()))
@@ -86,7 +86,7 @@ def parse_model(config: Config) -> spec.Published:
 
 
 def _say_in_their_names(family: Family, fault: Mapping[str, Any]) -> str:
-    """Return what pydantic says of keys of ours, with the names that they have there."""
+    """Return a fault of pydantic with the key names of config.json instead of ours."""
     names = {ours: theirs for theirs, ours in family.keys.items()} | _SPECIAL_NAMES
     message, place = said(fault), [str(part) for part in fault["loc"][1:]]
     if not place:
@@ -95,7 +95,7 @@ def _say_in_their_names(family: Family, fault: Mapping[str, Any]) -> str:
 
 
 def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | None = None) -> list[str]:
-    """Return a sentence for each key, of `keys` or of all, that `theirs`, of a folder, has otherwise than `mine`."""
+    """Return a sentence for each key, of `keys` or of all, in which the folder's model differs from the job's."""
     compared = [key for key in type(mine).model_fields if key not in OWN and (keys is None or key in keys)]
     if mine.kind != theirs.kind and "kind" in compared:
         return [f"it holds a model of the kind {theirs.kind}, train.model.kind is {mine.kind}"]
@@ -124,9 +124,9 @@ def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | N
 
 
 def find_family(model: spec.Published) -> str:
-    """Return the model_type as which a model is written: its own, or the first of which it is one.
+    """Return the model_type for the export of a model: its own family, or the first one that matches.
 
-    Raises SpecError where there is none, with the keys by which the nearest differs.
+    Raises SpecError with the differences to the nearest family if none matches.
     """
     if not isinstance(model, spec.Decoder):
         return model.kind
@@ -144,7 +144,7 @@ def find_family(model: spec.Published) -> str:
 
 
 def render_config(model: spec.Published) -> dict[str, Any]:
-    """Return the config.json of a model, as a dict. Raises SpecError where Hugging Face has no such model."""
+    """Return the config.json of a model as a dict. Raises SpecError if Hugging Face has no such model."""
     return _render(model, find_family(model))
 
 
@@ -152,7 +152,7 @@ def render_config(model: spec.Published) -> dict[str, Any]:
 
 
 def _value(family: Family, config: Config, key: str) -> Any:
-    """Return a key of theirs; where it is left out, what that means. Null is a value of its own."""
+    """Return the value of a key of theirs, or its default if the key is missing. Null counts as a value."""
     return config[key] if key in config else family.absent.get(key)
 
 
@@ -196,7 +196,7 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     keys |= _parse_window(family, config, keys["layers"]) | _parse_rope(family, config, keys)
     if keys["window"] is None:
         keys.pop("rope_local_theta", None)
-    # The weight of the loss that balances experts counts where it is put out.
+    # The loss that balances experts is used only if the router's logits are an output.
     if "experts" in keys and config.get("output_router_logits"):
         keys["balance"] = _number("router_aux_loss_coef", config.get("router_aux_loss_coef", 0.001))
     if name == "qwen3_moe":
@@ -233,7 +233,7 @@ def _parse_window(family: Family, config: Config, layers: int) -> dict[str, Any]
 
 
 def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
-    """Return the kinds of the layers where config.json does not list them."""
+    """Return the kinds of the layers if config.json does not list them."""
     if family.window in ("all", "all_switched"):
         return ["window"] * layers
     if family.window == "switched":
@@ -246,7 +246,7 @@ def _default_looks(family: Family, config: Config, layers: int) -> list[str]:
 
 
 def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse rotary positions, as transformers 4 writes them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    """Parse rotary positions as written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
     version_4 = _parse_rope_block(family, config, "rope_scaling")
     if not config.get("rope_parameters"):
         return version_4
@@ -331,7 +331,7 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
 
 
 def _meant_value(model: spec.Published, key: str) -> Any:
-    """Return the value of a key, in the one form that equal models share."""
+    """Return the value of a key in a canonical form, which is equal for equal models."""
     value = getattr(model, key)
     match key:
         case "rope_scaling":
@@ -344,7 +344,7 @@ def _meant_value(model: spec.Published, key: str) -> Any:
 
 
 def _layer_looks(model: spec.Decoder, layers: int) -> list[str]:
-    """Return what each layer sees. A pattern says it by itself: a job may leave the window to the folder."""
+    """Return the kind of each layer, from the pattern if there is one: a job may take the window from the folder."""
     looks = model.pattern or model.looks
     return [looks[layer % len(looks)] for layer in range(layers)]
 
@@ -374,7 +374,7 @@ def _render(model: spec.Published, name: str) -> dict[str, Any]:
 
 
 def _render_decoder(model: spec.Decoder, family: Family) -> Iterator[tuple[str, Any]]:
-    """Yield the keys that are not ours by another name."""
+    """Yield the keys that are not plain renames of ours."""
     yield family.activation, next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
     yield "rope_theta", model.rope_theta
     yield "rope_scaling", _render_scaling(model)

@@ -1,8 +1,8 @@
-"""The families of published models, as a table: config.json -> options of ours, and back. Reads no file.
+"""A table of the families of published models, which maps config.json to our options and back.
 
-A family says which of its keys are ours, what a key that is left out means, and which options all of its models have.
-A config.json may have the keys that are read, those that say nothing, and no other: transformers ignores a key that it
-does not know; here it is refused, since it may be of code that computes otherwise.
+A family defines which of its keys correspond to ours, the defaults of missing keys, and the options that all of its
+models have. A config.json may contain the keys that are read and those that do not matter. Other keys are refused,
+although transformers ignores them, because they may belong to code that computes something else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A kind of model as Hugging Face names it."""
+    """A model type of Hugging Face."""
 
     # Class in transformers.
     architecture: str
@@ -42,7 +42,7 @@ class Family:
     has_biases: bool = False
 
 
-# Of decoders and ViTs.
+# Keys of decoders and ViTs.
 _BLOCKS: Keys = {
     "num_hidden_layers": "layers",
     "hidden_size": "width",
@@ -72,12 +72,12 @@ _GEMMA_ABSENT: Values = {
 }
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
-# Of a model of images: which features it gives where it is a part of another.
+# Keys of image models that select features if the model is a backbone of another one.
 _BACKBONE_KEYS = frozenset("num_labels out_features out_indices stage_names tie_word_embeddings".split())
-# Of convolutional models.
+# Keys of convolutional models.
 _STAGES: Keys = {"depths": "depths", "hidden_sizes": "widths", "num_channels": "channels"}
 
-# By model_type. In this order a model that names no family is tried in an export.
+# Families by model_type. An export of a model without a family tries them in this order.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         "LlamaForCausalLM", "decoder", _SIZES, {**_ABSENT, "max_position_embeddings": 2048}, has_biases=True
@@ -195,7 +195,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 1024},
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
-        # What is summarized is a class; the order of two float32 operations.
+        # The summary keys belong to a classifier; the others change the order of two float32 operations at most.
         silent=frozenset(
             "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout summary_last_dropout "
             "summary_proj_to_labels summary_type summary_use_proj".split()
@@ -213,7 +213,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_eps": 1e-12, "image_size": 224, "num_channels": 3, "patch_size": 16},
         constant={"hidden_act": "gelu", "qkv_bias": True},
-        # Of the pooler and the decoder of patches, which a classifier does not have.
+        # Keys of the pooler and the decoder of patches, which a classifier does not have.
         silent=frozenset(
             "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act pooler_output_size "
             "tie_word_embeddings".split()
@@ -253,7 +253,7 @@ FAMILIES: Mapping[str, Family] = {
 ACTIVATIONS: Keys = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 LOOKS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
-# Keys that change what a model computes, in any family that does not read them: the one value that we have.
+# Keys that change what a model computes, with the only value that is supported unless the family reads the key.
 UNSUPPORTED: Values = {
     "add_cross_attention": False,
     "attn_logit_softcapping": None,
@@ -267,7 +267,7 @@ UNSUPPORTED: Values = {
     "scale_attn_weights": True,
     "use_bidirectional_attention": False,
 }
-# What another value of these, or of a family's constants, does.
+# Effects of other values of these keys and of a family's constants, for messages.
 DOES: Keys = {
     "activation_function": "computes another function in each layer",
     "add_cross_attention": "adds attention to an encoder",
@@ -288,7 +288,7 @@ DOES: Keys = {
     "tie_word_embeddings": "gives the head weights of its own",
     "use_bidirectional_attention": "lets a token see those after it",
 }
-# Keys that say nothing about what a model computes: those that transformers writes for every model, and the like.
+# Keys that do not change what a model computes, such as those that transformers writes for every model.
 SAYING_NOTHING = frozenset(
     "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels "
     "architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id "
@@ -306,12 +306,12 @@ SAYING_NOTHING = frozenset(
 
 EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-# Keys of a block of rotary positions; `finetuned` is of YaRN's own models.
+# Keys of a block of rotary positions. YaRN's own models have `finetuned`.
 ROPE_BLOCK_KEYS = frozenset(
     "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale mscale_all_dim "
     "original_max_position_embeddings rope_theta rope_type truncate type".split()
 )
-# What each way of a family to say its windows reads.
+# Keys that are read for each way in which families define their windows.
 WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
     None: frozenset(),
     "all": frozenset({"sliding_window"}),
@@ -325,7 +325,7 @@ BOOLEANS = frozenset(
 
 
 def read_keys(name: str, family: Family) -> frozenset[str]:
-    """Return the keys of theirs that make a model of the family what it is."""
+    """Return the keys of config.json that define a model of the family."""
     keys = {*family.keys, *family.constant, family.activation}
     if family.kind == "decoder":
         keys |= ROPE_KEYS | WINDOW_KEYS[family.window]
@@ -337,7 +337,7 @@ def read_keys(name: str, family: Family) -> frozenset[str]:
 
 
 def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each key of a config.json that the family does not have, or whose value it has not."""
+    """Yield a sentence for each key of a config.json that is unknown or has an unsupported value."""
     known, plain = read_keys(name, family), {**UNSUPPORTED, **family.constant}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_size = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
@@ -350,11 +350,11 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
         elif key in known:
             if key in BOOLEANS and value is not None and not isinstance(value, bool):
                 yield f"{fault}, not true or false"
-            # transformers cannot read such a null.
+            # transformers fails on such a null.
             is_count = family.keys.get(key) in ("experts", "experts_per_token", "expert_hidden", "head_size")
             if value is None and is_count and family.absent.get(key) is not None:
                 yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
-        # A family without such a key has heads of this size by itself.
+        # In a family without this key, heads have this size anyway.
         elif key == "head_dim" and value == head_size:
             continue
         elif key not in SAYING_NOTHING and key not in family.silent and value not in (None, False, "", [], {}):

@@ -1,9 +1,8 @@
-"""What the files of a Hugging Face folder say apart from the weights, and what an export writes of it.
+"""The metadata files of a Hugging Face folder: model, preprocessor and special tokens.
 
-config.json of `init_from` sets every size, and what the job says must agree. preprocessor_config.json says how
-transformers makes what a model of images reads of a picture; its means and deviations are of pixels times a factor,
-1/255 by default, and ours are of bytes. generation_config.json and the tokenizer say which tokens begin, end and pad a
-text.
+config.json of `init_from` defines every size, and the keys of the job must agree with it. preprocessor_config.json
+defines how transformers normalizes images; its means and deviations apply to pixels times a factor, 1/255 by default,
+while ours apply to bytes. generation_config.json and the tokenizer define the tokens that begin, end and pad a text.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
-    """Return the spec with the model of the folder that it starts from; unchanged where it starts from none.
+    """Return the spec with the model of its `init_from` folder, or unchanged if it has none.
 
-    With `is_here` False a folder that is not here is forgiven where the job says every size. Raises SpecError where
-    config.json cannot be read, describes what is not supported, or does not agree with the job.
+    If `is_here` is False, the folder may be missing as long as the job defines every size. Raises SpecError if
+    config.json cannot be read, is not supported, or does not agree with the job.
     """
     model = train.model
     if not isinstance(model, Published) or model.init_from is None:
@@ -68,16 +67,16 @@ def _config_path(folder: str) -> epath.Path:
 
 
 def _storage(folder: str) -> contextlib.AbstractContextManager[None]:
-    """Raise what a store raises within the block as SpecError or StorageError; do nothing for a folder here."""
+    """Translate the errors of an object store within the block to SpecError or StorageError."""
     if remote.is_remote(folder):
         return remote.storage(f"reading train.model.init_from = {folder}", SpecError)
     return contextlib.nullcontext()
 
 
 def read_model(folder: str) -> Published:
-    """Return the model that the folder's config.json describes, an image's pixels as its preprocessor_config.json does.
+    """Return the model that config.json describes, with the pixel statistics of preprocessor_config.json.
 
-    Raises SpecError; StorageError where a store fails.
+    Raises SpecError, and StorageError if a store fails.
     """
     path, name = _config_path(folder), "config.json"
     try:
@@ -103,7 +102,7 @@ def read_model(folder: str) -> Published:
 
 
 def check_model(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
-    """Raise SpecError where keys, by default all, of `mine` differ from the model of the folder."""
+    """Raise SpecError if keys of the job's model, by default all, differ from the model of the folder."""
     differences = config_json.differences(mine, theirs, keys)
     if differences:
         raise SpecError(f"{_config_path(folder)} describes another model than train.model: {'; '.join(differences)}")
@@ -113,7 +112,7 @@ def check_model(mine: Published, theirs: Published, folder: str, keys: set[str] 
 
 
 def parse_pixels(text: str, where: str) -> dict[str, list[float]]:
-    """Return `pixel_mean` and `pixel_std` by a file's text; neither where it names none. Raises SpecError."""
+    """Parse `pixel_mean` and `pixel_std`, an empty dict if the file has none. Raises SpecError."""
     try:
         given = json.loads(text)
         if not isinstance(given, dict):
@@ -137,16 +136,16 @@ def parse_pixels(text: str, where: str) -> dict[str, list[float]]:
 
 
 def with_pixels(model: OfImages, pixels: Mapping[str, list[float]]) -> OfImages:
-    """Return the model with these means and deviations; one number is that of every channel, as in transformers."""
+    """Return the model with these means and deviations; a single number applies to all channels."""
     update = {key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()}
     return model.model_copy(update=update)
 
 
 def render_preprocessor(model: OfImages, size: Sequence[int] | None, share: float) -> dict[str, Any] | None:
-    """Return what an evaluation of ours does, in transformers' keys.
+    """Return the preprocessing of an evaluation in transformers' keys.
 
-    `share` of a side is seen, in `size`, height and width. None where each image is standardized by itself, which
-    transformers does not know.
+    The center crop has `share` of a side and is resized to `size`, height and width. Returns None if each image is
+    standardized by itself, which transformers does not support.
     """
     if model.pixel_mean is None or model.pixel_std is None:
         return None
@@ -168,9 +167,9 @@ def render_preprocessor(model: OfImages, size: Sequence[int] | None, share: floa
 
 
 def read_generation(folder: str | None) -> dict[str, Any]:
-    """Return what generation_config.json of a folder says, over the special tokens of its config.json.
+    """Read generation_config.json of a folder, with the special tokens of config.json as defaults.
 
-    Empty without a folder, and where it is no longer there or cannot be read.
+    Returns an empty dict without a folder, and if the files do not exist or cannot be read.
     """
     if folder is None:
         return {}
@@ -197,9 +196,10 @@ def end_tokens(folder: str) -> tuple[int, ...]:
 
 
 def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the special tokens that a tokenizer's files name and number; only those that its tokenizer.json has.
+    """Return the ids of a tokenizer's special tokens, as far as its tokenizer.json contains them.
 
-    Read as JSON: an export needs no package that tokenizes. What cannot be read says nothing.
+    The files are parsed as JSON, so that an export does not need the package `tokenizers`. Unreadable files are
+    ignored.
     """
     names: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):

@@ -1,7 +1,7 @@
-"""Loads weights from a Hugging Face folder: config.json and safetensors, one file or many with an index.
+"""Loads weights from a Hugging Face folder with config.json and safetensors, one file or many with an index.
 
-Parameter by parameter and part by part: a process reads only what its own devices hold. The folder may be here or in
-gs:// or s3://; of an object in a store, only the rows that are asked for are fetched, by ranges.
+Parameters are loaded one by one, and a process reads only the parts for its own devices. The folder may be local or in
+gs:// or s3://; of an object in a store only the needed rows are fetched, as ranges.
 
 A ViT for images of another size than its folder's gets its positions interpolated, as in transformers and PyTorch.
 N positions: a class token's, then those of the patches, row by row; D model.
@@ -43,9 +43,9 @@ Grid = tuple[int, int]  # rows and columns of patches
 
 
 def load_parameters(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
-    """Return the parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
+    """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
 
-    Raises SpecError when config.json describes another model, or a tensor is missing, left over or of another shape.
+    Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or of another shape.
     """
     return dict(iterate_parameters(model, wanted))
 
@@ -53,9 +53,9 @@ def load_parameters(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]
 def iterate_parameters(
     model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
 ) -> Iterator[tuple[str, Array]]:
-    """Yield what `load_parameters` returns, one after the other: those that the caller lets go take no memory.
+    """Yield the parameters of `load_parameters` one by one, so that the caller can release them.
 
-    Unless `is_cast`, each has the dtype of the folder: that which holds every tensor of it, float32 of a double.
+    Unless `is_cast`, each has the smallest dtype that holds all of its tensors in the folder, float32 for a double.
     """
     path = model.init_from or ""
     theirs = folder.read_model(path)
@@ -77,7 +77,7 @@ def iterate_parameters(
         if like.shape == shape:
             yield name, read_parameter(leaf, cast, files)
             continue
-        # The positions of another grid of patches than the folder's, of which each process reads all.
+        # The grid of patches differs from the folder's: each process reads all positions and interpolates them.
         assert isinstance(model, ViT) and isinstance(theirs, ViT), "no other model has a grid"
         assert cast.sharding is not None, "the train step gives every parameter a sharding"
         spans = tuple(slice(0, size) for size in shape)
@@ -88,7 +88,7 @@ def iterate_parameters(
 
 
 def folder_leaves(model: Published, files: Files) -> dict[str, Leaf]:
-    """Return the leaves under the names of this folder: files of a model without its head lack the prefix."""
+    """Return the leaves with the names of this folder: files of a model without its head have no prefix."""
     leaves, prefix = names.parameter_leaves(model), names.PREFIX[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
@@ -103,9 +103,9 @@ def check_tensors(
     files: Files,
     unread: tuple[str, ...] = (),
 ) -> None:
-    """Raise SpecError where the folder `path` does not hold just the tensors of what the block `key` asks for.
+    """Raise SpecError if the folder `path` does not hold exactly the tensors that the block `key` needs.
 
-    Those whose names end in one of `unread` may be there.
+    Tensors whose names end with one of `unread` are allowed.
     """
     unknown = [name for name in wanted if name not in leaves]
     if unknown:
@@ -123,7 +123,7 @@ def check_tensors(
 
 
 def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
-    """Read a parameter, each device's part by itself; replicas are read once."""
+    """Read a parameter, one part for each device; replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
     def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
@@ -162,7 +162,7 @@ class _Cut(NamedTuple):
 
 
 def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> _Cut:
-    """Return the slice of a tensor's axis that covers `span` of these axes; all of it if not contiguous."""
+    """Return the slice of a tensor's axis that covers `span` of these axes, or all of it if not contiguous."""
     whole = [sizes[axis] for axis in letters]
     if not letters:
         return _Cut(slice(0, 1), [], [])
@@ -174,7 +174,7 @@ def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice])
 
 
 def interpolate_positions(positions_ND: NDArray[np.float32], given: Grid, wanted: Grid) -> NDArray[np.float32]:
-    """Return the positions of a grid of patches from those of another: bicubic, and the class token's as it is."""
+    """Interpolate the positions of a grid of patches bicubically, keeping that of the class token."""
     patches_YXD = positions_ND[1:].reshape(*given, -1).astype(np.float64)
     rows, columns = (_bicubic_weights(*sizes) for sizes in zip(given, wanted, strict=True))
     patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
@@ -182,7 +182,7 @@ def interpolate_positions(positions_ND: NDArray[np.float32], given: Grid, wanted
 
 
 def _bicubic_weights(given: int, wanted: int) -> NDArray[np.float64]:
-    """Return the weight of each given place in each wanted one; beyond an edge it repeats the place there."""
+    """Return the weights [new, old] of bicubic interpolation, with edge padding."""
     matrix = np.zeros((wanted, given))
     places = (np.arange(wanted) + 0.5) * given / wanted - 0.5
     for offset in range(-1, 3):
@@ -199,7 +199,7 @@ def _bicubic_weights(given: int, wanted: int) -> NDArray[np.float64]:
 
 
 class Files:
-    """The tensors of a folder by name. Raises SpecError when there are none, or a file cannot be read."""
+    """The tensors of a folder by name. Raises SpecError if there are none, or a file cannot be read."""
 
     def __init__(self, folder: str, key: str = KEY) -> None:
         self._key = key
@@ -218,7 +218,7 @@ class Files:
         return name in self._paths
 
     def __getitem__(self, name: str) -> Any:
-        """Return the tensor `name`, read when it is sliced. Raises SpecError when its file cannot be read."""
+        """Return a lazy tensor, read when it is sliced. Raises SpecError if its file cannot be read."""
         path = self._paths[name]
         try:
             if path not in self._open:
@@ -228,7 +228,7 @@ class Files:
             raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of the tensor `name` in its file. Raises SpecError for one that is no float."""
+        """Return the stored dtype of a tensor. Raises SpecError if it is not floating-point."""
         stored = self[name].get_dtype()
         if stored not in DTYPES:
             raise SpecError(f"{self._key}: {name} is {stored}; {', '.join(DTYPES)} are supported")
@@ -236,7 +236,7 @@ class Files:
         return dtype
 
     def close(self) -> None:
-        """Close the files: the pages that were read are mapped, and count as this process's memory, until then."""
+        """Close the local files, whose mapped pages count as memory of this process."""
         self._open = {path: file for path, file in self._open.items() if isinstance(file, RemoteFile)}
 
 
@@ -245,7 +245,7 @@ def _open_file(path: str, key: str) -> Any:
 
 
 def _tensor_paths(folder: str, key: str) -> dict[str, str]:
-    """Return the file of each tensor. Without an index all safetensors files of the folder are opened."""
+    """Return the file of each tensor, opening all safetensors files of the folder if there is no index."""
     root = epath.Path(folder)
     try:
         if (root / INDEX).exists():
@@ -262,9 +262,9 @@ def _tensor_paths(folder: str, key: str) -> dict[str, str]:
 
 
 class RemoteFile:
-    """A file of safetensors in a store: its header, and parts of its tensors, as `safe_open` has them.
+    """A safetensors file in an object store, with the interface of `safe_open`.
 
-    Raises SpecError for a file that is none, or is cut off; StorageError.
+    Raises SpecError for an invalid or truncated file, and StorageError.
     """
 
     def __init__(self, url: str, key: str = KEY) -> None:
@@ -287,11 +287,11 @@ class RemoteFile:
             raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
 
     def keys(self) -> list[str]:
-        """Return the names of its tensors."""
+        """Return the names of the tensors."""
         return list(self._header)
 
     def get_slice(self, name: str) -> RemoteTensor:
-        """Return the tensor `name`. Raises SpecError where it is not in the file, and for a dtype that is no float."""
+        """Return a lazy tensor. Raises SpecError if it is not in the file or not floating-point."""
         if name not in self._header:
             raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX} says it is")
         about = self._header[name]
@@ -302,7 +302,7 @@ class RemoteFile:
         return RemoteTensor(self, about["shape"], about["dtype"], self._start + about["data_offsets"][0])
 
     def read(self, start: int, end: int) -> bytes:
-        """Return its bytes from `start` to `end`. Raises SpecError, StorageError."""
+        """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.storage(f"reading {self._url}", SpecError):
             data: bytes = remote.filesystem(self._url).cat_file(self._url, start=start, end=end)
         return data
@@ -310,7 +310,7 @@ class RemoteFile:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteTensor:
-    """A tensor in a store: a slice of it fetches the rows along its first axis that hold it."""
+    """A lazy tensor in an object store: slicing fetches the needed rows along the first axis."""
 
     file: RemoteFile
     shape: list[int]
@@ -318,11 +318,11 @@ class RemoteTensor:
     start: int
 
     def get_shape(self) -> list[int]:
-        """Return the sizes of its axes."""
+        """Return the shape."""
         return self.shape
 
     def get_dtype(self) -> str:
-        """Return its dtype, as safetensors calls it."""
+        """Return the dtype as named by safetensors."""
         return self.dtype
 
     def __getitem__(self, where: Slices) -> np.ndarray[Any, Any]:

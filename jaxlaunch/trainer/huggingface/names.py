@@ -1,8 +1,8 @@
-"""Names and layouts of our models' parameters in Hugging Face's files, as tables. Reads no file.
+"""Tables of the names and layouts of our models' parameters in Hugging Face's files.
 
 A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped. `Leaf("ldhk", "hk d",
-"model.layers.{l}.self_attn.q_proj.weight")` reads: ours has the axes layer, D, heads, head size; for every layer there
-is one tensor, [heads × head size, D].
+"model.layers.{l}.self_attn.q_proj.weight")` means: our parameter has the axes layer, D, heads, head size, and for every
+layer there is one tensor, [heads × head size, D].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QKV = ("query", "key", "value")
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """How one of our parameters is stored in their files."""
+    """The layout of one of our parameters in their files."""
 
     # A letter for each axis.
     ours: str
@@ -34,26 +34,26 @@ class Leaf:
 
     @property
     def stacked(self) -> str:
-        """The axes along which every tensor of theirs is one index."""
+        """The axes of ours along which each index is a tensor of its own."""
         return "".join(letter for letter in self.ours if "{" + letter + "}" in self.name)
 
     @property
     def order(self) -> list[int]:
-        """For each other axis of ours, its index among the axes of their tensor: the transposition theirs -> ours."""
+        """The transposition of a tensor from their axes to ours, without the stacked axes."""
         letters, stacked = "".join(self.theirs.split()).replace("1", ""), self.stacked
         return [letters.index(axis) for axis in self.ours if axis not in stacked]
 
     def places(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-        """Yield the indexes along the stacked axes within `span`, by axis: one tensor each."""
+        """Yield the indexes along the stacked axes within `span` by axis, one dict for each tensor."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked]
         return (dict(zip(self.stacked, places, strict=True)) for places in itertools.product(*ranges))
 
     def whole(self, shape: tuple[int, ...]) -> dict[str, slice]:
-        """Return all of a parameter of this shape, as a span."""
+        """Return the span of a whole parameter of this shape."""
         return {axis: slice(0, size) for axis, size in zip(self.ours, shape, strict=True)}
 
     def tensors(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the names and shapes of the tensors that make a parameter of this shape."""
+        """Yield the names and shapes of the tensors of a parameter with this shape."""
         sizes = dict(zip(self.ours, shape, strict=True))
         theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split())
         return ((self.tensor(places), theirs) for places in self.places(self.whole(shape)))
@@ -68,7 +68,7 @@ class Leaf:
         return self.name.format(**names)
 
 
-# Their names of a layer's norms, by where ours are: the same name is of another norm in another family.
+# Their names of a layer's norms by the position of ours. The same name means another norm in another family.
 NORMS: Mapping[str, Mapping[str, str]] = {
     "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
@@ -223,7 +223,7 @@ def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
-# What a kind's files hold apart from parameters; and the start of names that is missing in files without the head.
+# Suffixes of tensors that are not parameters, and the prefix that names lack in files without the head.
 _UNREAD: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
@@ -243,7 +243,7 @@ HEAD = ("head", "head_bias")
 
 
 def unread_suffixes(model: spec.Published) -> tuple[str, ...]:
-    """Return ends of the names of tensors that this model's files may hold and nothing reads."""
+    """Return the suffixes of tensors that this model's files may contain and that are not read."""
     if isinstance(model, spec.Decoder) and model.tied:
         # Some repositories also publish the embedding under the name of the head.
         return (*_UNREAD[model.kind], "lm_head.weight")
@@ -251,12 +251,12 @@ def unread_suffixes(model: spec.Published) -> tuple[str, ...]:
 
 
 def new_parameters(model: spec.Published) -> tuple[str, ...]:
-    """Return the parameters that are drawn at random instead of read: those of a new head."""
+    """Return the parameters of a new head, which are initialized at random instead of loaded."""
     return HEAD if isinstance(model, spec.OfImages) and model.new_head else ()
 
 
 def batch_counts(model: spec.Published) -> dict[str, Leaf]:
-    """Return how many batches each norm has seen, which their files hold and ours lack, by a name for each."""
+    """Return the leaves of the batch counters of norms, which exist only in their files."""
     if not isinstance(model, spec.ResNet):
         return {}
     return {
@@ -266,9 +266,9 @@ def batch_counts(model: spec.Published) -> dict[str, Leaf]:
 
 
 def parameter_leaves(model: spec.Published) -> dict[str, Leaf]:
-    """Return how the parameters of a model are stored, by name, and the running statistics of a ResNet.
+    """Return the leaves of a model's parameters by name, and of the running statistics of a ResNet.
 
-    Raises SpecError for what theirs lacks: a ViT's pooling, a ResNet's small stem or another epsilon.
+    Raises SpecError for unsupported options: pooling of a ViT, another stem or epsilon of a ResNet.
     """
     match model:
         case spec.ResNet():

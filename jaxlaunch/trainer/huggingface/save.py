@@ -1,8 +1,8 @@
 """Saves weights as a folder of config.json and safetensors, one file or many with an index.
 
-Written tensor by tensor, under another name until it is complete: no reader sees a partial folder. Models that Hugging
-Face has are written in its form. The MLP of a table, which it does not have, is a folder of arrays with our names and
-axes, so that a few lines of NumPy compute the same, and of its sizes in config.json.
+A folder is written tensor by tensor under a temporary name and renamed, so that no reader sees a partial folder. Models
+that Hugging Face supports are written in its format. For the MLP of a table, which it does not support, the arrays have
+our names and axes, so that a few lines of NumPy can evaluate it, and config.json contains its sizes.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def save_model(
 ) -> list[str]:
     """Write the parameters of `model` as a folder, and return the names of its safetensors.
 
-    Each parameter is read once, tensor by tensor, and no more than one is held in memory. One process must be able
-    to read them whole.
+    Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be able to read
+    all of them.
 
     Args:
         to: A folder that is new or empty.
         model: The model, which may have an `init_from` with special tokens of its own.
         params: The parameters by name.
-        file_bytes: Size of a file, which has one tensor at least.
-        beside: Files of its tokenizer, by name, which say the special tokens that `model.init_from` does not.
+        file_bytes: Maximum size of a file, which has at least one tensor.
+        beside: Files of the tokenizer by name, which define special tokens that `model.init_from` does not.
         classes: The names of its labels, if they have names.
 
     Raises:
@@ -92,12 +92,12 @@ def save_model(
         if len(classes) == model.classes:
             config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     else:
-        # Null where a token is not known: left out, transformers takes its own, which its own vocabulary has.
+        # Unknown tokens are null. If they were missing, transformers would use the defaults of its own vocabulary.
         if not (isinstance(model, GPT2) and model.vocab > config_json.GPT2_END):
             config |= dict.fromkeys(TOKEN_KEYS)
         config |= {key: generation[key] for key in TOKEN_KEYS if key in generation}
         files[GENERATION] = generation
-    # Counts of batches, which nothing reads: there is a momentum.
+    # Batch counters are required and not used, because the norms have a momentum.
     arrays = {**params, **{name: np.zeros((), np.int64) for name in counts}} if counts else params
     files = {"config.json": config | {"dtype": dtype}, **files, **beside}
     return write_folder(to, leaves | counts, arrays, files, file_bytes=file_bytes)
@@ -112,9 +112,9 @@ def write_folder(
     stem: str = "model",
     file_bytes: int = FILE_BYTES,
 ) -> list[str]:
-    """Write parameters, stored as `leaves` say, and other files by name, as a folder; return its safetensors.
+    """Write parameters in the layout of `leaves` and other files as a folder, and return its safetensors.
 
-    As `save_model` does, whose file of weights is named after `stem`. Raises SpecError where `to` is not empty.
+    The names of the weight files begin with `stem`. Raises SpecError if `to` is not empty.
     """
     with _complete_folder(check_target(to)) as folder:
         groups = list(_group_tensors(_list_tensors(leaves, params), file_bytes))
@@ -138,7 +138,7 @@ def write_folder(
 
 
 def check_target(to: str) -> Path:
-    """Return the folder to write, as an absolute path. Raises SpecError where no new folder can be renamed to it."""
+    """Return the absolute path of the folder to write. Raises SpecError if it cannot be replaced by a new folder."""
     if "://" in to:
         raise SpecError(f"{to} is not a local folder; write to a local one, and copy it from there")
     folder = Path(to).absolute()
@@ -151,7 +151,7 @@ def check_target(to: str) -> Path:
 
 @contextlib.contextmanager
 def _complete_folder(target: Path) -> Iterator[Path]:
-    """Give a new folder next to `target` that is renamed to it at the end, or removed when something is raised."""
+    """Yield a new folder that is renamed to `target` at the end, or removed after an exception."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.with_name(f".{target.name}.part-{secrets.token_hex(4)}")
     folder.mkdir()
@@ -165,7 +165,7 @@ def _complete_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """Give a new file, synced to the disk at the end: after a power cut the renamed folder must be complete."""
+    """Open a new file and sync it at the end, so that the renamed folder is complete after a power failure."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -173,7 +173,7 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def encode_json(content: Mapping[str, Any]) -> bytes:
-    """Return a block of keys as the text of its file."""
+    """Encode a block of keys as a JSON file."""
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
@@ -214,7 +214,7 @@ def _group_tensors(tensors: Iterable[_Tensor], file_bytes: int) -> Iterator[list
 def _write_tensors(
     file: IO[bytes], tensors: Iterable[_Tensor], leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]
 ) -> None:
-    """Write one file of safetensors: the header's length, the header, and the tensors' bytes in its order."""
+    """Write a safetensors file: the length of the header, the header, and the bytes of the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
@@ -225,7 +225,7 @@ def _write_tensors(
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors:
-        # Without a name: what was written is let go before the next one is read.
+        # The array is not bound to a name, so that it is released before the next one is read.
         file.write(_read_tensor(leaves[tensor.parameter], params[tensor.parameter], tensor).view(np.uint8).data)
 
 
@@ -238,14 +238,14 @@ def _read_tensor(leaf: Leaf, parameter: Parameter, tensor: _Tensor) -> np.ndarra
 
 
 def save_mlp(to: str, model: MLP, params: Mapping[str, Parameter], beside: Mapping[str, bytes]) -> list[str]:
-    """Write the folder, all or nothing, and return its safetensors. Raises SpecError where `to` is not empty."""
+    """Write the folder atomically and return its safetensors. Raises SpecError if `to` is not empty."""
     config = {"model_type": MLP_TYPE, **{key: getattr(model, key) for key in MLP_SIZES}}
     leaves = {name: _mlp_leaf(name, len(array.shape)) for name, array in params.items()}
     return write_folder(to, leaves, params, {"config.json": config, **beside})
 
 
 def read_mlp_model(folder: str) -> MLP | None:
-    """Return the model of a folder of `save_mlp`; None for another folder. Raises SpecError where it is damaged."""
+    """Read the model of a folder that `save_mlp` wrote, None for other folders. Raises SpecError if it is damaged."""
     try:
         config = json.loads((epath.Path(folder) / "config.json").read_text())
         if not isinstance(config, dict) or config.get("model_type") != MLP_TYPE:
@@ -259,7 +259,7 @@ def read_mlp_model(folder: str) -> MLP | None:
 
 
 def load_mlp(folder: str, wanted: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the parameters, with the shapes and shardings of `wanted`. Raises SpecError for another model's."""
+    """Load the parameters with the shapes and shardings of `wanted`. Raises SpecError for those of another model."""
     files = Files(folder, "the export")
     leaves = {name: _mlp_leaf(name, len(like.shape)) for name, like in wanted.items()}
     load.check_tensors(folder, "its config.json", leaves, wanted, files)
