@@ -21,7 +21,7 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
 
-# One record at a time, in the thread that asks: handing it to array_record's own threads takes longer than reading it.
+# Read one record in the calling thread: handing it to array_record's own threads takes longer than reading it.
 READER = "readahead_buffer_size:0,max_parallelism:0"
 # Buffer size of one file; array_record's own default is 1 MiB.
 READ_BYTES = 1 << 15
@@ -32,7 +32,7 @@ OPEN_FILES = 256
 
 
 def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
-    """Open the files of `split`, or its share of the records when one set of files holds both."""
+    """Open the files of `split`, or its share of the records if one set of files contains both splits."""
     if split == "eval" and data.eval_path is not None:
         return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
@@ -47,7 +47,7 @@ def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSourc
 
 
 class Records(DataSource):
-    """All records of the files, file after file."""
+    """All records of several files, in order."""
 
     def __init__(self, paths: list[str]) -> None:
         self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
@@ -71,7 +71,7 @@ class Records(DataSource):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `launcher prepare` noted of its files, such as the names of the classes; empty for those of others."""
+        """Metadata that `launcher prepare` stored, such as the names of the classes; empty for other files."""
         return read_notes(tuple(self._paths))
 
     def fingerprint(self) -> str:
@@ -81,7 +81,7 @@ class Records(DataSource):
 
 
 class _Part(DataSource):
-    """Some of the records: the k-th is `index(k)` of the whole."""
+    """A subset of records: the k-th is record `index(k)` of the whole."""
 
     def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
         self._whole, self._index, self._length, self._label = whole, index, length, label
@@ -95,17 +95,17 @@ class _Part(DataSource):
 
     @property
     def about(self) -> dict[str, Any]:
-        """That of the whole."""
+        """The metadata of the whole."""
         return self._whole.about
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the whole, and which part this is."""
+        """Return the fingerprint of the whole and the label of this part."""
         return f"{self._whole.fingerprint()}, {self._label}"
 
 
 @functools.lru_cache(maxsize=8)
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the folder of these files says of them; empty where it says nothing. Raises DataError for damage."""
+    """Read the metadata of these files, empty if their folder has none. Raises DataError if it is damaged."""
     folder = os.path.dirname(paths[0])
     path = os.path.join(folder, ABOUT)
     if not (ABOUT in remote.entries(folder) if remote.is_remote(path) else os.path.exists(path)):
@@ -118,7 +118,7 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class RecordFile:
-    """One file, of which `idle` readers are kept. Raises DataError where it is not in the array_record format."""
+    """One file with up to `idle` open readers. Raises DataError if it is not in the array_record format."""
 
     def __init__(self, path: str, idle: int) -> None:
         self._path = files.local_path(path)
@@ -126,18 +126,18 @@ class RecordFile:
             self.count = len(ArrayRecordDataSource(self._path))
         except Exception as error:
             # C++ raises a RuntimeError, also for a truncated file.
-            # Of a file that is too small array_record says only that; all of ours end in a footer.
+            # array_record only reports the size if a file is too small, which is no useful detail.
             why = str(error).partition(";")[0]
             detail = "" if "64KB" in why else f" ({why})"
             raise DataError(
                 f"{path} is not an array_record file, or is truncated{detail}; data.source = array_record reads no "
                 "other"
             ) from error
-        # Readers that no thread uses; each has its own place in the file, and keeps it open.
+        # Readers that no thread uses. Each has its own position and an open file.
         self._idle: deque[Any] = deque(maxlen=idle)
 
     def read(self, number: int) -> bytes:
-        """Read a record. Raises what array_record raises, a RuntimeError or an IndexError."""
+        """Read a record. Raises RuntimeError or IndexError from array_record."""
         try:
             reader = self._idle.pop()
         except IndexError:

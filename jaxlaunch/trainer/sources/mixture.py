@@ -1,9 +1,9 @@
 """Several sets of examples in fixed proportions: the set of an example is a function of its position alone.
 
-The endless sequence is cut into blocks of a thousand positions, or of more where that would round a small weight by
-more than a hundredth of it. Each block holds as many examples of a part as its weight says, rounded so that none is off
-by a whole one, spread evenly in one fixed pattern. Within a part, each example comes once before any comes again, in an
-order of the part's own.
+The endless sequence is divided into blocks of a thousand positions, or of more if that would round a small weight by
+more than 1 %. In each block the number of examples of a part is proportional to its weight, rounded by less than one
+example, and they are spread evenly in a fixed pattern. Within a part, each example occurs once per epoch, in a separate
+shuffled order.
 
 P positions, S parts.
 """
@@ -29,9 +29,9 @@ ROUNDED = 0.01
 
 
 class Mixture(DataSource):
-    """The examples of the parts, one part after the other; `indexes` says which of them is where.
+    """The examples of the parts, one part after the other, drawn in fixed proportions.
 
-    Raises SpecError for a weight that is less than one example of a block.
+    Raises SpecError if a weight is less than one example in a block.
     """
 
     def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
@@ -40,7 +40,7 @@ class Mixture(DataSource):
         self.is_light = all(part.is_light for part in self._parts)
         self.takes_rng = self.may_draw = any(part.may_draw for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
-        # The first length that rounds no weight by more than ROUNDED, else the last.
+        # Use the first length that rounds every weight accurately enough, or else the last one.
         share_S = np.array([weights[name] for name in parts]) / sum(weights[name] for name in parts)
         for block in BLOCKS:
             count_S = counts([weights[name] for name in parts], block)
@@ -53,7 +53,7 @@ class Mixture(DataSource):
                     f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {self._block}; "
                     "leave the part out, or raise its weight"
                 )
-        # The part at each position of a block, those of a part as far from each other as can be.
+        # The part at each position of a block, spread as evenly as possible.
         part_P = np.repeat(np.arange(len(parts)), count_S)
         number_P = np.arange(len(part_P)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
         self._part_P = part_P[np.argsort((number_P + 0.5) / count_S[part_P], kind="stable")]
@@ -66,12 +66,12 @@ class Mixture(DataSource):
         return part.read_example(within, rng)
 
     def where(self, index: int) -> str | None:
-        """Return the file of an example, and where in it the example is; None where its part cannot say."""
+        """Return the file of an example and the place in it, or None if its part does not know."""
         part, within = self._at(index)
         return part.where(within)
 
     def fingerprint(self) -> str:
-        """Return that of each part, and its examples in a block."""
+        """Return the fingerprint and the number of examples in a block of each part."""
         parts = zip(self._names, self._count_S.tolist(), self._parts, strict=True)
         return f"mixture of {self._block}: " + "; ".join(
             f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
@@ -84,7 +84,7 @@ class Mixture(DataSource):
         return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
 
     def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
-        """Return the indices of the examples at positions `start` … `stop` − 1."""
+        """Return the indexes of the examples at positions `start` … `stop` − 1."""
         part_P = self._part_P[np.arange(start, stop) % self._block]
         index_P = np.empty(stop - start, np.int64)
         for number, part in enumerate(self._parts):
@@ -97,7 +97,7 @@ class Mixture(DataSource):
         return index_P
 
     def epochs(self, positions: int) -> dict[str, float]:
-        """Return how often each part was seen in the first `positions`, by name."""
+        """Return the epochs of each part in the first `positions`, by name."""
         return {
             name: self._before(number, positions) / len(part)
             for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
@@ -113,7 +113,7 @@ class Mixture(DataSource):
 
 
 def counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
-    """Return the examples of each part in a block, [S]: the largest remainders are rounded up (Hamilton's method)."""
+    """Return the number of examples of each part in a block, [S], by the method of largest remainders."""
     exact_S = np.array(weights) / sum(weights) * block
     count_S = np.floor(exact_S).astype(np.int64)
     up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]

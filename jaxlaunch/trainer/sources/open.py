@@ -1,4 +1,4 @@
-"""Opens what `train.data` describes. Each kind of source has a module of its own, imported when a job uses it."""
+"""Opens the source of `train.data`, importing only the modules that a job needs."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
 
 def import_modules(data: Data) -> None:
-    """Import what opening `data` imports; nothing is opened, and nothing of the user's imported."""
+    """Import the modules that opening `data` needs, without those of the user."""
     _opener(data)
 
 
 def baselines(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
-    """Return metrics of simpler models on the held-out data by name, reported with those of the evaluation."""
+    """Return the metrics of baseline models on the held-out data, which are reported with the evaluation."""
     if isinstance(spec.data, Text) and spec.data.bigram:
         from jaxlaunch.trainer.sources import text
 
@@ -80,14 +80,14 @@ def baselines(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -
 
 
 def tokenizer_files(data: Data) -> Mapping[str, bytes]:
-    """Return the files of the data's tokenizer by name, which checkpoints carry; none of bytes and of other data."""
+    """Return the tokenizer files that checkpoints contain by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
     return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
 
 
 def open_mixture(block: str, split: Split) -> DataSource:
-    """Open a mixture of images that is given as JSON, in a worker process."""
+    """Open a mixture of images from its JSON block in a worker process."""
     from jaxlaunch.trainer.sources.images import source as images
 
     source = images.open_mixture(Mixture.model_validate_json(block), split, _open_examples)
@@ -96,9 +96,9 @@ def open_mixture(block: str, split: Split) -> DataSource:
 
 
 def _opener(data: Data) -> Opener:
-    """Return what opens `data`.
+    """Return the function that opens `data`.
 
-    Its modules are imported here: those of tensorflow-datasets take a quarter of a second.
+    Modules are imported here, because importing tensorflow-datasets takes a quarter of a second.
     """
     match data:
         case Tfds() | ArrayRecord() | Images():
@@ -128,7 +128,7 @@ def _opener(data: Data) -> Opener:
             from jaxlaunch.trainer.sources import synthetic
 
             def open_synthetic(spec: TrainSpec, split: Split) -> DataSource | None:
-                # Evaluation goes on where training ends: other examples of the same kind.
+                # Evaluation uses the examples after those of training.
                 first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
                 if not examples:
                     return None
@@ -183,7 +183,7 @@ def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
 
 
 def _mixture_opener(data: Mixture) -> Opener:
-    """Return what opens the parts that have examples of the split; an evaluation counts all, each example once."""
+    """Return the function that opens the parts of a split; an evaluation uses every example of all parts once."""
     if data.of == "images":
         from jaxlaunch.trainer.sources.images import source as images
 

@@ -1,4 +1,4 @@
-"""Random but learnable examples, each a function of its index alone: for smoke tests and benchmarks.
+"""Random but learnable examples for smoke tests and benchmarks, each a function of its index.
 
 H height, W width, L length, V vocabulary.
 """
@@ -16,7 +16,7 @@ NOISE = 0.1
 
 
 class Images(DataSource):
-    """`image` uint8 [H, W] or as `shape` says: the picture of its class under noise; `label` int32."""
+    """`image` uint8 [H, W] or of another shape, the picture of its class with noise; `label` int32."""
 
     name = "synthetic images"
 
@@ -41,7 +41,7 @@ class Images(DataSource):
 
 
 class Tokens(DataSource):
-    """`tokens` int32 [L + 1]: each token follows from the one before by a fixed permutation, but for some noise."""
+    """`tokens` int32 [L + 1]: each token follows from the previous one by a fixed permutation, with some noise."""
 
     name = "synthetic tokens"
 

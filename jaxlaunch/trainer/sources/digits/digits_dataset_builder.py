@@ -1,8 +1,8 @@
 """The digits that scikit-learn contains, as a tensorflow-datasets builder: 1,797 images, no network.
 
-The split is fixed: every fifth image, from the first, is held out (360), the other 1,437 are trained on. Neighbouring
-images are often by the same writer, so the test measures new images, not new writers.
-tensorflow-datasets wants a builder in a package folder of its own, in a module named after it.
+The split is fixed: every fifth image, beginning with the first, is held out (360), and the other 1,437 are trained on.
+Neighbouring images are often by the same writer, so the test measures new images and not new writers.
+tensorflow-datasets requires a package for each builder, with a module named after it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
 
 
 def _png(image_HW: npt.NDArray[np.float64]) -> io.BytesIO:
-    # Encoded here: tensorflow-datasets would need TensorFlow to encode an array.
+    # tensorflow-datasets would need TensorFlow to encode an array.
     encoded = io.BytesIO()
     Image.fromarray(np.rint(image_HW * (255 / WHITE)).astype(np.uint8)).save(encoded, "png")
     encoded.seek(0)

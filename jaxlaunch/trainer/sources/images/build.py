@@ -1,8 +1,8 @@
-"""Makes the index of a split: of folders by class, of lists, and of files that hold many images.
+"""Builds the index of a split from class folders, from lists, and from files that contain many images.
 
-Members of WebDataset tars, and the values of Arrow that is not compressed, are read where they lie. Those of Parquet
-are copied once into the cache, one after the other: it can only be read by row groups, a hundred images at a time. A
-column is as Hugging Face's datasets has it: bytes, or a struct with bytes.
+Members of WebDataset tars and values of uncompressed Arrow files are read in place. The images of a Parquet file are
+copied to the cache, because Parquet can only be read by row groups, a hundred images at a time. As in Hugging Face's
+datasets, a column has bytes, or structs with bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Row = Mapping[str, Any]
 
 
 def build_index(data: Images, found: Found, classes: Classes, folder: Path) -> Index:
-    """Return the index of what was found; `classes` are those of training, or of the job. Raises DataError."""
+    """Build the index of listed files; `classes` are those of training, or of the job. Raises DataError."""
     if not found.names:
         return index.make_index(found.root, [], [], ())
     match found.kind:
@@ -73,7 +73,7 @@ def build_index(data: Images, found: Found, classes: Classes, folder: Path) -> I
 
 
 def _index_folders(found: Found, classes: Classes) -> Index:
-    """Index images by the folder below the set's, or below that of its split; those of a glob by their own folder."""
+    """Index images by the class folder below the set or its split; images of a glob by their own folder."""
     depth = 1 if found.has_splits else 0
     labels: list[str] = []
     for name in found.names:
@@ -136,7 +136,7 @@ def _index_lists(data: Images, found: Found, classes: Classes) -> Index:
 
 
 def _find_column(path: str, asked: str | None, key: str, usual: Sequence[str], row: Row) -> str:
-    """Return the column that is asked for, else the first of the usual names that is there. Raises DataError."""
+    """Return the requested column, or else the first usual name that exists. Raises DataError."""
     for name in usual if asked is None else [asked]:
         if name in row:
             return name
@@ -189,7 +189,7 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
 
 
 def _index_containers(data: Images, found: Found, classes: Any, folder: Path) -> Index:
-    """Return the index of all members of the files. Raises DataError naming the file and the member or row."""
+    """Build the index of all members of the files. Raises DataError naming the file and the member or row."""
     paths = [join_path(found.root, name) for name in found.names]
     sources: list[str] = []
     members: list[Member] = []
@@ -237,7 +237,7 @@ def _index_containers(data: Images, found: Found, classes: Any, folder: Path) ->
 
 
 class SourceFile(io.RawIOBase):
-    """A file here or in a bucket, read in place."""
+    """A local file or an object, read in place."""
 
     def __init__(self, path: str) -> None:
         self._path, self._at, self._size = path, 0, files.file_size(path)
@@ -261,7 +261,7 @@ class SourceFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_tar(path: str) -> Iterator[tarfile.TarFile]:
-    """Open a tar to read. What fails while it is read raises DataError, or StorageError where the storage does."""
+    """Open a tar for reading. Errors within the block become DataError, or StorageError if the storage fails."""
     try:
         with tarfile.open(fileobj=io.BufferedReader(SourceFile(path), 1 << 16), mode="r:") as tar:
             yield tar
@@ -272,7 +272,7 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
 
 
 def _tar_members(path: str, field: str | None) -> Iterator[Member]:
-    """Yield the images of a tar. What belongs together has one name up to its first dot."""
+    """Yield the images of a tar. Members with the same name up to the first dot belong together."""
     size = files.file_size(path)
     with open_tar(path) as tar:
         key, image, label = "", None, None
@@ -319,9 +319,9 @@ def _read_label(
 
 
 def column_members(data: Images, path: str, copy: Path) -> tuple[str, list[Member], list[str] | None]:
-    """Return the file to read, where its images are with their labels, and the names of the classes.
+    """Return the file to read, its images with their labels, and the names of the classes.
 
-    Raises DataError where the file is damaged or lacks a column.
+    Raises DataError if the file is damaged or lacks a column.
     """
     import pyarrow
     from pyarrow import parquet
@@ -361,7 +361,7 @@ def _choose_columns(data: Images, path: str, schema: Any) -> tuple[tuple[str, st
 
 
 def image_column(asked: str | None, path: str, schema: Any) -> str:
-    """Return the column of the images: as asked, as `datasets` noted it, or the first of bytes. Raises DataError."""
+    """Return the requested image column, that of the schema of `datasets`, or the first of bytes. Raises DataError."""
     features = files.arrow_features(schema)
     image = asked or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
@@ -383,7 +383,7 @@ def _check_column(path: str, schema: Any, key: str, name: str | None) -> str:
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Tell whether a column of a type of pyarrow holds bytes, or structs with bytes."""
+    """Return whether a pyarrow type is bytes, or a struct with bytes."""
     from pyarrow import types
 
     if types.is_struct(kind):
@@ -392,7 +392,7 @@ def holds_bytes(kind: Any) -> bool:
 
 
 def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tuple[Any, list[Label]]:
-    """Return the images of a batch as a checked array of bytes, and the labels. Raises DataError for a row without."""
+    """Return the images of a batch as a validated array of bytes, and the labels. Raises DataError for empty rows."""
     import pyarrow
 
     image, label = (batch.column(name) for name in columns)
@@ -412,7 +412,7 @@ def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> 
 
 
 def _members_in_place(path: str, batches: Iterator[Any], columns: tuple[str, str], mapped: Any) -> list[Member] | None:
-    """Return the members of a mapped file, in the file; None where its buffers are not those of the file."""
+    """Return the members of a mapped file, or None if its buffers are not part of the file."""
     from pyarrow import types
 
     whole = mapped.read_at(mapped.size(), 0)
@@ -425,7 +425,7 @@ def _members_in_place(path: str, batches: Iterator[Any], columns: tuple[str, str
         start = image.buffers()[2].address - base
         if not 0 <= start <= end - image.buffers()[2].size:
             return None
-        # Where each value begins in the bytes of its array, and where the last ends.
+        # Start of each value in the buffer, and the end of the last one.
         offsets = np.frombuffer(image.buffers()[1], np.int64 if types.is_large_binary(image.type) else np.int32)
         bounds_N = offsets[image.offset : image.offset + len(image) + 1].astype(np.int64) + start
         members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)

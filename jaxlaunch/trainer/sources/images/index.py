@@ -1,8 +1,8 @@
-"""Where every image of a set lies and which class it has, found once and kept in the user's cache folder.
+"""An index of the place and the class of every image in a set, cached in the user's cache folder.
 
-An image is a whole file, or bytes of one: a member of a tar, a value of a column. Reading it by number needs nothing
-but this index, which a process loads in a blink, whatever the number of images. A class is a name, or a whole number
-from 0 on.
+An image is a whole file, or a range of one such as a member of a tar or a value of a column. The index is all that is
+needed to read an image by its number, and loads quickly for any number of images. A class is a name, or an integer
+from 0.
 
 N images, F files.
 """
@@ -78,13 +78,13 @@ class Index:
         return len(self.label_N)
 
     def file(self, number: int) -> str:
-        """Return the path or URL of a file."""
+        """Return the path or URL of a file by its number."""
         start = int(self.end_F[number - 1]) if number else 0
         name = os.fsdecode(self.names[start : int(self.end_F[number])])
         return name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
 
     def where(self, image: int) -> str:
-        """Return the file of an image, and where in it the image is, to be printed."""
+        """Return the file of an image and the place in it, for a message."""
         number = self._file_number(image)
         file = printable(self.printed[number] if self.printed else self.file(number))
         if self.file_N is None or self.start_N is None:
@@ -93,14 +93,14 @@ class Index:
         return f"{file}, image {row}"
 
     def read(self, image: int) -> bytes:
-        """Return the bytes of an image. Raises OSError, StorageError, and Broken for a file that has no end."""
+        """Read the bytes of an image. Raises OSError, StorageError, and Broken if the file is too large."""
         path = self.file(self._file_number(image))
         if self.start_N is None or self.size_N is None:
             return read_file(path)
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
     def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
-        """Return the index of some of the images; `broken` tells what was left out."""
+        """Return the index of some of the images; `broken` describes those that are left out."""
         file_N, row_N = self.file_N, self.row_N
         if file_N is None:
             file_N = np.arange(len(self), dtype=np.int32)
@@ -117,7 +117,7 @@ class Index:
 
 
 class Member(NamedTuple):
-    """An image in a file of its kind, and its label; None where nothing says it."""
+    """The range of an image in a file, and its label, or None if it is unknown."""
 
     start: int
     size: int
@@ -129,12 +129,12 @@ _ARRAYS = ("end_F", *_PER_IMAGE)
 
 
 def join_path(root: str, name: str) -> str:
-    """Return a name below a folder or a URL."""
+    """Join a name to a folder or a URL."""
     return f"{root.rstrip('/')}/{name}" if root else name
 
 
 def printable(path: str) -> str:
-    """Return a path as it can be printed, on one line: names need not be UTF-8."""
+    """Escape a path for printing on one line, because names need not be UTF-8."""
     if path.isprintable():
         return path
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
@@ -147,14 +147,14 @@ def make_index(
     classes: Sequence[str],
     left_out: int = 0,
 ) -> Index:
-    """Return the index of whole files, in the order given."""
+    """Build the index of whole files in this order."""
     encoded = [os.fsencode(name) for name in names]
     ends_F = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     return Index(root, b"".join(encoded), ends_F, np.asarray(labels, np.int32), tuple(classes), left_out=left_out)
 
 
 def read_file(path: str) -> bytes:
-    """Return the bytes of a file. Raises OSError, StorageError, and Broken for one of more bytes than an image has."""
+    """Read a file. Raises OSError, StorageError, and Broken if it is too large for an image."""
     if remote.is_remote(path):
         size = files.file_size(path)
     else:
@@ -173,10 +173,10 @@ def read_file(path: str) -> bytes:
 def number_labels(
     labels: Sequence[Label], classes: Sequence[Label] | None, where: str
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return each label as its number, and the names of the classes in their order; whole numbers have no names.
+    """Return the number of each label, and the names of the classes in order, none if the labels are numbers.
 
-    `classes` are those that there are to be. Raises DataError for others, for names that differ in case alone, and for
-    numbers with gaps.
+    `classes` are the allowed classes. Raises DataError for others, for names that differ only in case, and for numbers
+    with gaps.
     """
     distinct = set(labels)
     if classes is None and all(isinstance(label, int) for label in distinct):
@@ -214,13 +214,13 @@ def _check_numbers(numbers: set[int], where: str) -> None:
 
 
 def parse_label(label: Label) -> Label:
-    """Return a label that is a whole number by its digits as that number."""
+    """Convert a label that consists of digits to an integer."""
     digits = label.removeprefix("-") if isinstance(label, str) else ""
     return int(label) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else label
 
 
 def list_names(names: Sequence[Label]) -> str:
-    """Return the first names."""
+    """Return the first names as a list for a message."""
     more = f" and {len(names) - MOST_SAID} more" if len(names) > MOST_SAID else ""
     return ", ".join(map(repr, names[:MOST_SAID])) + more
 
@@ -229,9 +229,9 @@ def list_names(names: Sequence[Label]) -> str:
 
 
 def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Index]) -> Index:
-    """Return the index of what `key` describes: from the cache where its `marks` are those of now, else made and kept.
+    """Return the index for `key` from the cache if `marks` are unchanged, or else make and store it.
 
-    `make` may put files next to it, into the folder it is given. The processes of a host take turns.
+    `make` may write files to the folder that it gets. The processes of a host take turns.
     """
     text = json.dumps([VERSION, key], sort_keys=True)
     address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
@@ -278,9 +278,9 @@ def _load(folder: Path, mark: str) -> Index:
 
 
 def _with_digest(index: Index) -> Index:
-    """Return the index with a digest of names, places, labels and a bounded sample of the images' bytes.
+    """Add a digest of names, ranges, labels and a bounded sample of the images' bytes to the index.
 
-    Names are those below the common folder: the same images may be mounted elsewhere on the next machine.
+    Names are relative to the common folder, because the same images may be mounted elsewhere on the next machine.
     """
     identity = index.identity.encode() or index.names
     digest = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)

@@ -1,8 +1,8 @@
-"""Which files hold the images of a split, and what kind of set they are: by names alone.
+"""Lists the files of a split and recognizes the kind of an image set from names alone.
 
-A folder has a folder for each class, or a metadata file, or the shards that Hugging Face and WebDataset write. Where
-names tell of which split a file is, as `train/cat/1.jpg` and `train-00000-of-00002.parquet` do, training reads the one
-and evaluation the other.
+A set is a folder with a folder for each class, with a metadata file, or with shards of Hugging Face or WebDataset. If
+the names contain the split, as in `train/cat/1.jpg` and `train-00000-of-00002.parquet`, training reads one split and
+evaluation another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNOR
 
 
 class Found(NamedTuple):
-    """The files of a split: `kind` is folder, files, list, tar or table; their names are below `root`."""
+    """The files of a split: `kind` is folder, files, list, tar or table; the names are relative to `root`."""
 
     kind: str
     root: str
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> Found:
-    """Return what a folder, a file, or globs name. Raises DataError for what holds no images that can be read."""
+    """List the files of a folder, a file, or globs. Raises DataError if they contain no readable images."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) == 1 and is_folder(listed[0]):
         return _list_folder(listed[0].rstrip("/") or "/", split, key)
@@ -73,20 +73,20 @@ def _list_folder(folder: str, split: Split, key: str) -> Found:
     if not chosen:
         raise DataError(f"data.{key} = {printable(folder)} holds no images; {READABLE}")
     selected, has_splits = select_split(chosen, split)
-    # A file of `datasets` that is a cache of another, next to the rows of save_to_disk.
+    # save_to_disk of `datasets` leaves cache files next to the rows.
     selected = [name for name in selected if not os.path.basename(name).startswith("cache-")]
     kind = "list" if metadata else kind or "folder"
     return Found(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
 
 
 def file_kind(path: str) -> str:
-    """Return what a file is, by its name."""
+    """Return the kind of a file by its name."""
     ending = os.path.splitext(path)[1].lower()
     return next((kind for kind, endings in KINDS.items() if ending in endings), "other")
 
 
 def is_folder(path: str) -> bool:
-    """Tell whether a path or a URL names a folder."""
+    """Return whether a path or a URL is a folder."""
     if not remote.is_remote(path):
         return os.path.isdir(path)
     remote.check("train.data.path", path)
@@ -94,9 +94,9 @@ def is_folder(path: str) -> bool:
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
-    """Return the names of a split, and whether they tell of which each is; all of them where they do not.
+    """Return the names of a split, or all names if they do not contain the split, and whether they do.
 
-    Of several names of a split the first is chosen: a folder with validation and test is evaluated on one.
+    Only the first name of a split is used: a folder with validation and test is evaluated on one of them.
     """
     words = [_split_word(name) for name in names]
     if not any(word in TRAIN for word in words):
@@ -106,16 +106,16 @@ def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
 
 
 def _split_word(name: str) -> str | None:
-    """Return the word by which the name of a file tells its split: its first folder, or the start of another part."""
+    """Return the word for the split in a name: its first folder, or the start of another part."""
     parts = name.split("/")
     if file_kind(name) == "files":
-        # Of an image only the outermost folder tells: a class, or a file, may be called anything.
+        # Only the outermost folder of an image counts, because classes and files may have any name.
         parts = parts[:1] if len(parts) > 2 else []
     return next((word[1].lower() for part in parts if (word := _SPLIT_NAME.match(part)) is not None), None)
 
 
 def walk_files(folder: str) -> Iterator[str]:
-    """Yield the names of all files below a folder, relative to it, but hidden ones; a loop of links is walked once."""
+    """Yield the relative names of all visible files below a folder; a loop of links is walked once."""
     if remote.is_remote(folder):
         with remote.storage(f"listing {folder}"):
             yield from remote.names(folder)
@@ -134,10 +134,10 @@ def _walk(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator
 
 
 def mark_files(patterns: Sequence[str], key: str) -> Any:
-    """Return what tells that all that the patterns name is as it was.
+    """Return marks that change when the files of the patterns change.
 
-    Of a folder here these are the times at which the names in each folder last changed, and of files that hold many
-    images or their labels size and time too; no file of an image is asked for anything. Of one in a bucket every name.
+    For a local folder these are the modification times of all folders, and size and time of the files that contain many
+    images or labels; the files of single images are not examined. For a folder in a bucket they are all names.
     """
     if len(patterns) == 1 and is_folder(patterns[0]):
         return list(walk_files(patterns[0])) if remote.is_remote(patterns[0]) else _mark_folder(patterns[0])
@@ -175,7 +175,7 @@ def _mark_folder(path: str) -> list[tuple[str, int, int]]:
 
 
 def _is_kind(entry: os.DirEntry[str], is_kind: Callable[[os.DirEntry[str]], bool]) -> bool:
-    """Tell whether an entry is of a kind; a link that leads to itself is of none."""
+    """Return whether an entry is of a kind, False for a link to itself."""
     try:
         return is_kind(entry)
     except OSError as error:

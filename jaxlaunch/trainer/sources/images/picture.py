@@ -1,4 +1,4 @@
-"""One image of a file as pixels: upright, in RGB or grey, as uint8, decoded at a reduced scale where that is enough.
+"""Decodes an image file to upright uint8 pixels in RGB or grey, at a reduced scale if that is enough.
 
 H height, W width, C channels.
 """
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-# What Pillow may open. Others of its formats run programs (EPS) or read fonts and movies.
+# Formats that Pillow may open. Some of the others run programs (EPS) or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 # Pillow's own threshold for a decompression bomb: 256 MiB of RGB.
@@ -40,7 +40,7 @@ _UPRIGHT = {
 _SIDEWAYS = (5, 6, 7, 8)
 _MODES = {1: "L", 3: "RGB"}
 
-# What Pillow finds odd in a file that it reads all the same.
+# Pillow warns about oddities in files that it can read.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -50,11 +50,11 @@ Size = tuple[int, int]  # height and width
 
 
 class Broken(Exception):
-    """What is wrong with an image, to follow the name of its file."""
+    """An image that cannot be decoded. The message continues the name of the file."""
 
 
 class Picture:
-    """An image whose header is read; `pixels` decodes it, once. Raises Broken where it is none."""
+    """An image whose header is read and whose pixels can be decoded once. Raises Broken if it is no image."""
 
     def __init__(self, data: bytes, channels: int = 3) -> None:
         if not data:
@@ -85,15 +85,15 @@ class Picture:
 
     @property
     def about(self) -> tuple[str, str]:
-        """Return format and mode of the file, as Pillow names them."""
+        """The format and mode of the file, as named by Pillow."""
         return str(self._image.format), self._image.mode
 
     def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
-        """Return the part in `box`, or all of it, resized to `size`, left and right swapped: uint8 [H, W, C].
+        """Return the part in `box`, or all of it, resized to `size` and mirrored: uint8 [H, W, C].
 
-        A JPEG of which at least twice as much is there as `size` needs is decoded at 1/2, 1/4 or 1/8; what lies below
-        the box is not decoded. May be called once. Resizing is bilinear with antialiasing, as torchvision's of PIL
-        images. Raises Broken.
+        A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the rows below the box
+        are not decoded. May be called once. Resizing is bilinear with antialiasing, as for PIL images in torchvision.
+        Raises Broken.
         """
         height, width = self.size
         top, left, high, wide = box or (0, 0, height, width)
@@ -122,9 +122,9 @@ class Picture:
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _decode(self, factor: float, bottom: float, reach: float) -> None:
-        """Have a JPEG decoded in `_reduce`'s scale, and where it stands upright no further than resizing reads.
+        """Decode a JPEG at a reduced scale and, if it is stored upright, only the rows that resizing reads.
 
-        That is down to `bottom`, and as far beyond it as a pixel of the result reaches.
+        Those are the rows to `bottom`, and `reach` more for the support of the filter.
         """
         self._reduce(factor)
         # The data are in memory, so Pillow can decode them in one piece.
@@ -135,10 +135,10 @@ class Picture:
             self._reduce(factor)
 
     def _is_decoded(self, stop: int) -> bool:
-        """Decode the rows above `stop`, which are as in the whole; tell whether all of them are known to be there.
+        """Decode the rows above `stop`, and return whether all of them are known to be intact.
 
-        Pillow raises at such an end what it raises of data that are damaged before it. Rows are written in turn into a
-        black image: if the last is not black, all are there.
+        Pillow raises the same error for a partial decode as for damaged data. Rows are written in order into a black
+        image, so that all rows are intact if the last one is not black.
         """
         image = self._image
         if stop < image.height and len(image.tile) == 1:
@@ -151,7 +151,7 @@ class Picture:
         return True
 
     def _reduce(self, factor: float) -> None:
-        """Have a JPEG decoded at the smallest of its scales that leaves `factor` of it, or more."""
+        """Select the smallest scale of a JPEG for a reduction by up to `factor`."""
         by = min(REDUCED, 2 ** int(math.log2(max(factor, 1.0))))
         if by > 1:
             width, height = self._image.size
@@ -159,7 +159,7 @@ class Picture:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return EXIF's orientation; a file whose EXIF cannot be read is upright."""
+    """Return the EXIF orientation, upright if the EXIF block cannot be read."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
@@ -170,9 +170,9 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-    """Return the first frame in RGB or grey; transparency is dropped, as torchvision does."""
+    """Convert the first frame to RGB or grey, dropping transparency as torchvision does."""
     if image.mode.startswith("I"):
-        # Grey of which the upper 8 of 16 bits stay, or of as many as a TIFF says that it has.
+        # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
         deep: npt.NDArray[Any] = np.asarray(image)
         if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
             raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")

@@ -1,6 +1,6 @@
-"""Images as they lie, by number: pixels of one size, and a label; and sets of images and records in fixed proportions.
+"""Sources of images that are read in place, and mixtures of images and records in fixed proportions.
 
-The parts of a mixture have one numbering of the classes, and one shape of the pixels.
+The parts of a mixture share the numbering of the classes and the shape of the pixels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCALED = ("columns", "missing", "label", "scale")
 
 
 def open_source(data: Images, split: Split) -> Pictures | None:
-    """Open the images of `split`; None where nothing is held out. Raises DataError."""
+    """Open the images of `split`, None if nothing is held out. Raises DataError."""
     whole = index_images(data, data.path, "train", "path", data.classes)
     if split == "train" and (data.eval_path is not None or whole.has_splits or not data.eval_split):
         return Pictures(data, split, whole)
@@ -60,13 +60,13 @@ def open_source(data: Images, split: Split) -> Pictures | None:
 
 
 def index_images(data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes) -> Index:
-    """Return the index of what the patterns name of a split, made now or earlier. Raises DataError, StorageError."""
+    """Return the index of a split of the patterns, from the cache if possible. Raises DataError, StorageError."""
     listed = [patterns] if isinstance(patterns, str) else patterns
     absolute = [pattern if remote.is_remote(pattern) else os.path.abspath(pattern) for pattern in listed]
     described = [absolute, split, key, classes, data.image, data.label, data.channels, data.on_broken]
 
     def make(folder: Path) -> Index:
-        """Index the files that are there now; `folder` takes what has to lie next to it."""
+        """Index the current files; `folder` may get files next to the index."""
         whole = build.build_index(data, listing.list_files(absolute, split, key), classes, folder)
         return whole if data.on_broken == "stop" else _without_broken(whole, data.channels, key)
 
@@ -74,7 +74,7 @@ def index_images(data: Images, patterns: str | list[str], split: Split, key: str
 
 
 def _check_apart(trained: Index, evaluated: Index) -> None:
-    """Raise DataError for an image file that is both trained on and evaluated: the accuracy would be too good."""
+    """Raise DataError if an image file is in both training and evaluation."""
     if trained.file_N is None and evaluated.file_N is None:
         trained_files = {trained.file(number) for number in range(len(trained))}
         both = [name for number in range(len(evaluated)) if (name := evaluated.file(number)) in trained_files]
@@ -121,7 +121,7 @@ class Pictures(DataSource):
         return {"image": pixels, "label": self.index.label_N[image]}
 
     def where(self, number: int) -> str:
-        """Return the file of an example, and where in it the image is."""
+        """Return the file of an example and the place in it."""
         return self.index.where(self._pick(number))
 
     def fingerprint(self) -> str:
@@ -132,14 +132,14 @@ class Pictures(DataSource):
 
 
 def open_for_worker(data: str, split: Split) -> Pictures:
-    """Open the source of a data block that is given as JSON, in a worker process."""
+    """Open the source of a JSON data block in a worker process."""
     source = open_source(Images.model_validate_json(data), split)
     assert source is not None, "the process that asks has it open"
     return source
 
 
 def _without_broken(whole: Index, channels: int, key: str) -> Index:
-    """Return the index of the images that can be decoded, and print which were left out. Raises DataError for none."""
+    """Return the index of the intact images, and print the others. Raises DataError if there are none."""
     broken = dict(faults(whole, channels))
     for number, what in list(broken.items())[:MOST_FAULTS]:
         print(f"left out: {whole.where(number)} {what}", file=sys.stderr)
@@ -153,7 +153,7 @@ def _without_broken(whole: Index, channels: int, key: str) -> Index:
 
 
 def faults(whole: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
-    """Yield the images that cannot be decoded, and what is wrong with each."""
+    """Yield the number of each image that cannot be decoded, with the reason."""
 
     def find_fault(number: int) -> str | None:
         try:
@@ -174,7 +174,7 @@ def faults(whole: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
 
 
 class _Classes(NamedTuple):
-    """The classes of a part in the order of their numbers; `are_named` where the labels are no numbers themselves."""
+    """The classes of a part in the order of their numbers; `are_named` unless the labels are numbers."""
 
     names: tuple[str, ...]
     are_named: bool
@@ -183,7 +183,7 @@ class _Classes(NamedTuple):
 
 
 class Examples(Mixture):
-    """The examples of all parts. `about` is what all packed parts have in common: classes, scales."""
+    """The examples of all parts, with the metadata that the packed parts share, such as classes and scales."""
 
     about: Mapping[str, Any] = {}
 
@@ -208,7 +208,7 @@ def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None
         if isinstance(block, Images) and classes:
             block = block.model_copy(update={"classes": list(classes)})
         if not weights[name] and not isinstance(block, Tfds):
-            # A part that is not trained on: what it holds out by the names of its files, else all of it.
+            # A part that is not trained on is evaluated on the held-out files by their names, or else on all files.
             block = block.model_copy(update={"eval_split": None})
         part = _open_part(name, block, split, open_block)
         if part is None and not weights[name] and not isinstance(block, Tfds):
@@ -233,7 +233,7 @@ def _open_part(name: str, block: Block, split: Split, open_block: Open) -> DataS
 
 
 def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -> tuple[str, ...]:
-    """Return the names of the classes in the order of all parts; none where they are numbers. Raises DataError."""
+    """Return the class names in the common order, none if the classes are numbers. Raises DataError."""
     part_classes = {
         name: classes
         for name, block in blocks.items()
@@ -291,7 +291,7 @@ def _check_shapes(parts: Mapping[str, DataSource]) -> None:
 
 
 def _common_notes(parts: Mapping[str, DataSource]) -> dict[str, Any]:
-    """Return what is noted of packed tables, whose features are scaled already. Raises DataError where they differ."""
+    """Return the metadata of packed tables, whose features are already scaled. Raises DataError if they differ."""
     notes = {name: part.about for name, part in parts.items()}
     first = next((name for name, about in notes.items() if about.get("kind") == "table"), None)
     if first is None:
