@@ -1,8 +1,8 @@
-"""Text as a source: bytes of files cut into windows, or the rows of a prepared corpus; and a bigram model to beat.
+"""Text sources: windows of the bytes of files, or rows of a prepared corpus; and a bigram baseline.
 
-L length of a window or row. Window k is bytes k L … k L + L of the stream: each but the first byte is a target exactly
-once. A row of a corpus is filled up with zeros, which are a segment of their own, 0, and are no targets; a corpus that
-has not been prepared is prepared first.
+L length of a window or row. Window k is bytes k L … k L + L of the stream, so that each byte but the first is a target
+exactly once. A row of a corpus is padded with zeros, which form segment 0 and are no targets. A corpus is prepared when
+it is opened for the first time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Piece = tuple[str, int, int]  # path, first byte, after the last
 
 
 def open_stream(data: Text, length: int, split: Split) -> Stream | None:
-    """Open the files of `split`; None when none are held out. A single file is split by bytes, its end held out."""
+    """Open the files of `split`, None if none are held out. The end of a single file is held out."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
         documents.check_packing(path)
@@ -74,8 +74,8 @@ def open_stream(data: Text, length: int, split: Split) -> Stream | None:
 class Stream(DataSource):
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
-    Only the last window may be short: it is filled up with zeros, which the mask leaves out. Where files are kept
-    `apart`, `segments` [L + 1] numbers the file of every token, from 1; 0 is of those zeros.
+    Only the last window may be short: it is padded with zeros, which the mask excludes. If files are kept `apart`,
+    `segments` [L + 1] is the number of each token's file from 1, and 0 for padding.
     """
 
     def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
@@ -105,7 +105,7 @@ class Stream(DataSource):
         return example
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Read bytes start … stop − 1 of the stream. Raises DataError when a file is shorter than at the start."""
+        """Read bytes start … stop − 1 of the stream. Raises DataError if a file has become shorter."""
         parts = []
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -130,7 +130,7 @@ class Stream(DataSource):
 
 
 def bigram_bits_per_byte(train: Stream, held_out: Stream) -> float:
-    """Return the bits that a byte of `held_out` costs a bigram model counted on `train`; the first is not predicted.
+    """Return the bits per byte of a bigram model of `train` on `held_out`, without the first byte.
 
     Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a) is how many
     different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen and Goodman 1998, section 2.5.
@@ -157,7 +157,7 @@ def _count_pairs(stream: Stream) -> npt.NDArray[np.int64]:
 
 
 def open_rows(data: Text, length: int, split: Split) -> Packed | None:
-    """Open the rows of a split, prepared first if need be; None where nothing is held out."""
+    """Open the rows of a split, preparing them if necessary; None if nothing is held out."""
     if split == "eval" and data.eval_path is not None:
         return Packed(prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train")
     made = recipe.make_recipe(data, length)
@@ -167,9 +167,9 @@ def open_rows(data: Text, length: int, split: Split) -> Packed | None:
 def prepare_rows(
     data: Text, made: Recipe, *, whole: bool = False, is_stopped: Callable[[], bool] = lambda: False
 ) -> Path:
-    """Return the folder of a recipe, complete; with `whole` verified to the byte.
+    """Prepare the rows of a recipe if necessary, and return the folder, verified to the byte if `whole`.
 
-    Raises what `build` raises, and Stopped once `is_stopped`, which is asked from time to time.
+    Raises the errors of preparation, and Stopped once `is_stopped`, which is polled.
     """
     folder = Path(recipe.prepared_root(data)).absolute() / made.address
     if not (folder / INDEX).exists():
@@ -182,7 +182,7 @@ def prepare_rows(
 
 
 def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
-    """Build in a process of its own: this one holds jax, of which a worker needs nothing."""
+    """Build in a separate process, because the workers do not need jax."""
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
     command = isolated.command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
     pipe = subprocess.PIPE
@@ -240,12 +240,12 @@ class Packed(DataSource):
         return unpack_row(self._records[index], self._length)
 
     def fingerprint(self) -> str:
-        """Return split, rows and length, the address, a digest of the recipe, and that of the rows."""
+        """Return split, rows and length, the address (a digest of the recipe), and a digest of the rows."""
         return self._fingerprint
 
 
 def unpack_row(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return a row as it is read, as an example of this length, with the keys of `Packed`."""
+    """Pad a stored row to an example of this length."""
     count = len(row["tokens"])
     tokens_T, segments_T = np.zeros(length + 1, np.int32), np.zeros(length + 1, np.int32)
     tokens_T[:count] = row["tokens"]

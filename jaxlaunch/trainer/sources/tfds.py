@@ -1,8 +1,8 @@
-"""Splits of tensorflow-datasets, found by name, prepared once as array_record and read at random without TensorFlow.
+"""Splits of tensorflow-datasets, prepared once as array_record and read in random order without TensorFlow.
 
-Several processes of a host may need a dataset at once: one prepares it, under a file lock, the others wait. The folder
-of a dataset appears by a rename, when it is complete. Most builders use TensorFlow for two things only, opening files
-and encoding images; both are done here in plain Python. A builder that needs more fails with an error that names it.
+If several processes of a host need a dataset, one prepares it under a file lock while the others wait. The folder of a
+dataset is renamed when it is complete. Most builders use TensorFlow only for opening files and encoding images, which
+plain Python does here. A builder that needs more fails with an error that names it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ FORMAT = "array_record"
 # Our builder, which is not in the list of tensorflow-datasets.
 OURS = "digits"
 
-# Logged for every dataset that is about to be prepared, and for every first image (we depend on Pillow, on purpose).
+# These are logged for every dataset that is prepared, and for every first image (Pillow is used on purpose).
 NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
 logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
 
 
 def open_source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
-    """Open the dataset's split for training or evaluation, prepared first if need be; None when the job has none.
+    """Open the split for training or evaluation, preparing the dataset if necessary; None if the job has none.
 
-    Slices work: `train[:90%]`. Raises DataError for an unknown split, and where the data cannot be prepared.
+    Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation fails.
     """
     name = data.split if split == "train" else data.eval_split
     return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.home("tfds")))
@@ -86,7 +86,7 @@ class Split(DataSource):
 
     def fingerprint(self) -> str:
         """Return dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
-        # Decoded, for the files are not the same everywhere: another version of zlib packs a PNG differently.
+        # Hash decoded examples, because files may differ: another version of zlib compresses a PNG differently.
         digest = hashlib.sha256()
         for index in np.linspace(0, len(self) - 1, min(SAMPLES, len(self)), dtype=int):
             _update_digest(digest, self[int(index)])
@@ -105,7 +105,7 @@ def _update_digest(digest: Any, value: Any) -> None:
 
 
 def prepare_dataset(name: str, folder: str) -> Any:
-    """Return the builder of `name`, prepared in `folder`. Raises DataError when it is not prepared and cannot be."""
+    """Return the builder of `name`, prepared in `folder` if necessary. Raises DataError if that is impossible."""
     builder = _make_builder(name, folder)
     if builder.is_prepared():
         return builder
@@ -163,7 +163,7 @@ def _prepare(builder: Any, name: str, folder: str) -> None:
 
 
 def _require_network(builder: Any, name: str, folder: str) -> None:
-    """Raise DataError when no host that `builder` downloads from has an address: retrying that takes minutes."""
+    """Raise DataError if no download host of `builder` has an address, because its retries take minutes."""
     hosts = sorted({urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""})
     if not hosts or urllib.request.getproxies():
         # Behind a proxy, the proxy resolves names.

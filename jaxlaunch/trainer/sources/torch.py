@@ -1,4 +1,4 @@
-"""Datasets as in PyTorch: a class, an object, a DataLoader. Torch is imported only if the user's module does."""
+"""PyTorch datasets: a class, an object or a DataLoader. Torch is imported only if the user's module does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 
 
 def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
-    """Open the dataset that `path`, a `module:name`, names: of a class with `args`, an object, or that of a DataLoader.
+    """Open the dataset `path`, a `module:name` of a class to call with `args`, an object, or a DataLoader.
 
-    `workers` processes read it; None: as many as the DataLoader has. Raises SpecError for what is none, and for an
-    iterable one whose order is not stated, or that processes are to read.
+    `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError for other objects,
+    and for an iterable dataset with shuffling or workers.
     """
     target = user_code.load(path)
     with user_code.placed(target):
@@ -43,7 +43,7 @@ def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, wo
 
 
 def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
-    """Return what a class or function makes of `args`; an object as it is."""
+    """Call a class or function with `args`, or return an object unchanged."""
     if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
             kind = user_code.kind(target)
@@ -73,14 +73,14 @@ def _find_dataset(path: str, built: Any) -> Any:
 
 
 class MapStyle(DataSource):
-    """A map-style dataset: an item is a mapping, or a pair that becomes `image` and `label`.
+    """A map-style dataset, whose items are mappings, or pairs that become `image` and `label`.
 
-    A dataset may draw at random: from the global generators, or from the numpy Generator that its `__getitem__` gets
-    where that has a parameter `rng`.
+    A dataset may draw from the global generators, or from the numpy Generator that a parameter `rng` of its
+    `__getitem__` gets.
     """
 
     may_draw = True
-    # Asked once: the order of a run follows from it, on every process, and a dataset's may take long or grow.
+    # The length is read once: it determines the order of a run on every process, and __len__ may be slow or change.
     _length: int | None = None
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
@@ -105,12 +105,12 @@ class MapStyle(DataSource):
 
     def fingerprint(self) -> str:
         """Return class, number of examples and digests of the arguments; not the content."""
-        # Not the content: such classes often draw at random, and then no two readings are equal.
+        # The content is not hashed, because such classes often draw at random.
         return f"{self.name}, {len(self)} examples, {fingerprint_arguments(self._args)}"
 
 
 class Stream(MapStyle):
-    """An iterable dataset with a length, read in its own order; to read an earlier example is to begin again."""
+    """An iterable dataset with a length, read in its own order; reading an earlier example restarts the iteration."""
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
         super().__init__(path, args, dataset, place)
@@ -129,9 +129,9 @@ class Stream(MapStyle):
 
 
 def _as_mapping(item: Any) -> dict[str, Any]:
-    """Return an item of a dataset by keys.
+    """Convert an item of a dataset to a dict.
 
-    Tensors (`.numpy()`) and images (`__array_interface__`) become arrays, of the same memory where they can be.
+    Tensors (`.numpy()`) and images (`__array_interface__`) become arrays, without a copy if possible.
     """
     if hasattr(item, "_asdict"):
         item = item._asdict()

@@ -1,7 +1,7 @@
-"""Tables as columns by name, read by pyarrow and NumPy: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, .npz.
+"""Reads tables with pyarrow and NumPy to columns by name: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, .npz.
 
-A column of numbers, booleans or times is an array of numbers, [N] or [N, …], NaN where nothing stands; one of texts an
-array of objects, with None. N rows, F files.
+A column of numbers, booleans or times is an array of numbers, [N] or [N, …], with NaN for missing values; a column of
+texts is an array of objects, with None. N rows, F files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Column = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns of one file or of several, one after the other."""
+    """The columns of one or more concatenated files."""
 
     paths: tuple[str, ...]
     # Cumulative number of rows up to the end of each file.
@@ -59,24 +59,24 @@ class Columns:
 
     @property
     def name(self) -> str:
-        """The first file, to be printed."""
+        """The first file, for messages."""
         return printable(self.paths[0])
 
     def where(self, row: int) -> str:
-        """Return the file of a row, and its number there from 1, to be printed."""
+        """Return the file of a row and its number there from 1, for messages."""
         file = int(np.searchsorted(self.ends_F, row, side="right"))
         before = int(self.ends_F[file - 1]) if file else 0
         return f"{printable(self.paths[file])}, row {row - before + 1}"
 
 
 def find_tables(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
-    """Return the files of a split, and whether their names tell of which each is. Raises DataError for none."""
+    """Return the files of a split, and whether their names contain the split. Raises DataError if there are none."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(listed) != 1 or is_table(listed[0]) or not listing.is_folder(listed[0]):
         return files.match_files(listed, key), False
     folder = listed[0].rstrip("/") or "/"
     names = [name for name in sorted(listing.walk_files(folder)) if is_table(name)]
-    # A file of `datasets` that is a cache of another, next to the rows of save_to_disk.
+    # save_to_disk of `datasets` leaves cache files next to the rows.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
         raise DataError(f"data.{key} = {printable(folder)} holds no table; {', '.join(ENDINGS)} can be read")
@@ -85,20 +85,20 @@ def find_tables(patterns: str | Sequence[str], split: listing.Split, key: str) -
 
 
 def is_table(path: str) -> bool:
-    """Tell whether a file is a table by its name."""
+    """Return whether a file is a table by its name."""
     return os.path.splitext(path)[1].lower() in ENDINGS
 
 
 def read_tables(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
-    """Read the columns of all files. Raises DataError naming the file, and the row where one is to blame.
+    """Read the columns of all files. Raises DataError naming the file, and the row if there is one.
 
-    `texts` are columns of texts also where a file has nothing but digits in them.
+    `texts` are columns that are read as texts even if a file has only digits in them.
     """
     return concatenate([_read_table(path, texts) for path in paths])
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Return the rows of all parts, one part after the other. Raises DataError where their columns differ."""
+    """Concatenate the rows of all parts. Raises DataError if their columns differ."""
     first, paths = parts[0], [path for part in parts for path in part.paths]
     for part in parts:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
@@ -181,7 +181,7 @@ def _read_numpy(path: str) -> dict[str, Column]:
 
 
 def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
-    """Return the number, from 1, of the first value that is not UTF-8."""
+    """Return the number of the first value that is not UTF-8, from 1."""
     for row, value in enumerate(values, 1):
         try:
             (value or b"").decode()
@@ -191,7 +191,7 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 
 def _convert_json(name: str, values: list[Any]) -> Column:
-    """Make a column of JSON: lists of numbers of one length become [N, …]; the rest is numbers and texts by row."""
+    """Convert JSON values to a column: lists of numbers of one shape become [N, …], other values stay objects."""
     if (odd := next((row for row, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
         raise ValueError(f"row {odd}: its {name!r} is an object, and a table has numbers and texts")
     if any(isinstance(value, list) for value in values):
@@ -233,7 +233,7 @@ def _read_arrow(
     else:
         table = _read_csv(path, here, ending, texts)
     names = table.column_names
-    # No column without a name is read, as spreadsheets write them at the end of each row, and no index of pandas.
+    # Skip the nameless columns that spreadsheets write at the end of each row, and the index of pandas.
     left_out = [name for name in names if re.fullmatch(INDEX, name)] + [""] * (names.count("") > 1)
     if left_out:
         table = table.select([at for at, name in enumerate(names) if name not in left_out])
@@ -256,7 +256,7 @@ def _read_arrow(
 
 
 class _Unusable(Exception):
-    """What a column is, to follow "its column 'a'"."""
+    """A column that is neither numbers nor texts. The message continues "its column 'a'"."""
 
 
 def _convert_column(column: Any) -> Column:
@@ -299,7 +299,7 @@ def _convert_column(column: Any) -> Column:
 
 
 def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
-    """Read a .csv or .tsv, whose delimiter is found in the header: comma, semicolon, tab or bar."""
+    """Read a .csv or .tsv, taking the delimiter from the header: comma, semicolon, tab or bar."""
     import pyarrow
     from pyarrow import csv as tables
 
@@ -334,7 +334,7 @@ def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
 
 
 def _check_quotes(path: str, here: str, table: Any) -> None:
-    """Raise DataError for a quote that is never closed, which takes the rest of the file as its text."""
+    """Raise DataError for a quote that is never closed, since it contains the rest of the file."""
     import pyarrow
 
     with open(here, "rb") as file:
@@ -346,9 +346,9 @@ def _check_quotes(path: str, here: str, table: Any) -> None:
 
 
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
-    """Return the table with points for decimal commas.
+    """Replace decimal commas by points.
 
-    Where commas divide columns, 1,5 in quotes may as well be thousands. Raises DataError for thousands apart.
+    If commas separate columns, a quoted 1,500 is ambiguous. Raises DataError for that and for separated thousands.
     """
     import pyarrow
     from pyarrow import compute

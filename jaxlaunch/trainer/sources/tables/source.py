@@ -1,9 +1,8 @@
-"""Rows of a table by number: its columns as features, and a label.
+"""Sources of table rows, with the columns as features and a label, and mixtures of tables.
 
-What a column becomes follows from the rows of training, for any table with these columns, then and later: a column of
-numbers is scaled by its mean and deviation; one of texts becomes a 0 or 1 for each of its values.
-
-Tables in fixed proportions have the same columns, scaled by the rows that are trained on of all parts together.
+The encoding of the columns is fitted on the training rows and then applied to any table with these columns: numbers
+are scaled by mean and deviation, and texts are one-hot encoded. The parts of a mixture have the same columns and one
+encoding, which is fitted on the training rows of all parts.
 
 N rows, B rows of a batch, F features, K labels or numbers of a column.
 """
@@ -43,14 +42,14 @@ Missing = Literal["stop", "mean"]
 
 
 class Scale(NamedTuple):
-    """Mean and deviation of labels that are numbers, in training: the loss is of what is left when they are out."""
+    """Mean and deviation of numeric labels in training, by which the labels are normalized for the loss."""
 
     mean: npt.NDArray[np.float32]
     deviation: npt.NDArray[np.float32]
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Scale:
-        """Return the scale that `described` returned."""
+        """Restore a scale from its JSON form."""
         return cls(*(np.asarray(described[key], np.float32) for key in ("mean", "deviation")))
 
     def described(self) -> dict[str, Any]:
@@ -59,21 +58,21 @@ class Scale(NamedTuple):
 
     @property
     def unit(self) -> float | None:
-        """One deviation of all labels; None where each has its own."""
+        """The deviation shared by all labels, None if each has its own."""
         return float(self.deviation) if self.deviation.ndim == 0 else None
 
     def within(self, label: Any) -> Any:
-        """Return labels as the model has them."""
+        """Normalize labels to the scale of the model."""
         mean, deviation = self._broadcast(label)
         return (label - mean) / deviation
 
     def outside(self, prediction: Any) -> Any:
-        """Return what the model predicts, in the unit of the labels."""
+        """Convert predictions of the model to the unit of the labels."""
         mean, deviation = self._broadcast(prediction)
         return prediction * deviation + mean
 
     def _broadcast(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return mean and deviation with as many axes as numbers [B, K]: a run refuses arrays of different ranks."""
+        """Return mean and deviation with as many axes as numbers [B, K], because runs forbid rank promotion."""
         if self.mean.ndim == 0:
             return self.mean, self.deviation
         shape = (1,) * (numbers.ndim - 1) + (-1,)
@@ -106,7 +105,7 @@ class Rows(DataSource):
         return {"features": self._x_NF[index], "label": self.label_N[index]}
 
     def where(self, index: int) -> str:
-        """Return the file of a row, and its number there."""
+        """Return the file of a row and its number there."""
         return self._where(index)
 
     def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -114,14 +113,14 @@ class Rows(DataSource):
         return {"features": self._x_NF.take(index_B, axis=0), "label": self.label_N.take(index_B, axis=0)}
 
     def fingerprint(self) -> str:
-        """Return the number of rows and features, and a digest of all of them and of the classes."""
+        """Return the numbers of rows and features, and a digest of all values and classes."""
         digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
         digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
         return f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 {digest.hexdigest()[:12]}"
 
 
 def open_source(data: Table, split: Split, target: Target) -> Rows | None:
-    """Open the rows of a split; None where nothing is held out. Raises DataError naming file, row and column."""
+    """Open the rows of a split, None if nothing is held out. Raises DataError naming file, row and column."""
     return _open_splits(data.model_dump_json(), target)[split]
 
 
@@ -147,20 +146,20 @@ def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
 
 
 def read_training_table(data: Table) -> tuple[Columns, bool]:
-    """Read the table that is trained on, and tell whether files are named by their splits. Raises DataError."""
+    """Read the training table, and return whether the file names contain splits. Raises DataError."""
     paths, has_splits = files.find_tables(data.path, "train", "path")
     return files.read_tables(paths), has_splits
 
 
 def held_out_paths(data: Table, has_splits: bool) -> list[str]:
-    """Return the files that are evaluated; none where a part of the training table is, or nothing."""
+    """Return the evaluation files, none if a part of the training table or nothing is evaluated."""
     if data.eval_path is not None:
         return files.find_tables(data.eval_path, "train", "eval_path")[0]
     return files.find_tables(data.path, "eval", "path")[0] if has_splits else []
 
 
 class Coder:
-    """What columns become, by the rows of training: of texts a place for each value, else mean and deviation."""
+    """Fits the encoding of columns and labels on the training rows, and applies it to tables."""
 
     def __init__(self, data: Table, table: Columns, target: Target) -> None:
         self._data, self._target = data, target
@@ -188,7 +187,7 @@ class Coder:
         return frozenset() if self._features is None else self._features.texts
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
-        """Take values, means and deviations of these rows, and the classes of all. Raises DataError."""
+        """Fit the encoding on these rows, and the classes on all rows. Raises DataError."""
         self._features = fit_features(table, self.names, is_train_N, self._data.missing)
         label_N, self._classes = self._labels(table)
         if self._target == "regression":
@@ -202,11 +201,11 @@ class Coder:
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
     def classes(self, table: Columns) -> list[Label]:
-        """Return the classes of a table by their numbers. Raises DataError."""
+        """Return the classes of a table in the order of their numbers. Raises DataError."""
         return [*(self._labels(table)[1] or ())]
 
     def rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
-        """Return these rows of a table. Raises DataError."""
+        """Encode these rows of a table. Raises DataError."""
         assert self._features is not None, "it is fitted"
         check_columns(table, [*self.label, *self.names])
         label_N, classes = self._labels(table)
@@ -290,14 +289,14 @@ class Numbers(NamedTuple):
 
 
 class Features:
-    """Columns by name, in the order of the features; of a column of texts its values, in their order."""
+    """The encoding of feature columns by name: statistics of numbers, or the ordered values of texts."""
 
     def __init__(self, columns: Mapping[str, Numbers | tuple[str, ...]], missing: Missing) -> None:
         self._columns, self._missing = columns, missing
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Features:
-        """Return the features that `described` returned."""
+        """Restore the features from their JSON form."""
         columns = {
             column["name"]: tuple(column["values"])
             if "values" in column
@@ -318,13 +317,13 @@ class Features:
 
     @property
     def texts(self) -> frozenset[str]:
-        """The columns of texts, which stay texts where a file has digits alone in them."""
+        """The columns of texts, which stay texts even if a file has only digits in them."""
         return frozenset(name for name, column in self._columns.items() if not isinstance(column, Numbers))
 
     def read(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
-        """Return the features of every row, [N, F], and what is wrong with a row, by its number from 0.
+        """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
 
-        Raises DataError for a column that is not there, or of another kind as a whole.
+        Raises DataError for a column that is missing or of another kind.
         """
         check_columns(table, [*self._columns])
         wrong: dict[int, str] = {}
@@ -332,7 +331,7 @@ class Features:
         return np.concatenate(parts, axis=1), wrong
 
     def of_all(self, table: Columns) -> npt.NDArray[np.float32]:
-        """Return the features of every row, [N, F]. Raises DataError for the first row that something is wrong with."""
+        """Return the features of every row, [N, F]. Raises DataError for the first row with a fault."""
         x_NF, wrong = self.read(table)
         if wrong:
             row = min(wrong)
@@ -371,7 +370,7 @@ class Features:
 
 
 def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing) -> Features:
-    """Return what the columns become by these rows of a table. Raises DataError naming the column, or the row."""
+    """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
     columns: dict[str, Numbers | tuple[str, ...]] = {}
     for name in names:
         numbers = column_numbers(table, name)
@@ -399,7 +398,7 @@ def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.
 
 
 def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column as numbers [N, K], NaN where there is none; None for texts. Raises DataError for a mix."""
+    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError for a mix."""
     values = table.values[name]
     if values.dtype.kind != "O":
         return values.reshape(len(values), -1).astype(np.float64)
@@ -417,7 +416,7 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
 
 
 def parse_number(value: Any) -> float | None:
-    """Return a value as a number, NaN where it is missing; None for what is none."""
+    """Parse a number, NaN if it is missing, or None if it is not a number."""
     if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING:
         return np.nan
     try:
@@ -430,7 +429,7 @@ def parse_number(value: Any) -> float | None:
 
 
 def check_columns(table: Columns, names: Sequence[str]) -> None:
-    """Raise DataError for a column that is not there, or is neither numbers nor texts."""
+    """Raise DataError for a column that is missing, or neither numbers nor texts."""
     for name in names:
         if name in table.unusable:
             raise DataError(f"{table.name}: its column {name!r} {table.unusable[name]}; leave it out of data.columns")
@@ -442,7 +441,7 @@ def check_columns(table: Columns, names: Sequence[str]) -> None:
 
 
 class Tables(Mixture):
-    """The rows of all parts, in memory, with what `Rows` says of its own."""
+    """The rows of all parts in memory, with the attributes of `Rows`."""
 
     has_rows = True
 
@@ -465,7 +464,7 @@ class Tables(Mixture):
 
 
 class _Part(NamedTuple):
-    """A part: its table, its rows that are held out, and the other files that it is evaluated on."""
+    """A part of a mixture: its table, its held-out rows, and its separate evaluation files."""
 
     block: Table
     table: Columns
@@ -511,7 +510,7 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, Tables | Non
 
 
 def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
-    """Open a part; one that is not trained on is evaluated on what its files hold out by their names, else on all."""
+    """Open a part. One without training is evaluated on the held-out files by their names, or else on all."""
     table_paths, has_splits = files.find_tables(block.path, "train", "path")
     paths = held_out_paths(block, has_splits)
     table = files.read_tables(table_paths)
@@ -527,7 +526,7 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
 
 
 def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
-    """Return the table with the names of its classes for their numbers: parts may number the same classes otherwise."""
+    """Replace class numbers by names, because parts may number the same classes differently."""
     if target != "class":
         return table
     values, classes = dict(table.values), dict(table.classes)
@@ -540,7 +539,7 @@ def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
 
 
 def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
-    """Return the columns that are read, the label among them. Raises DataError where two parts differ in one."""
+    """Return the columns to read, including the label. Raises DataError if two parts differ in one."""
     first_name, first = next(iter(parts.items()))
     names: dict[str, None] = {}
     for name, part in parts.items():
