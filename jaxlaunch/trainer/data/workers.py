@@ -155,7 +155,7 @@ class _Worker:
     def ask(self, request: Request) -> list[Item]:
         """Return the answer to a request, starting a process if none runs.
 
-        Raises Died, and the TrainerError of the answer.
+        Raises WorkerDied, and the TrainerError of the answer.
         """
         try:
             if self._channel is None:

@@ -1,9 +1,9 @@
 """Prepares the rows of a corpus, once: `python -m jaxlaunch.trainer.text.build FOLDER PARENT`, a recipe on stdin.
 
-A light process of its own, without jax, whose workers each tokenize a unit of the files or pack a shard; memory is that
-of a worker times their number, whatever the corpus. What is complete is never made again: killed at any moment and
-begun again, it gives the same bytes. Two builds of one folder take turns, by a file lock; where the file system has
-none, both do all of it, and neither disturbs the other.
+The build runs in a separate process without jax. Its workers tokenize units of the files or pack shards, so memory is
+proportional to the number of workers and not to the corpus. Complete parts are never built again, and a build that is
+killed and restarted gives the same bytes. Two builds of one folder take turns by a file lock; without locks in
+the file system both do all of the work, and do not disturb each other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STOPPED = f"stopped while the text was prepared, in {{}}; {RESUMES}"
 
 
 def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
-    """Make the folder of a recipe, or what is missing of it, and return its index.
+    """Build the folder of a recipe, or the missing parts of it, and return its index.
 
     Raises DataError, SpecError, StorageError.
     """
@@ -82,7 +82,7 @@ def _describe_failure(folder: Path, error: OSError) -> str:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a complete folder no longer needs, also that of a process killed at the very end."""
+    """Remove the temporary files of a complete folder, also those of a killed process."""
     shutil.rmtree(folder / MAKING, ignore_errors=True)
     with contextlib.suppress(OSError):
         for draft in folder.glob("*.tmp"):
@@ -90,13 +90,13 @@ def tidy(folder: Path) -> None:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the index of a complete folder."""
+    """Read the index of a complete folder."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_text())
     return index
 
 
 def check_folder(folder: Path, *, whole: bool = False) -> None:
-    """Raise DataError unless the files are there in their sizes and, if `whole`, to the byte."""
+    """Raise DataError unless all files have the recorded sizes and, if `whole`, digests."""
     for name, record in read_index(folder)["files"].items():
         path = folder / name
         size = path.stat().st_size if path.exists() else None
@@ -154,7 +154,7 @@ def _count_documents(
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
     cut = None
     if recipe.eval_split and report["documents"] == 1:
-        # The only document is cut: its end is held out, by tokens.
+        # The end of the only document is held out, in tokens.
         tokens = report["tokens"]
         held_out = max(round(tokens * recipe.eval_split), LEAST)
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < LEAST:
@@ -179,9 +179,9 @@ def _say(message: str) -> None:
 
 
 def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int) -> None:
-    """Call `work` with each of `tasks`, in as many processes as are of use, and print how far it is.
+    """Call `work` with each of `tasks` in up to `processes` processes, and print the progress.
 
-    Where the system kills one, as it does when memory is short, half as many go on with the remaining tasks.
+    If the system kills a process, usually for lack of memory, half as many continue with the remaining tasks.
     """
     remaining = dict(enumerate(tasks))
     printed_at = time.monotonic()
@@ -228,7 +228,7 @@ def _run_in_pool(
 
 
 def _initialize_worker(parent: int) -> None:
-    """Give a worker one core, and let it end with its parent only: the tokenizers' own threads would be on top."""
+    """Limit a worker to one core by disabling the tokenizers' threads, and let it end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -236,7 +236,7 @@ def _initialize_worker(parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; without it a killed run would leave its workers."""
+    """Let the kernel kill this process when its parent ends, so that a killed run leaves no workers."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -265,7 +265,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """Build as stdin says, with all cores; print nothing, or the error as a line of JSON. Exit with its code."""
+    """Build the recipe on stdin with all cores, print an error as a line of JSON, and exit with its code."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     # A worker would import from the user's folders before it receives this sys.path.

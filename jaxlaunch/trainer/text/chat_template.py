@@ -1,7 +1,7 @@
-"""Chat templates as transformers renders them: jinja2 in its sandbox, with the same filters, functions and tags.
+"""Chat templates, rendered as in transformers: sandboxed jinja2 with the same filters, functions and tags.
 
-After `transformers.utils.chat_template_utils` 4.57. One thing differs: `strftime_now` tells DAY, so that the same files
-give the same rows whenever they are prepared.
+This follows `transformers.utils.chat_template_utils` 4.57, except that `strftime_now` uses a fixed date, so that the
+same files give the same rows at any time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class Rendering(NamedTuple):
-    """A text, and the characters of it, from and to, that lie inside of {% generation %}."""
+    """A text, and the ranges of its characters inside {% generation %} blocks."""
 
     text: str
     spans: Spans
 
 
 class MarksError(Exception):
-    """A {% generation %} block whose place in the text cannot be known."""
+    """A {% generation %} block whose place in the text is unknown."""
 
 
 class _Marks(Extension):
-    """The tag {% generation %} … {% endgeneration %}, which records where its blocks lie in what is rendered."""
+    """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks in the rendered text."""
 
     tags = {"generation"}
 
@@ -55,14 +55,14 @@ class _Marks(Extension):
         return nodes.CallBlock(self.call_method("keep"), [], [], body).set_lineno(line)
 
     def keep(self, caller: Callable[[], str]) -> str:
-        """Record a block where it is rendered."""
+        """Record a block when it is rendered."""
         text = caller()
         self.blocks.append((self.length, text))
         return text
 
 
 class Template:
-    """A template and the special tokens that it may name. Raises jinja2.TemplateSyntaxError for what is none."""
+    """A template and the special tokens that it may use. Raises jinja2.TemplateSyntaxError if it is invalid."""
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -79,7 +79,7 @@ class Template:
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Rendering:
         """Render the chat in which `tools` may be called, followed by the start of an assistant's turn if `prompt`.
 
-        Raises jinja2.TemplateError where the template refuses it, MarksError, and anything that its code raises.
+        Raises jinja2.TemplateError if the template refuses it, GenerationTagError, and any error of its code.
         """
         self._marks.length, self._marks.blocks = 0, []
         pieces: list[str] = []
@@ -101,7 +101,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode without jinja2's own escapes of < and >, which are for a page."""
+    """Encode without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

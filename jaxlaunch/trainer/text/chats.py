@@ -1,7 +1,8 @@
-"""Chats as documents: rows of messages through the tokenizer's own template, with what the assistant says marked.
+"""Chats as documents: messages rendered by the tokenizer's template, with the words of the assistant marked.
 
-What the template's {% generation %} encloses is. A template without it is rendered turn by turn: an assistant's turn is
-what it adds to the turns before it, after the words that ask the assistant for it. Nothing is searched for.
+The marked words are those that the template's {% generation %} tag encloses. A template without the tag is rendered
+turn by turn: the words of a turn are the text that it adds to the previous turns and their generation prompt. The text
+is never searched for markers.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ ASSISTANT = "assistant"
 
 
 class Chats:
-    """The chat template of a tokenizer. Raises SpecError where there is none, or it cannot be read."""
+    """The chat templates of a tokenizer. Raises SpecError if there are none, or they cannot be read."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._name = tokenizer.name
         sources = _template_sources(tokenizer)
-        # The special tokens by the names that templates know them by.
+        # The special tokens by the names that templates use.
         tokens: dict[str, Any] = {}
         for key, value in tokenizer.config.items():
             if key == "additional_special_tokens" and isinstance(value, list):
@@ -51,14 +52,14 @@ class Chats:
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def of_row(self, field: str, values: documents.Values) -> Document:
-        """Return the chat of a row, with the tools that it may name. Raises Unfit."""
+        """Render the chat of a row with its tools. Raises UnfitRow."""
         try:
             return self.document(values[field], parse_tools(values.get(ALSO[0])))
         except Unfit as error:
             raise Unfit(f"its field {field!r}: {error}") from None
 
     def document(self, messages: Any, tools: Sequence[Any] | None = None, given: int = 0) -> Document:
-        """Return the text of messages, its `spans` those of the assistant after the first `given`. Raises Unfit."""
+        """Render messages, with the spans of the assistant after the first `given` messages. Raises UnfitRow."""
         check_messages(messages)
         template = self._templates[TOOL_USE if tools is not None and TOOL_USE in self._templates else DEFAULT]
         text, spans = self._render(template, messages, tools)
@@ -72,11 +73,11 @@ class Chats:
         return Document(*documents.replace_surrogates(text), spans)
 
     def asked(self, messages: Sequence[Any]) -> str:
-        """Return the text of messages, and of how the assistant's answer begins. Raises Unfit."""
+        """Render messages and the beginning of the assistant's answer. Raises UnfitRow."""
         return self._render(self._templates[DEFAULT], messages, None, prompt=True).text
 
     def after_an_answer(self) -> str:
-        """Return what the template writes after the words of the assistant. Raises Unfit."""
+        """Return the text that the template writes after the words of the assistant. Raises UnfitRow."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
         return self._render(self._templates[DEFAULT], turns, None).text.rpartition(words)[2]
@@ -135,12 +136,12 @@ class Chats:
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> Chats:
-    """Load the chats of the tokenizer `name`. Raises SpecError, StorageError."""
+    """Load the chat templates of the tokenizer `name`. Raises SpecError, StorageError."""
     return Chats(tokenizers.load(name))
 
 
 def check_messages(messages: Any) -> None:
-    """Raise Unfit for what is no list of messages."""
+    """Raise UnfitRow unless the value is a list of messages."""
     if not isinstance(messages, list):
         raise Unfit(f"it is {describe_value(messages)}, not a list of messages")
     if not messages:
@@ -153,7 +154,7 @@ def check_messages(messages: Any) -> None:
 
 
 def parse_tools(value: Any) -> list[Any] | None:
-    """Return the tools of a row: a list of their schemas, which may be written as JSON. Raises Unfit."""
+    """Parse the tools of a row, a list of schemas or its JSON. Raises UnfitRow."""
     tools = value
     if isinstance(value, str):
         try:
@@ -166,7 +167,7 @@ def parse_tools(value: Any) -> list[Any] | None:
 
 
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the texts of the template, and of that for rows with tools where it is another. Raises SpecError."""
+    """Return the default template and, if there is one, that for rows with tools. Raises SpecError."""
     fault = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {
         name.removeprefix(saved_files.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")

@@ -1,11 +1,11 @@
-"""Documents of files: plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
+"""Reads documents from plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
 
-Text and lines may be packed by gzip or zstd.
-A file of text is one document, and one above PIECE bytes is cut at ends of lines into several. In the others a row is a
-document: the text under `field`. What cannot be read is reported with the file and the row, counted from 1.
+Text and lines may be compressed by gzip or zstd. A text file is one document, or several if it is larger than 1 MiB,
+cut at the ends of lines. In the other formats each row is a document, the text in `field`. Errors name the file and the
+row, counted from 1.
 
-A large file is of several units, each read by itself: bytes of text and lines, row groups of Parquet, batches of Arrow.
-One that is packed is of one, since it can only be read from its beginning.
+A large file is divided into several units that are read separately: bytes of text and lines, row groups of Parquet,
+batches of Arrow. A compressed file is one unit, because it can only be read from its beginning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
-    """A part of a file: bytes of text and lines, row groups of Parquet, batches of Arrow; what is packed is whole."""
+    """A part of a file: bytes of text and lines, row groups of Parquet, batches of Arrow, or a compressed file."""
 
     path: str
     # One of text, lines, parquet and arrow.
@@ -62,9 +62,9 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, how many of its characters stand for bytes that are no UTF-8, and those, from and to, that are targets.
+    """A text, how many of its characters replace invalid UTF-8, and the ranges of characters that are targets.
 
-    All are where `spans` is None.
+    All characters are targets if `spans` is None.
     """
 
     text: str
@@ -80,11 +80,11 @@ Rows = Iterator[tuple[int, Values, int]]
 
 
 class Unfit(Exception):
-    """Why a row is no document."""
+    """The reason why a row is not a document."""
 
 
 class _WrongRow(Exception):
-    """What is wrong with row `row` of a part, counted from 0."""
+    """A fault in row `row` of a part, counted from 0."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(what)
@@ -92,9 +92,9 @@ class _WrongRow(Exception):
 
 
 def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
-    """Return all files that match; of a folder here, as `datasets` saves one, those that hold rows or text.
+    """Return all matching files, and for a local folder those that contain rows or text.
 
-    Raises DataError for a folder of several kinds, and for a file that is packed in a way that is not read.
+    Raises DataError for a folder with several kinds of files, and for unsupported compression.
     """
     expanded: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -106,7 +106,7 @@ def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
 
 
 def check_packing(path: str) -> None:
-    """Raise DataError for a file that is packed in a way that is not read, by its name."""
+    """Raise DataError if the name of a file implies unsupported compression."""
     inner = _unpacked_name(path)
     if _unpacked_name(inner) != inner:
         raise DataError(f"{path} is packed twice by its name; unpack it once, to {inner}")
@@ -117,10 +117,10 @@ def check_packing(path: str) -> None:
 
 
 def _folder_patterns(folder: str) -> list[str]:
-    """Return what a folder holds: the files that `datasets` lists in its state.json, else those of one kind."""
+    """Return the files of a folder: those that `datasets` lists in its state.json, or else those of one kind."""
     names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name not in ABOUT)
-    # Next to the files that `save_to_disk` lists lie caches, which hold rows again. There is no list in a folder of
-    # others or of an older version.
+    # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other folders and those of older
+    # versions have no list.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         with open(os.path.join(folder, "state.json"), "rb") as file:
             names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]] or names
@@ -138,12 +138,12 @@ def _folder_patterns(folder: str) -> list[str]:
 
 
 def file_kind(path: str) -> str:
-    """Return how a file is read, by its name."""
+    """Return the format of a file by its name."""
     return KINDS.get(os.path.splitext(_unpacked_name(path))[1].lower(), "text")
 
 
 def is_table(path: str) -> bool:
-    """Tell whether the bytes of a file are not the text: it is compressed, or of Parquet or Arrow."""
+    """Return whether a file is not plain bytes of text, but compressed, Parquet or Arrow."""
     return _is_packed(path) or file_kind(path) in ("parquet", "arrow")
 
 
@@ -157,9 +157,9 @@ def _is_packed(path: str) -> bool:
 
 
 def split_units(paths: Sequence[str]) -> list[list[Part]]:
-    """Return the parts of the files in order, in groups of about UNIT bytes, or of more: a function of the files alone.
+    """Return the parts of the files in order, in groups of about 16 MiB or more that depend on the files alone.
 
-    Raises DataError for an empty file of rows, and for what is no Parquet or Arrow file.
+    Raises DataError for an empty file of rows, and for an invalid Parquet or Arrow file.
     """
     parts = list(itertools.chain.from_iterable(map(_split_file, paths)))
     most = max(UNIT, -(-sum(part.size for part in parts) // MOST_UNITS))
@@ -185,7 +185,7 @@ def _split_file(path: str) -> Iterator[Part]:
         for number in range(metadata.num_row_groups):
             yield Part(path, kind, number, number + 1, metadata.row_group(number).total_byte_size)
     elif kind == "arrow":
-        # Batches of about UNIT bytes together; of a file without any an empty part, whose columns are checked too.
+        # Group batches to the size of a unit. A file without batches is an empty part, so that its columns are checked.
         first = size = last = 0
         try:
             for last, batch in enumerate(_open_arrow(path)[1], 1):
@@ -206,9 +206,9 @@ def _split_file(path: str) -> Iterator[Part]:
 def read_documents(
     part: Part, field: str | None, make: Callable[[Values], Document] | None = None, also: Sequence[str] = ()
 ) -> Iterator[Document]:
-    """Yield the documents of a part in order, empty ones among them. Raises DataError naming file and row.
+    """Yield the documents of a part in order, including empty ones. Raises DataError naming file and row.
 
-    `make` makes them of `read_rows`, whose `field` is their text without it; plain text has no rows.
+    `make` converts rows to documents; by default their text is in `field`. Plain text has no rows.
     """
     if part.kind == "text":
         with _report_faults(part):
@@ -222,9 +222,10 @@ def read_documents(
 def read_rows(
     part: Part, field: str, make: Callable[[Values], Made], also: Sequence[str] = ()
 ) -> Iterator[tuple[Made, int]]:
-    """Yield what `make` makes of each row of a part that is no plain text, and its characters that are no UTF-8.
+    """Yield the result of `make` for each row of a part, and how many characters replace invalid UTF-8.
 
-    A row has `field`, and those of `also` that are there. `make` raises Unfit. Raises DataError naming file and row.
+    A row has `field`, and the fields of `also` that exist. `make` may raise UnfitRow.
+    Raises DataError with file and row.
     """
     with _report_faults(part):
         rows = _read_lines(part, field) if part.kind == "lines" else _read_table(part, field, also)
@@ -249,13 +250,13 @@ def _report_faults(part: Part) -> Iterator[None]:
 
 
 def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return what reading a damaged file raises; pyarrow has kinds of its own."""
+    """Return the exceptions of reading a damaged file, including those of pyarrow if it is imported."""
     pyarrow = sys.modules.get("pyarrow")
     return (OSError, EOFError, ValueError, *([] if pyarrow is None else [pyarrow.ArrowException]))
 
 
 def _count_rows_before(part: Part) -> int:
-    """Count the rows of the file before the part, only when one of its rows is wrong."""
+    """Count the rows of the file before the part, which is needed only for error messages."""
     if part.kind == "parquet":
         metadata = _open_parquet(part.path).metadata
         return sum(metadata.row_group(number).num_rows for number in range(part.first))
@@ -281,12 +282,12 @@ def _make_document(field: str, values: Values) -> Document:
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:
-    """Return the text with U+FFFD for each half of a pair, which JSON may escape alone, and how many there were."""
+    """Replace lone surrogates, which JSON may contain, by U+FFFD, and return the text and their number."""
     return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACED, text)
 
 
 def decode_text(data: bytes) -> Document:
-    """Return the text of UTF-8; what is none becomes U+FFFD, and is counted."""
+    """Decode UTF-8, replacing and counting invalid bytes."""
     try:
         return Document(data.decode(), 0)
     except UnicodeDecodeError:
@@ -295,7 +296,7 @@ def decode_text(data: bytes) -> Document:
 
 
 def describe_value(value: Any) -> str:
-    """Return what a value of JSON is, in words."""
+    """Describe a JSON value in words."""
     names = {dict: "an object", list: "a list", bool: "true or false", str: "a text", type(None): "null"}
     return names.get(type(value), f"the number {value}")
 
@@ -314,7 +315,7 @@ def _open_stream(path: str) -> BinaryIO:
 
 
 def _read_pieces(part: Part) -> Iterator[Document]:
-    """Yield pieces of up to about PIECE bytes, each but the last ending with a line where there are lines."""
+    """Yield pieces of up to 1 MiB, which end at the end of a line if there are lines."""
     rest = b""
     for block in _whole_lines(part):
         rest += block
@@ -332,7 +333,7 @@ def _read_pieces(part: Part) -> Iterator[Document]:
 
 
 def _read_lines(part: Part, field: str) -> Rows:
-    """Read one row a line; blank lines are none. A line belongs to the part in which it begins."""
+    """Yield a row for each line that is not blank. A line belongs to the part in which it begins."""
     for number, line in enumerate(_split_lines(part)):
         if not number and not part.first:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -360,7 +361,7 @@ def _split_lines(part: Part) -> Iterator[bytes]:
 
 
 def _whole_lines(part: Part) -> Iterator[bytes]:
-    """Yield the bytes of the lines that begin in a part, block by block; one that began before is left out."""
+    """Yield the bytes of the lines that begin in a part, in blocks."""
     first, last = (0, None) if _is_packed(part.path) else (part.first, part.last)
     with _open_stream(part.path) as file:
         at = max(first - 1, 0)
@@ -399,7 +400,7 @@ def _open_parquet(path: str) -> Any:
 
 
 def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
-    """Return schema and batches of a mapped file: a batch that is passed over is not read."""
+    """Return the schema and the batches of a mapped file; skipped batches are not read."""
     import pyarrow
 
     return files.arrow_batches(pyarrow.memory_map(files.local_path(path)))
@@ -440,9 +441,9 @@ def _choose_columns(path: str, schema: Any, field: str, also: Sequence[str]) -> 
 
 
 def _column_values(column: Any) -> tuple[list[Any], list[int]]:
-    """Return the values of a column and, of texts that are not all UTF-8, how many characters of each are none.
+    """Return the values of a column and, if some are invalid UTF-8, the number of replaced characters in each.
 
-    Raises ValueError for one that is damaged: unchecked, a wrong offset of a mapped file would end the process.
+    Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the process.
     """
     import pyarrow
 

@@ -1,9 +1,9 @@
-"""Preferences: rows with a chosen and a rejected text after the same prompt, as pairs of rows of tokens.
+"""Preference data: pairs of a chosen and a rejected text after the same prompt.
 
-`chosen` and `rejected` are texts, or messages that the tokenizer's own template makes a text of; `prompt`, or
-`messages`, is what both come after. A row without it has the prompt in both: what they begin with alike.
+`chosen` and `rejected` are texts, or messages that the tokenizer's template renders; `prompt` or `messages` is the
+common prompt. In a row without a prompt, it is the common beginning of both.
 
-They are tokenized when a run starts, by each process, and held: 5 bytes a token.
+Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per token.
 
 T tokens, P pairs, L length.
 """
@@ -39,7 +39,7 @@ BATCH = 512
 
 
 class Pair(NamedTuple):
-    """Two texts, of which what follows the prompt is predicted, by their `spans`."""
+    """Two texts, whose `spans` after the prompt are predicted."""
 
     chosen: Document
     rejected: Document
@@ -62,9 +62,9 @@ class Held(NamedTuple):
 
 
 def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
-    """Open the pairs of a split for rows of `length` targets; None where nothing is held out.
+    """Open the pairs of a split for rows of `length` targets, None if nothing is held out.
 
-    Raises DataError naming file and row, SpecError where the tokenizer or its template cannot be read.
+    Raises DataError naming file and row, and SpecError if the tokenizer or its template cannot be read.
     """
     is_apart = data.eval_path is not None
     if split == "eval" and not is_apart and not data.eval_split:
@@ -90,7 +90,7 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
 
 
 class Pairs(DataSource):
-    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, filled up with zeros."""
+    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, padded with zeros."""
 
     name = "preferences"
 
@@ -120,7 +120,7 @@ class Pairs(DataSource):
 
 
 def parse_pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
-    """Return the two texts of a row, after the prompt. Raises Unfit."""
+    """Parse the two texts of a row. Raises UnfitRow."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
             raise Unfit(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
@@ -199,14 +199,14 @@ def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> 
 
 
 def _tokenize(lot: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
-    """Yield the tokens of each pair's two texts, and which of them are predicted."""
+    """Yield the tokens of each pair's two texts, and which tokens are predicted."""
     texts = [text for pair in lot for text in pair[:2]]
     encodings = tokenizer.encode_spans([text.text for text in texts], [text.spans or () for text in texts])
     before, after = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
     for number, pair in enumerate(lot):
         both = encodings[2 * number : 2 * number + 2]
         if not pair.is_chat:
-            # A plain text with the tokens that begin and end one; the end is predicted too.
+            # Plain texts get the bos and eos tokens, and the eos token is predicted too.
             both = [
                 (
                     np.concatenate([before, ids_T, after]).astype(np.int32),

@@ -1,12 +1,12 @@
-"""What the rows of a corpus are made of: files, tokenizer, packing, order. Equal recipes give equal bytes, anywhere.
+"""The recipe of a corpus: files, tokenizer, packing and order. Equal recipes give equal bytes on any machine.
 
-The folder of the rows is named by a digest of the recipe, so that what is prepared once is found again, and a change of
-a file, of the tokenizer or of a key makes another folder.
+The folder of the rows is named by a digest of the recipe. So prepared rows are found again, and a change of a file, the
+tokenizer or a key gives another folder.
 
-Files are identified by names, and SHA-256 of every byte, each file hashed once. A digest is used again while a file's
-path, size and time of change (in nanoseconds) are those it was computed at: kept in the folder of prepared rows, for
-all hosts that share it. A file that changed a moment ago is hashed again, since its next change may bear the same time.
-An object of a bucket is what its store says it is, its generation or ETag.
+Files are identified by their names and a SHA-256 of every byte. Digests are cached in the folder of prepared rows, for
+all hosts that share it, and are valid while a file's path, size and modification time (in nanoseconds) are unchanged.
+The digest of a file that changed a moment ago is not cached, since its next change may have the same time. An object of
+a bucket is identified by its generation or ETag.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _hashed: Digests = {}
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Everything that determines the rows. `paths` are named in the order in which they are read."""
+    """Everything that determines the rows. `paths` are in reading order."""
 
     paths: tuple[str, ...]
     # Digest of the files.
@@ -63,7 +63,7 @@ class Recipe:
 
     @property
     def address(self) -> str:
-        """The name of the folder: a digest of all but where files and tokenizer are."""
+        """The name of the folder, a digest of everything but the locations of files and tokenizer."""
         keys = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
         if self.template is None:
             # Texts keep the folders that they had before chats were supported.
@@ -71,12 +71,12 @@ class Recipe:
         return hashlib.sha256(json.dumps([FORMAT, keys], sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Return the text that `from_json` reads."""
+        """Encode the recipe for `from_json`."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Return the recipe that `to_json` wrote."""
+        """Decode a recipe of `to_json`."""
         keys: dict[str, Any] = json.loads(text)
         return cls(**{**keys, "paths": tuple(keys["paths"])})
 
@@ -84,10 +84,10 @@ class Recipe:
 def make_recipe(
     data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[[], bool] = lambda: False
 ) -> Recipe:
-    """Return the recipe of a data block for rows of `length` targets; `held_out`: that of its eval_path.
+    """Return the recipe of a data block for rows of `length` targets, for its eval_path if `held_out`.
 
-    Raises DataError where no file matches, or one holds no chats, SpecError where the tokenizer or its chat template
-    cannot be read, Stopped once `is_stopped`.
+    Raises DataError if no file matches or one has no chats, SpecError if the tokenizer or its chat template cannot be
+    read, and Stopped once `is_stopped`.
     """
     assert data.eval_path is not None or not held_out
     eval_paths = [] if data.eval_path is None else documents.find_files(data.eval_path, "eval_path")
@@ -115,15 +115,15 @@ def make_recipe(
 
 
 def prepared_root(data: Text) -> str:
-    """Return the folder of the folders of prepared rows: the job's, or one in the user's cache folder."""
+    """Return the root folder of prepared rows: the job's, or one in the user's cache folder."""
     return data.data_dir if data.data_dir is not None else str(user_cache.home("text"))
 
 
 def digest_files(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
-    """Hash names below their common folder and what is in them: 12 hexadecimal digits; `folder` keeps the digests.
+    """Hash names below their common folder and contents to 12 hexadecimal digits, caching digests in `folder`.
 
-    The common folder itself is left out: the same data may be mounted elsewhere on the next machine. Raises DataError
-    for a file that cannot be read, StorageError, Stopped.
+    The common folder is not part of the digest, because the same data may be mounted elsewhere on the next machine.
+    Raises DataError for a file that cannot be read, StorageError, Stopped.
     """
     content = _digest_contents([path for path in paths if not remote.is_remote(path)], folder, is_stopped)
     content |= {path: " ".join(map(str, files.stat_object(path))) for path in paths if remote.is_remote(path)}
@@ -152,12 +152,12 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
             raise DataError(f"{path} cannot be read: {error}") from None
         marks[path] = stat.st_size, stat.st_mtime_ns
     missing = [path for path, mark in marks.items() if known.get(path, (0, 0, ""))[:2] != mark]
-    # Hashing holds no lock of the interpreter's.
+    # Threads are enough, because hashing releases the interpreter lock.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for path, digest in zip(missing, pool.map(lambda path: _hash(path, is_stopped), missing), strict=True):
             known[path] = (*marks[path], digest)
     if missing:
-        # What is settled is kept; where nothing can be written, this process knows it.
+        # Cache the digests of files that did not change recently, in this process if the folder is not writable.
         latest = time.time_ns() - int(SETTLED_S * 1e9)
         settled = {path: known[path] for path in marks if known[path][1] < latest}
         _hashed.update(settled)

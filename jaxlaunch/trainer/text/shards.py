@@ -1,18 +1,18 @@
 """Tokenizes a corpus and packs it into shards, in two passes: parts of tokens first, then rows.
 
-A part is the tokens of one unit of the files, on the disk until the shards are made of them. Which bucket a document
-goes to, and where in it, is a hash of the seed and of its number: the order of a shuffle that no memory ever holds. A
-part is written lot by lot, each sorted by bucket, with a table of where every bucket begins: of a bucket only what is
-its own is read. A part appears by a rename of its second file, so a part that is there is whole.
+A part contains the tokens of one unit of the files, and stays on the disk until the shards are complete. The bucket of
+a document and its place in the bucket are a hash of the seed and its number, which shuffles the corpus without holding
+it in memory. A part is written in lots, each sorted by bucket, with a table of the beginnings of the buckets, so that
+only the documents of a bucket are read for it. A part is complete when its second file is renamed.
 
-A shard is made bucket by bucket, so that memory is that of one bucket, however large the corpus is. It is two files of
-array_record, of training and of what is held out, and a record of both, written last. A row is `tokens` (its segments
-one after the other), `lengths` of them, and `bytes` of text that its targets stand for; of chats also `targets`, 1 for
-the tokens that are one. A row of chats without a target is left out.
+A shard is packed bucket by bucket, so that memory is that of one bucket for any size of the corpus. It consists of two
+array_record files, for training and evaluation, and a record of both, which is written last. A row has `tokens`, the
+`lengths` of its segments, and `bytes`, the size of the text of its targets; rows of chats also have `targets`, 1 for
+the tokens that are targets. Rows of chats without targets are left out.
 
-Documents are put into rows of a fixed length, each a segment of its own. A row has up to L + 1 tokens, of which all but
-the first of each segment are targets. Every token of a document but its first is a target exactly once, whatever the
-packing: where a document is cut, the next row begins with the last token of the one before.
+Documents are packed into rows of a fixed length, each as a separate segment. A row has up to L + 1 tokens, of which all
+but the first of each segment are targets. Every token of a document but its first is a target exactly once: if a
+document is cut, the next row begins with the last token of the previous one.
 
 D documents of a part, in the order of its file of tokens; B buckets; T tokens; C chunks; L length.
 """
@@ -70,13 +70,13 @@ class Index(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows_D5: Ints) -> Index:
-        """Return the documents of rows of an index."""
+        """Convert rows of an index."""
         key_D, *others = np.ascontiguousarray(rows_D5.T)
         return cls(key_D.view(np.uint64), *others)
 
 
 class About(NamedTuple):
-    """A part as a whole."""
+    """Counts of a part."""
 
     documents: int
     # Number of characters that replace invalid UTF-8.
@@ -86,7 +86,7 @@ class About(NamedTuple):
 
 
 def part_path(folder: Path, unit: int) -> Path:
-    """Return the index of a part; its tokens are next to it."""
+    """Return the path of a part's index, which is next to its tokens."""
     return folder / f"part-{unit:06}.index"
 
 
@@ -118,7 +118,7 @@ def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Pa
 
 
 def is_complete(folder: Path, unit: int) -> bool:
-    """Tell whether a part is there with all its tokens; one cut short, as by a disk that lost power, is removed."""
+    """Return whether a part is complete, and remove a truncated one, for example after a power failure."""
     path = part_path(folder, unit)
     tokens = path.with_suffix(".tokens")
     if not path.exists():
@@ -135,7 +135,7 @@ def is_complete(folder: Path, unit: int) -> bool:
 
 
 def read_part(folder: Path, unit: int) -> tuple[About, Index]:
-    """Read a part that is there, and all of its documents."""
+    """Read the counts and the index of a complete part."""
     index = np.fromfile(part_path(folder, unit), np.int64)
     replaced, empty, lots, buckets, count = index[:HEADER].tolist()
     rows_D5 = index[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
@@ -143,7 +143,7 @@ def read_part(folder: Path, unit: int) -> tuple[About, Index]:
 
 
 def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
-    """Yield the documents of a bucket in a part, and their tokens in a row, lot by lot, as in the file."""
+    """Yield the documents of a bucket in a part and their concatenated tokens, lot by lot."""
     path = part_path(folder, unit)
     with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
         _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER).tolist()
@@ -165,7 +165,7 @@ def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
 
 
 def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the ids of tokens of a part, where one that is no target is written as ~id, below 0."""
+    """Return the ids of a part's tokens, where tokens that are not targets are stored as ~id, below 0."""
     return np.where(tokens_T < 0, ~tokens_T, tokens_T)
 
 
@@ -176,7 +176,7 @@ def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
 
 
 class _Lot:
-    """Documents that are encoded and not yet written."""
+    """Encoded documents that are not written yet."""
 
     def __init__(self) -> None:
         self.ids: list[npt.NDArray[np.int32]] = []
@@ -184,7 +184,7 @@ class _Lot:
         self.tokens = self.replaced = self.empty = 0
 
     def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
-        """Encode a batch; a document without a token, such as one of spaces for some tokenizers, is only counted."""
+        """Encode a batch; documents without tokens, such as spaces for some tokenizers, are only counted."""
         texts = [document for document in batch if document.text]
         for document, ids in zip(texts, _encode(texts, tokenizer), strict=True):
             if not len(ids):
@@ -203,9 +203,9 @@ class _Lot:
 
 
 def _encode(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the tokens of each document, none of one that is empty; ~id, for `token_ids`, for one that is no target.
+    """Yield the tokens of each document, with ~id for tokens that are not targets (see `token_ids`).
 
-    Around a chat its template has put what belongs there.
+    Texts get bos and eos tokens; chats already have those of their template.
     """
     words, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
     if spans:
@@ -219,7 +219,7 @@ def _encode(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray
 
 
 def _tokenize(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
-    """Yield the unit's documents, in lots of about HELD tokens: at least one lot, which may hold none."""
+    """Yield the documents of a unit in lots of about 4 Mi tokens, at least one lot, which may be empty."""
     tokenizer, lot, make = load(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
         make = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
@@ -243,7 +243,7 @@ def _tokenize(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
 
 
 class Corpus(NamedTuple):
-    """What all shards of a corpus have in common."""
+    """Properties that all shards of a corpus share."""
 
     shards: int
     buckets: int
@@ -264,17 +264,17 @@ class _Documents(NamedTuple):
 
 
 def shard_name(split: str, shard: int, shards: int) -> str:
-    """Return the file of a shard."""
+    """Return the file name of a shard."""
     return f"{split}-{shard:05}-of-{shards:05}.array_record"
 
 
 def record_path(folder: Path, shard: int) -> Path:
-    """Return the record of a shard that is complete."""
+    """Return the path of a shard's record, which exists if the shard is complete."""
     return folder / f"shard-{shard:05}.json"
 
 
 def write_shard(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, corpus: Corpus) -> None:
-    """Pack one shard. Raises OSError where a file cannot be written."""
+    """Pack one shard. Raises OSError if a file cannot be written."""
     record: dict[str, Any] = {}
     for split in SPLITS:
         path = folder / shard_name(split, shard, corpus.shards)
@@ -294,7 +294,7 @@ def write_shard(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, co
 def _shard_rows(
     recipe: Recipe, folder: Path, shard: int, corpus: Corpus, split: str, counts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of one file, those of a bucket after those of the one before, and count them."""
+    """Yield the records of one file, bucket by bucket, and update the counts."""
     if split == "eval" and not recipe.eval_split:
         return
     vocabulary = load(recipe.tokenizer)
@@ -324,7 +324,7 @@ def _shard_rows(
 
 
 def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str) -> _Documents:
-    """Read the bucket's documents of a split in the order of their keys; one that is cut as it is."""
+    """Read the bucket's documents of a split in the order of their keys."""
     share = Share(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
     key_D: list[npt.NDArray[np.uint64]] = []
@@ -347,7 +347,7 @@ def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, s
 
 
 def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Documents:
-    """Return the beginning of the only document, to train on, or its end."""
+    """Return the beginning of the only document for training, or its end for evaluation."""
     kept = slice(None, cut) if split == "train" else slice(cut, None)
     share = counts[texts.tokens[kept]].sum() / max(counts[texts.tokens].sum(), 1)
     bytes_D = np.round(texts.bytes * share).astype(np.int64)
@@ -356,9 +356,9 @@ def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Doc
 
 
 def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
-    """Return the bytes of text of the targets before each token and of all, [T + 1].
+    """Return the cumulative bytes of text of the targets before each token, and of all, [T + 1].
 
-    Those of a document's tokens add up to its own, whatever its tokenizer normalizes away.
+    The bytes of a document's tokens are scaled to the size of its text, even if the tokenizer normalizes it.
     """
     before_T = np.zeros(len(texts.tokens) + 1)
     bytes_T = before_T[1:]
@@ -379,7 +379,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file of JSON, whole or not at all."""
+    """Write a JSON file atomically."""
     atomic_file.write(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -394,14 +394,15 @@ class Row(NamedTuple):
 
 
 def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator[Row]:
-    """Yield the rows that documents of these lengths, one after the other in a stream, are put into.
+    """Yield the rows of a stream of documents with these lengths.
 
-    `concat` cuts the stream every `length` tokens; `first-fit` keeps documents whole where they fit into a row, longest
-    first, each in the fullest row that has room; `none` gives each a row. `seed` is of the order of first-fit's rows.
+    `concat` cuts the stream every `length` tokens. `first-fit` keeps documents whole if they fit into a row, placing
+    the longest first, each in the fullest row with room. `none` gives each document a row. `seed` shuffles the rows of
+    `first-fit`.
     """
     if packing == "concat":
         return _concatenate(lengths_D, length)
-    # Documents as parts of at most `length` + 1 tokens, each beginning with the last token of the one before.
+    # Split documents into chunks of at most `length` + 1 tokens, which overlap by one token.
     parts_D = np.maximum(1, -(-(lengths_D - 1) // length))
     document_C = np.repeat(np.arange(len(lengths_D)), parts_D)
     number_C = np.arange(len(document_C)) - np.repeat(np.cumsum(parts_D) - parts_D, parts_D)
@@ -424,7 +425,7 @@ def _concatenate(lengths_D: Ints, length: int) -> Iterator[Row]:
 
 
 def _fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
-    """Pack by best fit decreasing: rows by their free room, the smallest that suffices found in a set of bits."""
+    """Pack by best fit decreasing, using a bit set to find the smallest sufficient room."""
     rows: list[list[int]] = []
     rows_by_room: dict[int, list[int]] = {}
     # Bit r is set if a row has room r.

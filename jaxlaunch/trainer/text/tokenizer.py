@@ -1,7 +1,7 @@
-"""Tokenizers: a token is a byte, or what the tokenizer.json of a Hugging Face folder makes of a text.
+"""Tokenizers of bytes, and of the tokenizer.json of a Hugging Face folder.
 
-Read with the package `tokenizers`, of the extra [text]; transformers is not needed. Special tokens are never made of
-text that looks like one's name alone: what the tokenizer's own added tokens say is done, and nothing is put around.
+tokenizer.json is read with the package `tokenizers` of the extra [text]; transformers is not needed. Text is encoded as
+the tokenizer's added tokens define, without special tokens around it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 class Bytes:
-    """A token is a byte of the text's UTF-8."""
+    """A tokenizer whose tokens are the bytes of UTF-8."""
 
     name = BYTES
     vocab = 256
@@ -55,7 +55,7 @@ class Bytes:
         return [list(text.encode()) for text in texts]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Return the bytes of each text, and which of them are of its one span, both [T]."""
+        """Return the bytes of each text, and which of them are in its only span, both [T]."""
         encodings = []
         for text, (span,) in zip(texts, spans, strict=True):
             first, last = (len(text[:at].encode()) for at in span)
@@ -69,17 +69,17 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of these bytes; what is not UTF-8, or not a byte, becomes U+FFFD."""
+        """Decode bytes, with U+FFFD for invalid UTF-8 and for ids that are not bytes."""
         return b"".join(bytes([token]) if token < self.vocab else LOST for token in ids).decode(errors="replace")
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each token stands for, [vocab]."""
+        """The bytes of text of each token, [vocab]."""
         return np.ones(self.vocab, np.int64)
 
 
 class HuggingFace:
-    """The tokenizer of a folder or of a tokenizer.json. Raises SpecError where it cannot be read."""
+    """The tokenizer of a folder or a tokenizer.json. Raises SpecError if it cannot be read."""
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self.name, self.files = name, files
@@ -90,7 +90,7 @@ class HuggingFace:
         if not self._ids:
             raise SpecError(f"data.tokenizer = {name}: its vocabulary is empty")
         self.vocab = max(self._ids.values()) + 1
-        # What the folder says of its special tokens; tokenizer_config.json is the newer of the two files.
+        # Configuration of the special tokens; tokenizer_config.json is the newer of the two files.
         self.config: dict[str, Any] = {}
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             try:
@@ -107,26 +107,26 @@ class HuggingFace:
         self.digest = hashlib.sha256(files[MAIN] + ids).hexdigest()[:12]
         # Tokens that end a text.
         self.ends: tuple[int, ...] = () if self.eos is None else (self.eos,)
-        # What stands before a text of which every token is scored.
+        # The token before a text if every token of the text is scored.
         self.prefix = self.eos if self.bos is None else self.bos
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text, after the bos token where the tokenizer puts one."""
+        """Encode a text, with the bos token if the tokenizer uses one."""
         return [*([] if self.bos is None else [self.bos]), *self.encode_batch([text])[0]]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without special tokens around it, as `tokenizers`' own encode_batch does."""
+        """Encode texts without special tokens around them."""
         return [encoding.ids for encoding in self._encode(self._tokenizer.encode_batch_fast, texts)]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Return the ids of each text as `encode_batch`, and which stand for a character of its spans, both [T]."""
+        """Encode texts as `encode_batch` does, and return which tokens are in their spans, both [T]."""
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
             for encoding, text_spans in zip(self._encode(self._tokenizer.encode_batch, texts), spans, strict=True)
         ]
 
     def _encode(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
-        """Call `encode`. Raises SpecError where the tokenizer cannot: some lack an unknown token."""
+        """Call `encode`. Raises SpecError if it fails, for example without an unknown token."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -138,12 +138,12 @@ class HuggingFace:
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of these ids, special tokens left out."""
+        """Decode ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     @functools.cached_property
     def byte_counts(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each token stands for, [vocab]; 0 of a special token."""
+        """The bytes of text of each token, [vocab], 0 for special tokens."""
         described = json.loads(self.files[MAIN])
         is_bytes = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
         prefix = described["model"].get("continuing_subword_prefix") or ""
@@ -162,7 +162,7 @@ class HuggingFace:
 
     @functools.cached_property
     def special_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes of the name of each special token, [vocab]; 0 of the others."""
+        """The bytes of the name of each special token, [vocab], 0 for other tokens."""
         counts = np.zeros(self.vocab, np.int64)
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
             if token.special:
@@ -181,7 +181,7 @@ class HuggingFace:
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
-        """Tell whether a text begins with the bos token: by the folder, or where its post-processor puts one there."""
+        """Return whether texts begin with the bos token, by the configuration or else the post-processor."""
         adds_bos = self.config.get("add_bos_token")
         if adds_bos is not None and not isinstance(adds_bos, bool):
             raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not true or false")
@@ -196,7 +196,7 @@ Tokenizer = Bytes | HuggingFace
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> Tokenizer:
-    """Load the tokenizer `name`: `bytes`, or a folder or file here or in a bucket. Raises SpecError, StorageError."""
+    """Load a tokenizer: `bytes`, or a local or remote folder or file. Raises SpecError, StorageError."""
     if name == BYTES:
         return Bytes()
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -221,10 +221,10 @@ def load(name: str) -> Tokenizer:
 def find_tokenizer(
     vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], place: str
 ) -> Tokenizer | None:
-    """Return the tokenizer whose `files` are at `place`; else bytes, where the training's `data` or `vocab` say so.
+    """Return the tokenizer of `files` at `place`, or the byte tokenizer if `data` or `vocab` imply it.
 
-    None where the tokens are another's, and where the package `tokenizers` is not installed. Raises SpecError for files
-    that cannot be read.
+    Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises SpecError for files that
+    cannot be read.
     """
     if MAIN in files:
         return HuggingFace(place, files) if importlib.util.find_spec("tokenizers") else None
@@ -234,12 +234,12 @@ def find_tokenizer(
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a special token as a config writes it: alone, or in a block with how it is matched."""
+    """Return the text of a special token in a configuration, which is a string or a block with `content`."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
-    """Raise SpecError where the model has fewer tokens than the tokenizer."""
+    """Raise SpecError if the model has fewer tokens than the tokenizer."""
     if vocab < tokenizer.vocab:
         raise SpecError(
             f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}; "
@@ -270,10 +270,9 @@ def _count_bytes(token: str, prefix: str, suffix: str) -> int:
 
 
 def _tokens_in_spans(offsets: Sequence[tuple[int, int]], spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return which tokens, given the characters from and to of each, have a character in one of the spans.
+    """Return which tokens, given their offsets, have a character in one of the spans.
 
-    A token without a character, such as a space where the tokenizer trims its offsets, belongs to the spans that end
-    where it is.
+    A token without characters, such as a space whose offsets are trimmed, belongs to the spans that end at its place.
     """
     first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
     is_inside_T = np.zeros(len(first_T), np.bool_)

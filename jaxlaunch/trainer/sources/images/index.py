@@ -93,7 +93,7 @@ class Index:
         return f"{file}, image {row}"
 
     def read(self, image: int) -> bytes:
-        """Read the bytes of an image. Raises OSError, StorageError, and Broken if the file is too large."""
+        """Read the bytes of an image. Raises OSError, StorageError, and BrokenImage if the file is too large."""
         path = self.file(self._file_number(image))
         if self.start_N is None or self.size_N is None:
             return read_file(path)
@@ -154,7 +154,7 @@ def make_index(
 
 
 def read_file(path: str) -> bytes:
-    """Read a file. Raises OSError, StorageError, and Broken if it is too large for an image."""
+    """Read a file. Raises OSError, StorageError, and BrokenImage if it is too large for an image."""
     if remote.is_remote(path):
         size = files.file_size(path)
     else:

@@ -54,7 +54,7 @@ class Broken(Exception):
 
 
 class Picture:
-    """An image whose header is read and whose pixels can be decoded once. Raises Broken if it is no image."""
+    """An image whose header is read and whose pixels can be decoded once. Raises BrokenImage if it is no image."""
 
     def __init__(self, data: bytes, channels: int = 3) -> None:
         if not data:
@@ -93,7 +93,7 @@ class Picture:
 
         A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the rows below the box
         are not decoded. May be called once. Resizing is bilinear with antialiasing, as for PIL images in torchvision.
-        Raises Broken.
+        Raises BrokenImage.
         """
         height, width = self.size
         top, left, high, wide = box or (0, 0, height, width)
