@@ -47,7 +47,7 @@ class Readable(Protocol):
 class Transform:
     """The transform of a split, to images of `size`, or to each image's own size if that is None.
 
-    If `draws` is true, every call needs a generator.
+    If `needs_rng` is true, every call needs a generator.
     """
 
     def __init__(self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]) -> None:

@@ -82,7 +82,7 @@ class DataSource(Source):
         may_draw: Whether two readings of an example may differ.
         workers: Number of processes that may read the examples, 0 for none. Each opens the source by `opener`.
         opener: Name of the function that opens the source, `module:function`, and its arguments.
-        has_rows: Whether `rows` gives many examples at once.
+        has_rows: Whether `read_rows` gives many examples at once.
         is_of_user: Whether a user has written the source.
         place: Where a user's dataset is defined, such as "data.py:12".
     """
